@@ -133,8 +133,8 @@ class Train(Section):
 
   batch_size: PositiveInt = BATCH_SIZE
   """Samples of a step, over all ranks or workers together; with ps_async, of one worker. A run to
-  which it is not given measures it when it begins, and keeps it: if data.train has fewer than
-  122,880 samples, it is the power of two, at least 64, that makes thirty steps an epoch."""
+  which it is not given measures it when it begins, and keeps it: on a small log it is the power
+  of two, at least 64, that makes thirty steps an epoch, and 200 in all epochs."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. The default is 20 with a plateau, for a log
   without days."""
