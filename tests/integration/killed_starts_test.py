@@ -1,12 +1,10 @@
 """A process of a parameter-server job that is killed while it starts ends the job, and is named."""
 
 import json
-import subprocess
-import sys
 
 import tensorflow as tf
 
-from tests.support import jobs
+from tests.support import commands, jobs
 
 LOST_SECONDS = 8  # within which busy processors start all processes
 
@@ -15,12 +13,7 @@ class KilledStartsTest(tf.test.TestCase):
   def test_each_process_at_each_stage(self):
     folder = self.get_temp_dir()
     config = jobs.write_config(folder, sync={'mode': 'ps', 'lost_peer_seconds': LOST_SECONDS})
-    ended = subprocess.run(
-      [sys.executable, '-m', 'tests.support.killed_starts', config, f'{folder}/jobs'],
-      cwd=jobs.ROOT,
-      capture_output=True,
-      text=True,
-    )
+    ended = commands.run('-m', 'tests.support.killed_starts', config, f'{folder}/jobs')
     self.assertEqual(ended.returncode, 0, ended.stderr)
     cases = [json.loads(line) for line in ended.stdout.splitlines()]
     self.assertLen(cases, 9)

@@ -1,25 +1,18 @@
 """Odd arguments and environments: a command does its work, or says why not in one line."""
 
 import json
-import os
-import subprocess
-import sys
 
 import tensorflow as tf
 
-from tests.support import jobs
+from tests.support import commands
 
 DRAWN = '40'  # calls
 
 
 class OddCallsTest(tf.test.TestCase):
   def test_each_ends_in_its_result_or_one_line(self):
-    ended = subprocess.run(
-      [sys.executable, '-m', 'tests.support.odd_calls', self.get_temp_dir(), '0', DRAWN],
-      cwd=jobs.ROOT,
-      capture_output=True,
-      text=True,
-      env=os.environ | {'CTR_THREADS': '1'},
+    ended = commands.run(
+      *('-m', 'tests.support.odd_calls', self.get_temp_dir(), '0', DRAWN), env={'CTR_THREADS': '1'}
     )
     self.assertEqual(ended.returncode, 0, ended.stderr)
     lines = ended.stdout.splitlines()
