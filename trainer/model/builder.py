@@ -1,4 +1,4 @@
-"""The model: the sum of the logits of the interactions in the config."""
+"""Builds the model of a config: a CTRModel or, with model.retrieval, a RetrievalModel."""
 
 import importlib
 import inspect
@@ -46,10 +46,13 @@ PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width'
 
 
 def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
-  """Returns the class of a built-in kind, or a user's class by its dotted path.
+  """Returns the class of a layer.
 
+  Args:
+    kind: a key of BUILT_IN, or the dotted path of a user's class.
+    key: the layer's key in the config, for messages.
   Raises:
-    UserError: if there is no such class, or it is not an interaction.
+    UserError: if the class cannot be imported, is no Keras layer, or has no valid `needs`.
   """
   if kind in BUILT_IN:
     return BUILT_IN[kind]
@@ -83,9 +86,12 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
 def constructor_parameters(
   layer: type[tf.keras.layers.Layer],
 ) -> tuple[dict[str, inspect.Parameter], bool]:
-  """Returns the named parameters of a layer's constructor, and whether it takes any keyword.
+  """Returns the parameters of a layer's constructor.
 
-  A constructor with **kwargs also has the parameters of its base class.
+  A constructor with **kwargs also has the parameters of its base class's constructor.
+
+  Returns:
+    {name: parameter}, and whether the constructor also takes keyword arguments of other names.
   """
   parameters, takes_any = {}, True
   for base in layer.__mro__[: layer.__mro__.index(tf.keras.layers.Layer)]:
@@ -104,10 +110,10 @@ def _make_layer(
   """Makes one layer of the config, built-in or a user's.
 
   Args:
-    key: its key in the config, for messages.
-    passed: {name in PASSED: value}, for constructors that take them.
+    key: the layer's key in the config, for messages.
+    passed: {name in PASSED: value}; a constructor gets those that it has parameters for.
   Raises:
-    UserError: if the layer does not take an argument, or its constructor fails.
+    UserError: if the layer does not take an argument of the config, or its constructor fails.
   """
   layer = layer_class(interaction.kind, key)
   parameters, takes_any = constructor_parameters(layer)
@@ -128,7 +134,11 @@ def _make_layer(
 
 
 def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
-  """Returns the LayerInputs of a batch without samples, with the widths of the config."""
+  """Returns the LayerInputs of a batch of 0 samples; the other dimensions are the config's.
+
+  Args:
+    needs: the inputs that layers need; the others are None or [].
+  """
   slots = len(cfg.data.slots)
   tables = [
     (sum(s.table == name for s in cfg.data.slots), table.width)
@@ -155,7 +165,7 @@ def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
 
 
 class _Builder:
-  """Makes the layers of a config and tries each on an empty batch."""
+  """Makes the layers of a config and calls each once, on a batch of 0 samples."""
 
   def __init__(
     self,
@@ -180,11 +190,13 @@ class _Builder:
     """Makes a layer and its variables.
 
     Args:
-      key: names it in the config, for messages.
-      place: makes its seed and its name unique.
-      shared: its input from `model.shared`, [0, H].
+      key: the layer's key in the config, for messages.
+      place: a text that no other layer has; the layer's seed and name are made from it.
+      shared: what `model.shared` gives to the layer for a batch of 0 samples, [0, H], or None.
     Returns:
-      The layer, and its output for an empty batch.
+      The layer, and its output for a batch of 0 samples.
+    Raises:
+      UserError: if the layer cannot be made or fails on the batch.
     """
     cfg = self._cfg
     seed = zlib.crc32(f'{cfg.seed}/{place}'.encode()) % 2**31
@@ -211,7 +223,10 @@ class _Builder:
   def interaction(
     self, interaction: Interaction, key: str, place: str, shared: tf.Tensor | None = None
   ) -> tf.keras.layers.Layer:
-    """Makes a layer whose output is logits; the arguments are those of `layer`."""
+    """Makes a layer whose output must be logits, [B, 1].
+
+    The arguments and errors are those of `layer`.
+    """
     layer, logits = self.layer(interaction, key, place, shared)
     if logits.shape != [0, 1]:
       text = f'ValueError: gave shape {logits.shape} for a batch of 0 samples; wanted (0, 1)'
@@ -231,8 +246,8 @@ def build(
   """Builds the model of a config, with all its variables.
 
   Args:
-    sum_across_ranks: sums float32 [k] over ranks, for batch_norm 'sync'; differentiable. None in a
-      single process.
+    sum_across_ranks: a differentiable function that sums float32 [k] over ranks, for batch_norm
+      'sync'. None in a single process.
     dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
   Raises:
     UserError: if a layer cannot be made or fails on an empty batch; the message names its key in

@@ -1,6 +1,7 @@
 """Compares predictions with clicks: by decile of the predictions, and by slot.
 
-A `histogram`, float64 [2, buckets], is that of trainer.model.metrics.MetricSums.
+A `histogram`, float64 [2, buckets], holds the weight of the samples without a click, and of those
+with one, in each bucket of the predictions (trainer.model.metrics.MetricSums).
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,7 @@ from trainer.model.metrics import bucket_logits
 
 
 def first_task(column: np.ndarray) -> np.ndarray:
-  """Returns the values of the first task, [B], of an array [B] or, with several tasks, [B, T]."""
+  """Returns the first task's column, [B], of an array [B, T]; an array [B] is returned as it is."""
   return column if column.ndim == 1 else column[:, 0]
 
 
@@ -21,16 +22,20 @@ def _sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def _rounded(values: np.ndarray) -> list[float]:
-  """Rounds numbers to six digits, to keep metrics.jsonl small."""
+  """Rounds numbers to six significant digits, to keep metrics.jsonl small."""
   return [float(f'{value:.6g}') for value in values]
 
 
 def deciles(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Compares predictions with clicks in each tenth of the samples, in order of prediction.
+  """Compares predictions with clicks in each tenth of the samples.
+
+  Samples are ordered by prediction. A bucket of the histogram is never split, so tenths differ in
+  size if many predictions are equal.
 
   Returns:
-    `weight`, `predicted` (the mean) and `ctr` of each tenth that has samples. A bucket is never
-    split, so tenths differ in size if many predictions are equal.
+    Lists with one number for each tenth that has samples, the lowest predictions first: `weight`,
+    the sum of the samples' weights; `predicted`, their mean prediction; `ctr`, their share of
+    clicks.
   """
   weight = histogram.sum(0)
   predicted = weight * _sigmoid(bucket_logits(len(weight)))
@@ -46,12 +51,13 @@ _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(
 
 
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Returns how many of the clicks are among the samples with the highest predictions.
+  """Returns which share of the clicks is among the samples with the highest predictions.
 
   Returns:
-    `samples`, shares of the samples, taken from the highest prediction down; `clicks` and `others`,
-    the shares of all clicks and of all other samples that are among them. Each list ascends from 0
-    to 1. {} if there are no clicks or no others.
+    Three lists of equal length, each ascending from 0 to 1. `samples`: shares of all samples, those
+    with the highest predictions. `clicks`: for each of these shares, how much of all clicks it
+    contains. `others`: likewise, how much of all samples without a click. {} if all samples are
+    clicks, or none is.
   """
   others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
   if not (others[-1] and clicks[-1]):
@@ -68,13 +74,15 @@ _BINS = 40
 
 
 def spread(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Counts clicks and other samples in bins of predictions.
+  """Sums the weights of clicks, and of samples without a click, in bins of the prediction.
 
-  Bins are geometric if the predictions differ much, otherwise of equal width.
+  The edges of the bins form a geometric series if the predictions differ much; otherwise the bins
+  have equal widths.
 
   Returns:
-    `edges` of the bins, and the weight of `clicks` and `others` in each. The outer bins also hold
-    the lowest and highest thousandth of the predictions. {} if there are no samples.
+    `edges`, the n + 1 edges of n bins; `clicks` and `others`, the weights in each bin. The outer
+    bins also hold the lowest and the highest thousandth of the predictions. {} if there are no
+    samples.
   """
   weight = histogram.sum(0)
   if not weight.sum():
@@ -107,10 +115,11 @@ UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 
 
 class SlotCalibration:
-  """Sums predictions and clicks by slot, over samples with a known feature and over the others.
+  """Sums predictions and clicks in each slot: over samples with a known feature, and over others.
 
   A feature is known if the model was trained on it. In a slot, a sample is blank if it has no
-  feature, and unknown if it has features but none is known. The sums of several processes add up.
+  feature, and unknown if it has features but none is known. The sums of several processes can be
+  added.
   """
 
   def __init__(self, slots: Sequence[str]):
@@ -124,7 +133,7 @@ class SlotCalibration:
     Args:
       batch: the samples; its fields may be arrays or tensors.
       known: bool [nnz], whether the model was trained on each of the batch's features.
-      probabilities: float32 [B]; with several tasks [B, T], of which the first counts.
+      probabilities: float32 [B]; with several tasks [B, T], of which only the first is read.
     """
     shape = len(probabilities), len(self._slots)
     segments = np.asarray(batch.segments)
@@ -151,14 +160,16 @@ class SlotCalibration:
     )
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns {name: array}; the arrays of several states may be added, name by name."""
+    """Returns the sums as {name: array}; add the arrays of several processes name by name."""
     return {'slots': self._sums}
 
   def result(self, state: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    """Returns the metrics of a state, or of a sum of states, for each slot that has samples.
+    """Returns the metrics of a state, or of a sum of states.
 
-    They are the shares of blank and of unknown samples, and the calibration (Σ predicted /
-    Σ clicked) of samples with a known feature and of the others; None without clicks.
+    Returns:
+      {slot: {metric: value}} for each slot that has samples. `blank` and `unknown` are the shares
+      of such samples. `calibration_known` is Σ predicted / Σ clicked of the samples with a known
+      feature, `calibration_unknown` that of the others; None without clicks.
     """
     figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):
@@ -180,8 +191,8 @@ def unknown_jumps(
 ) -> list[str]:
   """Returns a warning for each slot in which far more samples are unknown than before.
 
-  Blank samples do not count. Without earlier evaluations, the share of unknown samples is compared
-  with UNKNOWN alone.
+  Blank samples do not count. The limit depends on the median share of unknown samples in earlier
+  evaluations; if there are none, it is the constant UNKNOWN (90 %).
 
   Args:
     by_slot: SlotCalibration.result of an evaluation or prediction.

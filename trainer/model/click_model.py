@@ -1,4 +1,4 @@
-"""The model of clicks: for each label the sum of the logits of interactions, and its prediction."""
+"""The model of clicks: sums the logits of interactions for each label, and predicts the label."""
 
 import math
 from collections.abc import Sequence
@@ -10,16 +10,20 @@ from trainer.embedding.layer_inputs import LayerInputs, with_fields
 
 
 def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-  """Returns z with σ(z) = σ(first)·σ(second); z is finite however small the product is.
+  """Returns the logit z of a product of probabilities: σ(z) = σ(first)·σ(second).
 
-  As 1/σ(a) = 1 + e^−a, the product p has 1/p − 1 = e^−a + e^−b + e^−(a+b), and z is −log of that.
+  z is finite however small the product is. Let a = first, b = second and p be the product. As
+  1/σ(a) = 1 + e^−a, 1/p − 1 = e^−a + e^−b + e^−(a+b), and z = −log(1/p − 1).
   """
   terms = tf.stack([-first, -second, -first - second])
   return -tf.reduce_logsumexp(terms, 0)
 
 
 class CTRModel(tf.keras.Model):
-  """A logit for each of T labels: bias_t + the logits of the common and of its own interactions.
+  """Computes a logit for each of T labels.
+
+  The logit is the sum of the label's bias, of the logits of the interactions that all labels share,
+  and of the logits of the label's own interactions.
 
   A task with `given` predicts the given task's probability times its own σ(logit), as ESMM does (Ma
   et al. 2018, "Entire Space Multi-Task Model"): p(conversion) = p(click)·p(conversion | click),
@@ -27,13 +31,13 @@ class CTRModel(tf.keras.Model):
   fake_negative, for late labels, it trains only p(conversion | click): the click's label was known
   at once, and late conversions belong to impressions of earlier days.
 
-  All variables exist once `trainer.model.builder.build` has called it. Their initial values depend
-  only on the config, so that all ranks start from the same values.
+  The layers come from `trainer.model.builder.build` and have their variables already. The initial
+  values depend only on the config, so that all ranks start from the same values.
 
   Args:
-    interactions: the common terms of every label's logit.
+    interactions: those that add to the logit of every label.
     shared: the layer whose output `tower`s read, or None.
-    of_tasks: the own interactions of each label, in the order of `Config.labels`.
+    of_tasks: for each label, in the order of `Config.labels`, its own interactions.
     dense_embedding: maps the dense columns to vectors, [B, Dn, D]; None: they get no vectors.
 
   Attributes:
@@ -103,7 +107,10 @@ class CTRModel(tf.keras.Model):
     return tf.stack(of_labels, 1) if len(of_labels) > 1 else of_labels[0]
 
   def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs of serving, float32 [B]: `probability`, or each task's by its name."""
+    """Returns what serving outputs: {name: float32 [B]}.
+
+    With one label the name is `probability`; with several, there is one output named after each.
+    """
     values = self.probability(logits)
     if len(self._names) == 1:
       return {'probability': values}

@@ -1,7 +1,8 @@
-"""Metrics with the influence of each sample, from which intervals of their differences follow.
+"""Metrics with the influence of each sample, which gives confidence intervals of differences.
 
-The influence of a sample is how far it moves a metric from its expectation; the variance of the
-metric, or of a difference of metrics on the same samples, is the sum of the squared influences.
+The influence of a sample is how far it moves a metric from its expectation. The variance of the
+metric is the sum of the squared influences. For the difference of two metrics on the same samples,
+the influences are subtracted first.
 """
 
 from typing import NamedTuple
@@ -19,9 +20,12 @@ class Measured(NamedTuple):
 
 
 def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Measured | None:
-  """Returns AUC with the influences of DeLong et al. 1988; None with few samples of a class.
+  """Returns the AUC with the influences of DeLong et al. 1988.
 
   All arguments are float [n]; the labels are 0 or 1, and the weights above 0.
+
+  Returns:
+    None if a class has fewer than LEAST_OF_A_CLASS samples.
   """
   clicked = labels > 0.5
   classes = np.where(clicked, weights, 0), np.where(clicked, 0, weights)
@@ -32,7 +36,13 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
   distinct, place = np.unique(probabilities, return_inverse=True)
 
   def share_below(weight: np.ndarray) -> np.ndarray:
-    """Returns the share of a class that each sample is ranked above; a tie counts half."""
+    """Returns the share of a class with lower predictions than each sample, float64 [n].
+
+    A tie counts half.
+
+    Args:
+      weight: float [n], the weights of the samples of the class, and 0 for the others.
+    """
     sums = np.bincount(place, weight, len(distinct)) / weight.sum()
     return (np.cumsum(sums) - sums / 2)[place]
 

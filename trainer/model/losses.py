@@ -1,4 +1,8 @@
-"""Losses of single samples; the caller weighs and sums them and divides by the global weight."""
+"""Losses of single samples.
+
+The caller multiplies them by the samples' weights, sums them, and divides the sum by the weight of
+the global batch.
+"""
 
 from collections.abc import Callable
 
@@ -14,7 +18,7 @@ def per_sample_loss(model: Model) -> SampleLoss:
 
   With y the label, z the logit and p = σ(z):
     log_loss: −y log p − (1 − y) log(1 − p)
-    focal: the same with each term times (1 − probability of that class)^γ (Lin et al. 2017, "Focal
+    focal: log loss with each term times (1 − probability of that class)^γ (Lin et al. 2017, "Focal
       Loss for Dense Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
     fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)): log loss in which a label 1 cancels
@@ -59,10 +63,11 @@ def per_sample_loss(model: Model) -> SampleLoss:
 
 
 def task_losses(cfg: Config) -> SampleLoss:
-  """Returns the losses of several tasks, each times the weight of its label.
+  """Returns a function that computes the losses of several tasks.
 
   Returns:
-    A function of labels and logits float32 [B, T] that returns float32 [B, T].
+    A function of labels and logits, float32 [B, T] each. It returns float32 [B, T]: each task's
+    losses, times the weight of its label.
   """
   losses = [
     per_sample_loss(cfg.model.model_copy(update={'loss': label.loss})) for label in cfg.data.labels

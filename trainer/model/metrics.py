@@ -1,4 +1,4 @@
-"""Streaming metrics. Their state is sums, which add up over steps, ranks and files."""
+"""Metrics that are computed from running sums; the sums of steps, ranks and files can be added."""
 
 from collections.abc import Mapping
 
@@ -19,7 +19,7 @@ _BITS = _OCTAVES << 23
 
 
 def _bucket(logits: tf.Tensor, buckets: int) -> tf.Tensor:
-  """Returns the bucket of each logit [B], int32 in [0, buckets); it never falls as logits grow."""
+  """Returns the bucket of each logit, int32 [B] in [0, buckets); it never falls as logits grow."""
   half = buckets // 2
   bits = tf.bitcast(tf.abs(logits), tf.int32)
   share = tf.cast(tf.clip_by_value(bits - _LEAST_BITS, 0, _BITS - 1), tf.float64) / _BITS
@@ -40,10 +40,11 @@ _DROPPED_BITS = 21
 
 
 def _addable(sums: tf.Tensor) -> tf.Tensor:
-  """Clears the last bits of the sums of a batch, float64; each changes by at most 5e-10 of itself.
+  """Returns the sums of a batch, float64, with their last bits cleared.
 
-  About two million such sums add up without rounding, so metrics have the same bits whatever the
-  order in which batches, ranks and parts of a resumed run are added.
+  This changes a sum by at most 5e-10 of itself. About two million such sums can be added without
+  rounding, so metrics have the same bits whatever the order in which batches, ranks and parts of a
+  resumed run are added.
   """
   bits = tf.bitwise.bitwise_and(tf.bitcast(sums, tf.int64), -1 << _DROPPED_BITS)
   return tf.bitcast(bits, tf.float64)
@@ -53,7 +54,9 @@ class _Sums:
   """Sums over the samples of one task.
 
   Args:
-    kind: histogram (of clicks), errors (squared error) or losses (model.retrieval).
+    kind: 'histogram' for clicks, 'errors' for squared error, or 'losses' for model.retrieval.
+    buckets: as in `MetricSums`.
+    name: the start of the variables' names.
   """
 
   def __init__(self, kind: str, buckets: int, name: str):
@@ -88,11 +91,14 @@ class _Sums:
 class MetricSums:
   """Sums over the samples seen since the last `reset`; `update` works inside a tf.function.
 
-  For clicks a state holds `histogram` float64 [2, buckets], the weight of negatives and of
-  positives by predicted probability, and `sums` float64 [5]: weight, samples, Σ weight·log loss,
-  Σ weight·predicted, Σ weight·clicked. For squared error it holds `errors` float64 [3]: weight,
-  samples, Σ weight·error²; for model.retrieval `losses` float64 [3]: weight, samples,
-  Σ weight·loss. With several tasks it holds these for each, as `TASK/histogram`.
+  A state is {name: float64 array}:
+    histogram [2, buckets], for clicks: the weight of negatives, and of positives, in each bucket of
+      the predicted probability
+    sums [5], for clicks: Σ weight, the number of samples, Σ weight·log loss, Σ weight·predicted,
+      Σ weight·clicked
+    errors [3], for squared error: Σ weight, the number of samples, Σ weight·error²
+    losses [3], for model.retrieval: Σ weight, the number of samples, Σ weight·loss
+  With several tasks there is one array for each task, named as in `TASK/histogram`.
 
   Args:
     buckets: the number of buckets of predictions, from which AUC is computed; even.
@@ -113,7 +119,7 @@ class MetricSums:
     """Adds a batch.
 
     Args:
-      labels: float32 [B]; with several tasks, all three are [B, T].
+      labels: float32 [B]. With several tasks, all three arguments are [B, T].
       probabilities: float32 [B]; for squared error, the predictions; for retrieval, the losses.
       weights: float32 [B].
     """
@@ -125,7 +131,7 @@ class MetricSums:
       sums.update(*column)
 
   def state(self) -> State:
-    """Returns {name: array}; the arrays of several states may be added, name by name."""
+    """Returns the sums as {name: array}; add the arrays of several states name by name."""
     return {name: v.numpy() for name, v in self._state.items()}
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:
@@ -147,11 +153,11 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
   """Returns the metrics of a state, or of a sum of states.
 
   Returns:
-    auc, logloss, base_logloss (of predicting the share of clicks for every sample),
-    calibration (Σ predicted / Σ clicked), ctr (the share of clicks) and examples; for squared error
-    rmse and examples; for model.retrieval loss and examples. A metric that the samples do not
-    define, such as the AUC of one class, is None. With several tasks, these are the metrics of the
-    first task, and `tasks` has those of each by name.
+    {metric: value}. For clicks: auc, logloss, base_logloss (the log loss of predicting the share of
+    clicks for every sample), calibration (Σ predicted / Σ clicked), ctr (the share of clicks) and
+    examples. For squared error: rmse and examples. For model.retrieval: loss and examples. A metric
+    that the samples do not define is None, such as the AUC if all samples are clicks. With several
+    tasks, these are the metrics of the first task, and `tasks` is {task: its metrics}.
   """
   if any('/' in name for name in state):
     of_tasks: dict[str, State] = {}
@@ -185,10 +191,11 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
 def group_auc_sums(
   labels: np.ndarray, probabilities: np.ndarray, groups: np.ndarray, weights: np.ndarray
 ) -> tuple[float, float]:
-  """Returns the sums of GAUC, the mean of the groups' own AUC weighted by impressions.
+  """Returns the two sums whose ratio is GAUC, the mean of the groups' AUCs weighted by impressions.
 
-  Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising". Groups of one class
-  have no AUC and are left out. Sums of disjoint sets of groups add up.
+  Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising". A group whose samples
+  are all clicked, or all not, has no AUC and is left out. The sums of disjoint sets of groups can
+  be added.
 
   All arguments are [n]; the groups are int64.
 

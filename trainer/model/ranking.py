@@ -22,17 +22,18 @@ def top_k(
   left_out: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
   on_block: Callable[[int], None] = lambda done: None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Finds the items with the highest scores ⟨query, item⟩; ties go to the lower index.
+  """Finds the items with the highest scores ⟨query, item⟩; of equal scores, the lower index wins.
 
   Args:
     queries: float32 [Q, d].
     items: float32 [C, d].
-    left_out: (start, end) -> the pairs (query − start, item) of queries [start, end) that are not
-      ranked: int64 [n] each.
-    on_block: called with the number of queries that are done.
+    k: the length of a ranking.
+    left_out: a function of (start, end) that returns which items the queries [start, end) do not
+      rank, as pairs: the query's index minus start, and the item's index, int64 [n] each.
+    on_block: called after each block of queries with the number of queries that are done.
   Returns:
-    scores float32 [Q, k], descending, and indices int64 [Q, k]; −inf and C if there are fewer than
-    k items.
+    The scores, float32 [Q, k], descending, and the items' indices, int64 [Q, k]. Where fewer than k
+    items are ranked, the rest is −inf and C.
   """
   k_here, count = min(k, len(items)), max(1, _SCORES_AT_ONCE // max(1, len(items)))
   scores = np.full([len(queries), k], -np.inf, np.float32)
@@ -51,14 +52,25 @@ def top_k(
 
 
 def is_trained(items: np.ndarray) -> np.ndarray:
-  """Returns which items count as trained, bool [C]: those whose vectors [C, d] are not zero."""
+  """Returns whether each item's vector is not 0, bool [C]; such items count as trained.
+
+  Args:
+    items: float32 [C, d].
+  """
   return np.any(items != 0, 1)
 
 
 def merged(
   scores: Sequence[np.ndarray], places: Sequence[np.ndarray], k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Merges the rankings [Q, k] of parts of a catalogue into one; returns scores and indices."""
+  """Merges the rankings of parts of a catalogue.
+
+  Args:
+    scores: of each part, float32 [Q, its length].
+    places: of each part, the items' indices in the whole catalogue, int64 [Q, its length].
+  Returns:
+    The scores and the indices of the best k items of all parts, [Q, k] each.
+  """
   all_scores, all_places = np.concatenate(scores, 1), np.concatenate(places, 1)
   order = np.lexsort((all_places, -all_scores))[:, :k]
   return np.take_along_axis(all_scores, order, 1), np.take_along_axis(all_places, order, 1)
@@ -80,7 +92,8 @@ def judge(
       hitrate@K = whether Σ_{i ≤ K} h_i > 0
       mrr@K = 1 / the least i ≤ K with h_i = 1, or 0
       coverage@K = the share of the catalogue that is in any ranking
-      popular@K = the share of ranked items in the tenth of the catalogue with most shows
+      popular@K = the share of the items at ranks ≤ K that are among the 10 % of the catalogue's
+                  items with the most shows
 
   Args:
     ranked: int64 [Q, >= the greatest K], indices of items in the catalogue; C for none.

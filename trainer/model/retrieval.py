@@ -1,4 +1,4 @@
-"""The model of model.retrieval: two towers; a score is the product of their vectors."""
+"""The model of a run with model.retrieval: a tower for queries, and one for items."""
 
 import zlib
 
@@ -13,7 +13,7 @@ from trainer.model.layers.vector_tower import SlotPlace, VectorTower
 
 
 class RetrievalModel(tf.keras.Model):
-  """Computes vectors of queries and of items; score = ⟨query, item⟩.
+  """Computes vectors of queries and of items; the score of a pair is their inner product.
 
   With similarity cosine, vectors have length 1. The losses divide scores by the temperature.
 
@@ -39,18 +39,21 @@ class RetrievalModel(tf.keras.Model):
     return self._scaled(vectors)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the vectors of queries. A SavedModel computes only these; exports hold the items'."""
+    """Returns what `queries` returns: a SavedModel computes only these vectors.
+
+    Exports hold the vectors of items.
+    """
     return self.queries(inputs, training)
 
   def predictions(self, vectors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs of serving: `vector`, float32 [B, d]."""
+    """Returns what serving outputs: {'vector': float32 [B, d]}."""
     return {'vector': vectors}
 
   def items(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of items, float32 [B, d].
 
-    An item whose features have no factors gets the vector 0, unless the tower has dense columns, or
-    two or more layers and so biases.
+    An item whose features have no factors gets the vector 0, unless the tower reads dense columns
+    or has biases, as a tower of two or more layers does.
     """
     return self._scaled(self.item_tower(inputs, training=training))
 
@@ -83,7 +86,13 @@ def _tower(cfg: Config, side: str) -> VectorTower:
 
 
 def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
-  """Builds the model with all its variables; `example` are the inputs of an empty batch."""
+  """Builds the model with all its variables.
+
+  Args:
+    example: the inputs of a batch of 0 samples.
+  Raises:
+    UserError: if a tower cannot be built.
+  """
   model = RetrievalModel(cfg)
   shapes = tf.nest.map_structure(lambda t: None if t is None else t.shape, example)
   for tower in (model.query_tower, model.item_tower):
@@ -97,9 +106,9 @@ def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
 
 
 def split(inputs: LayerInputs, size: tf.Tensor) -> tuple[LayerInputs, LayerInputs]:
-  """Returns the inputs of the first `size` samples, and those of the others.
+  """Splits the inputs of a batch: those of the first `size` samples, and those of the others.
 
-  Only the inputs that towers read are split; `linear` is left out, and `position` stays as it is.
+  Only the inputs that towers read are split. `linear` becomes None; `position` stays as it is.
   """
 
   def cut(t: tf.Tensor | None) -> list[tf.Tensor | None]:

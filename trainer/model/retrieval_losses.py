@@ -1,4 +1,4 @@
-"""Losses that compare a query's positive item with negatives, which all samples share.
+"""Losses that compare the positive item of each sample with negatives, which all samples share.
 
 Shapes: B samples, C negatives.
 """
@@ -25,7 +25,7 @@ def softmax(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
 
 @tf.custom_gradient
 def _log_sum_exp(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Returns log Σ e^logit of each row; the gradient reuses the powers, the most costly part."""
+  """Returns log Σ e^logit of each row, [B]; the gradient reuses the powers, the costliest part."""
   top = tf.reduce_max(logits, 1, keepdims=True)
   powers = tf.exp(logits - top)
   total = tf.reduce_sum(powers, 1, keepdims=True)
@@ -42,10 +42,11 @@ def bpr(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
 
 
 def nce(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-  """The sum of the log losses of the positive as 1 and of each negative as 0.
+  """Binary loss: the log loss of the positive as label 1, plus that of each negative as label 0.
 
-  With logits lowered by the log of the expected counts (logq), this is noise-contrastive estimation
-  (Gutmann and Hyvärinen 2010); without, it is the negative sampling of word2vec.
+  If the logits are lowered by the logarithm of the expected counts (logq), this is
+  noise-contrastive estimation (Gutmann and Hyvärinen 2010). If not, it is the negative sampling of
+  word2vec.
   """
   return tf.nn.softplus(-positive) + tf.reduce_sum(tf.nn.softplus(negatives), 1)
 
@@ -60,13 +61,15 @@ LOSSES: dict[str, RankingLoss] = {
 
 @tf.custom_gradient
 def leave_out(logits: tf.Tensor, hits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Sets logits to NEVER.
+  """Returns the logits with NEVER in place of those to leave out.
+
+  Every loss has gradient 0 where a logit is NEVER, so this function passes gradients on unchanged.
 
   Args:
     logits: float32 [B, C].
-    hits: int64 [n, 2], the places of those that are left out.
+    hits: int64 [n, 2], the row and the column of each logit to leave out.
   Returns:
-    float32 [B, C]. Each loss has gradient 0 where a logit is NEVER, so gradients pass unchanged.
+    float32 [B, C].
   """
   never = tf.fill([tf.shape(hits)[0]], NEVER)
   return tf.tensor_scatter_nd_update(logits, hits, never), lambda gradient: (gradient, None)
@@ -75,15 +78,15 @@ def leave_out(logits: tf.Tensor, hits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 def own_positives(
   users: tf.Tensor, all_users: tf.Tensor, all_items: tf.Tensor, negatives: tf.Tensor
 ) -> tf.Tensor:
-  """Finds accidental hits: negatives that the same user has as a positive in this step.
+  """Finds accidental hits: negatives of a sample that are positives of its user in this step.
 
   Args:
     users: int64 [B], the users of this process's samples.
     all_users: int64 [G], the users of all processes' samples.
-    all_items: int64 [G], the positives of all processes' samples.
-    negatives: int64 [C], items.
+    all_items: int64 [G], the positive items of all processes' samples.
+    negatives: int64 [C], the negative items.
   Returns:
-    int64 [n, 2]: index of the sample, index of the negative.
+    int64 [n, 2]: for each hit, the index of the sample and the index of the negative.
   """
   any_sample, negative = _equal_pairs(all_items, negatives)
   pair, sample = _equal_pairs(tf.gather(all_users, any_sample), users)

@@ -1,4 +1,7 @@
-"""Metrics of one slice of the samples, with intervals that also hold for few samples."""
+"""Metrics of a slice, with confidence intervals that also hold for few samples.
+
+A slice is the samples that have the same value in a column, or the samples of one pass.
+"""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +18,7 @@ _STEPS = 50  # steps of a bisection in [0, 1]
 def auc_interval(
   auc: float, positives: float, negatives: float, z: float = Z
 ) -> tuple[float, float]:
-  """Returns the interval of an AUC, by default that of 95 %.
+  """Returns the low and the high end of the confidence interval of an AUC, by default of 95 %.
 
   Newcombe 2006, "Confidence intervals for an effect size measure based on the Mann-Whitney
   statistic", method 5: the AUCs t for which |auc − t| ≤ z·√V(t). V is Hanley and McNeil's variance
@@ -25,7 +28,7 @@ def auc_interval(
 
   Args:
     positives, negatives: the numbers of samples; with unequal weights, the effective numbers.
-    z: the quantile of the normal distribution that sets the level.
+    z: the quantile of the normal distribution that belongs to the confidence level.
   """
   mean = (positives + negatives) / 2 - 1
 
@@ -47,10 +50,13 @@ def auc_interval(
 
 
 def auc_interval_of(values: Mapping[str, Json], z: float = Z) -> tuple[float, float] | None:
-  """Returns the interval of the AUC of an evaluation; None if it is not known.
+  """Returns the confidence interval of an evaluation's AUC, as `auc_interval` does.
 
   Args:
-    values: metrics with `auc`, `ctr` and `examples`, of which each may be missing, None or NaN.
+    values: the metrics of the evaluation, of which `auc`, `ctr` and `examples` are read.
+    z: as in `auc_interval`.
+  Returns:
+    None if one of these metrics is missing, None or NaN, or if there is only one class.
   """
   auc, ctr, examples = (values.get(name) for name in ('auc', 'ctr', 'examples'))
   if any(value is None or value != value for value in (auc, ctr, examples)):
@@ -64,14 +70,15 @@ def slice_figures(
 ) -> dict[str, float | int | None]:
   """Returns the metrics of a slice.
 
-  The interval of calibration is normal on the logarithmic scale. It covers the variation of clicks
-  around their probabilities, if these are calibrated within the slice.
+  The interval of calibration assumes that its logarithm is normal. It covers how clicks vary around
+  their probabilities, if these are calibrated within the slice.
 
   All arguments are float [n]; the labels are 0 or 1, and samples of weight 0 do not count.
 
   Returns:
-    samples, clicks, ctr, auc, auc_low, auc_high, logloss, calibration (Σ predicted / Σ clicked),
-    calibration_low and calibration_high; None if the samples do not define a metric.
+    {metric: value} with samples, clicks, ctr, auc, auc_low, auc_high, logloss, calibration
+    (Σ predicted / Σ clicked), calibration_low and calibration_high. The value is None if the
+    samples do not define the metric.
   """
   known = weights > 0
   y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, probabilities, weights))
@@ -105,8 +112,9 @@ def slice_errors(
   All arguments are float [n]; samples of weight 0 do not count.
 
   Returns:
-    samples, rmse, error (the mean of predicted − true) and its normal 95 % interval, error_low and
-    error_high; None if the samples do not define a metric.
+    {metric: value} with samples, rmse, error (the mean of predicted − true), error_low and
+    error_high (its 95 % interval by the normal distribution). The value is None if the samples do
+    not define the metric.
   """
   known = weights > 0
   y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, predictions, weights))

@@ -3,8 +3,8 @@
 A job trains into a working directory on its machine, which looks like any run_dir, and copies it
 into the bucket after each checkpoint and each export. The order of copying keeps the bucket
 consistent at any moment: first reports and config; then new checkpoints and exports, each with its
-DONE marker last; then what the job has removed is deleted, its marker first. Commands that read the
-run copy it from the bucket first.
+DONE marker last. At the end, directories that the job has removed are deleted from the bucket, the
+marker of each first. Commands that read the run copy it from the bucket before they begin.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ def copy_of(run_dir: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], None]]]:
-  """Yields a local directory for a run_dir, and a function that updates its content.
+  """Yields a local directory that holds a run_dir, and a function that updates the directory.
 
-  If the run_dir is in a bucket, the directory is empty until the first call of the function, which
-  copies at most once a second.
+  If the run_dir is in a bucket, the directory is empty until the first call of the function. A call
+  copies only if the last copy is at least a second old.
 
   Args:
-    run_dir: a local directory, which is yielded as it is; or a URL, of which the function keeps a
-      copy in a temporary directory.
-    below: the part of the run_dir that is needed, such as `exports`; by default all.
+    run_dir: a local directory, which is yielded as it is; or a URL, whose content the function
+      copies into a temporary directory.
+    below: the part of the run_dir to copy, such as `exports`; by default all.
   Raises:
     UserError: if there is no such directory in the bucket.
   """
@@ -68,7 +68,12 @@ def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], 
 
 
 class Bucket:
-  """A run_dir in a bucket, and the directory of this machine that stands for it."""
+  """A run_dir in a bucket, and its copy in a directory of this machine.
+
+  Args:
+    run_dir: the URL of the run_dir.
+    directory: the directory of the copy.
+  """
 
   def __init__(self, run_dir: str, directory: str):
     self.run_dir, self._directory = run_dir, directory
@@ -79,10 +84,10 @@ class Bucket:
     self._owner = json.dumps(process).encode()
 
   def download(self) -> None:
-    """Makes the directory equal to the bucket, before a job trains in it.
+    """Makes the directory equal to the bucket, before a job trains in the directory.
 
-    Files that only the directory has, for example because a job was killed before it copied them,
-    are removed: the run may have gone on elsewhere since.
+    Files that only the directory has are removed. A job that was killed before it copied them may
+    have left them, and the run may have continued elsewhere since.
 
     Raises:
       UserError: if the bucket cannot be reached, or a process of this machine trains in the
@@ -97,10 +102,10 @@ class Bucket:
       lock.release()
 
   def refresh(self, below: str = '') -> None:
-    """Does the work of `download` without its lock.
+    """Makes the directory equal to the bucket, without the lock that `download` takes.
 
     Args:
-      below: the part of the run_dir that is needed, such as `exports`; by default all.
+      below: the part of the run_dir to copy, such as `exports`; by default all.
     """
     names = set(log_files.listed(self.run_dir)) - {_OWNER}
     remote = _grouped(name for name in names if name.startswith(below))
@@ -124,7 +129,7 @@ class Bucket:
       self._get(name)
 
   def take(self) -> None:
-    """Claims the run_dir; a process that claimed it before ends when it next copies to it."""
+    """Claims the run_dir for this process; the next `upload` of an earlier claimant then fails."""
 
     def take() -> None:
       with log_files.open_to_write(self._url(_OWNER)) as f:
@@ -133,7 +138,7 @@ class Bucket:
     log_files.retried(self.run_dir, take, 'written')
 
   def upload(self) -> None:
-    """Copies what has changed in the directory.
+    """Copies to the bucket what has changed in the directory.
 
     Raises:
       UserError: if the bucket cannot be reached, or another process has claimed the run_dir.
@@ -229,7 +234,11 @@ class Bucket:
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
-  """Returns {checkpoint or export: names of its files}; '' has all other files."""
+  """Groups paths of files in a run_dir by the checkpoint or export that they belong to.
+
+  Returns:
+    {directory of a checkpoint or export: paths of its files}. The key '' has all other files.
+  """
   found: dict[str, list[str]] = {}
   for name in names:
     parts = name.split('/')

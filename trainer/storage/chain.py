@@ -40,7 +40,7 @@ Result = TypeVar('Result')
 
 
 class StoredExport(NamedTuple):
-  """An export that is DONE."""
+  """An export that a directory holds."""
 
   sequence: int
   kind: str
@@ -48,7 +48,7 @@ class StoredExport(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-  """How many features the lifecycle's thresholds keep out of a base and the deltas after it."""
+  """The features that the lifecycle's thresholds keep out of a base and the deltas after it."""
 
   rows: int = 0  # features that are not exported
   of: int = 0  # features in the table; 0 where nothing is filtered
@@ -64,7 +64,7 @@ class LeftOut(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """Rows of n features; `factors` holds `counts[i]` factors for each feature i, in order."""
+  """Rows of n features; `factors` holds the counts[0] factors of feature 0, then those of 1, …"""
 
   key: np.ndarray  # int64 [n]
   linear: np.ndarray  # float32 [n]
@@ -90,13 +90,17 @@ def path_of(directory: str, kind: str, sequence: int) -> str:
 
 
 def name_of(path: str) -> str:
-  """Returns the name of an export below its directory of exports, as 000012-base or items/12."""
+  """Returns an export's path within the directory of exports, such as 000012-base or items/12."""
   folder, name = os.path.split(path)
   return f'{os.path.basename(folder)}/{name}' if _VERSION.fullmatch(name) else name
 
 
 def part_name(content: str, rank: int, size: int) -> str:
-  """Returns the name of the file of 'rows' or 'tombstones' that process `rank` of `size` writes."""
+  """Returns the name of the file that process `rank` of `size` writes.
+
+  Args:
+    content: 'rows' or 'tombstones'.
+  """
   return f'{content}-{rank:05d}-of-{size:05d}.parquet'
 
 
@@ -120,7 +124,7 @@ def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
 
 
 def exports(directory: str) -> list[StoredExport]:
-  """Returns the exports that are DONE, in the order of their sequence."""
+  """Returns the exports in a directory that are DONE, in the order of their numbers."""
   return sorted(export for export in _all(directory) if files.is_done(export.path))
 
 
@@ -128,16 +132,16 @@ class RowExport:
   """A base (of kind 'base' or 'items') or a delta; its checksums are verified as it is read.
 
   Attributes:
-    name: of its directory, as `name_of` gives it.
+    name: the name of its directory, as `name_of` returns it.
     sequence: its number, the version that clients of a server see.
-    has_items: whether it has items, which it does if the run has model.retrieval.
+    has_items: whether it holds items, as exports of a run with model.retrieval do.
     previous: the name of the export before it in the chain; None if it begins a chain.
-    checksum: the checksum of its manifest; exports of other runs may have the same name, but not
+    checksum: the checksum of its manifest. An export of another run may have the same name, but not
       the same checksum.
-    done_at: when it was completed, as time.time().
-    left_out: the features that the chain leaves out, up to this export.
+    done_at: when it was completed, in seconds as time.time() counts them.
+    left_out: the features that the chain, up to this export, leaves out.
   Raises:
-    DataLoss: if it is damaged.
+    DataLoss: if it is damaged; methods that read its files raise this too.
   """
 
   def __init__(self, path: str):
@@ -156,11 +160,11 @@ class RowExport:
 
   @property
   def begins_chain(self) -> bool:
-    """Whether it is the first of its chain, which replaces all rows of earlier chains."""
+    """Whether this export is the first of its chain; such an export replaces all earlier rows."""
     return self.previous is None
 
   def dense(self) -> dict[str, np.ndarray]:
-    """Returns {name: dense variable}, and `dense_stats`."""
+    """Returns {name: the value of a dense variable}; `dense_stats` is among them."""
     return files.from_npz(files.read_checked(self.path, DENSE, self._manifest['files']))
 
   def config(self) -> str:
@@ -168,12 +172,15 @@ class RowExport:
     return files.read_checked(self.path, CONFIG, self._manifest['files']).decode()
 
   def items(self) -> item_files.Change:
-    """Returns all items of a base, or the changes of a delta."""
+    """Returns the items as a Change: for a base all items, for a delta those that changed."""
     data = files.read_checked(self.path, item_files.ITEMS, self._manifest['files'])
     return item_files.read(data, os.path.join(self.path, item_files.ITEMS))
 
   def index(self) -> bytes | None:
-    """Returns the index of the items; None for a delta, and if faiss was not installed."""
+    """Returns the faiss index of the items, as bytes.
+
+    None for a delta, and if faiss was not installed when the export was written.
+    """
     if item_files.INDEX not in self._manifest['files']:
       return None
     return files.read_checked(self.path, item_files.INDEX, self._manifest['files'])
@@ -192,7 +199,12 @@ class RowExport:
     return self.keys('tombstones', range(SHARDS))
 
   def keys(self, content: str, shards: range) -> np.ndarray:
-    """Returns the keys of 'rows' or 'tombstones' in some logical shards, int64 [n]."""
+    """Returns the keys in some logical shards, int64 [n].
+
+    Args:
+      content: 'rows' for the keys of the rows, 'tombstones' for the keys to delete.
+      shards: only keys of these logical shards are returned.
+    """
     parts = [_NO_ROWS.key]
     for name in self._parts(content, shards):
       file = os.path.join(self.path, name)
@@ -206,7 +218,7 @@ class RowExport:
     return np.concatenate(parts)
 
   def _parts(self, content: str, shards: range) -> Iterator[str]:
-    """Yields the names of the parts that may hold keys of these shards."""
+    """Yields the names of the files that may hold keys of these shards; `content` as in `keys`."""
     parts = self._manifest['parts']
     for rank in owners_with(shards, parts):
       if (name := part_name(content, rank, parts)) in self._manifest['files']:
@@ -215,7 +227,7 @@ class RowExport:
 
 @contextlib.contextmanager
 def _parquet(file: str) -> Iterator[pq.ParquetFile]:
-  """Opens a Parquet file; opening and reading it raise DataLoss if it is damaged."""
+  """Yields an open Parquet file; within the context, pyarrow's errors become DataLoss."""
   try:
     with pq.ParquetFile(file, memory_map=True) as parquet:
       yield parquet
@@ -227,7 +239,11 @@ def _parquet(file: str) -> Iterator[pq.ParquetFile]:
 
 
 def read_rows(file: str) -> Iterator[Rows]:
-  """Yields the rows of a Parquet file, a row group at a time. Raises: DataLoss."""
+  """Yields the rows of a Parquet file, a row group at a time.
+
+  Raises:
+    DataLoss: if the file is damaged.
+  """
   with _parquet(file) as parquet:
     for group in range(parquet.num_row_groups):
       table = parquet.read_row_group(group, columns=['key', 'linear', 'factors', *SHOW_CLICK])
@@ -254,10 +270,10 @@ def concatenate(parts: list[Rows]) -> Rows:
 
 
 def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
-  """Yields the exports of a chain, newest first; opens each one only when it is asked for.
+  """Yields the exports of a chain, newest first; each is opened when the iteration reaches it.
 
   Args:
-    directory: the exports of a run.
+    directory: the directory of a run's exports.
     last: the path of the chain's last export; None: the newest base or delta.
   Raises:
     DataLoss: where an export is missing or damaged.
@@ -274,16 +290,17 @@ def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
 
 
 def chain(directory: str, last: str | None = None) -> list[RowExport]:
-  """Returns the exports of a chain, oldest first; arguments and errors are those of `backwards`."""
+  """Returns the exports of a chain, oldest first; see `backwards` for arguments and errors."""
   return list(backwards(directory, last))[::-1]
 
 
 class Replay:
-  """A cache of the content of earlier exports, for the process that writes the next one.
+  """Replays chains of exports, and keeps the results for the next export to be written.
 
-  Each export is read once, and again only if another one took its place. So the time to write an
-  export does not grow with the length of the chain. The chain's keys, of 8 bytes each, and its
-  items stay in memory.
+  To replay a chain is to apply its deltas to its base (`trainer.storage.export`). Each export is
+  read once, and again only if another export took its place. So the time to write an export does
+  not grow with the length of the chain. The chain's keys, of 8 bytes each, and its items stay in
+  memory.
   """
 
   def __init__(self):
@@ -292,7 +309,7 @@ class Replay:
     self._results: dict[str, tuple[list[tuple], Result]] = {}
 
   def scan(self, directory: str) -> tuple[list[StoredExport], dict[str, JsonObject], list[str]]:
-    """Lists the exports of a directory; removes unfinished ones, which a crash has left.
+    """Lists the exports of a directory, and removes unfinished ones, which a crash has left.
 
     Returns:
       The exports that are DONE, their manifests by path, and the paths of the newest chain, oldest
@@ -329,7 +346,7 @@ class Replay:
     return done, manifests, links[::-1]
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
-    """Returns the keys that the replay of a chain holds, int64 [n], ascending.
+    """Returns the keys of the rows that a chain holds when it is replayed, int64 [n], ascending.
 
     Args:
       links: the paths of the chain, as `scan` returned them on process 0.
@@ -345,10 +362,14 @@ class Replay:
     return self._replayed('keys', links, shards, np.zeros([0], np.int64), added)
 
   def items(self, links: Sequence[str]) -> item_files.Items | None:
-    """Returns the items, by key, that the replay of a chain holds; process 0 calls it.
+    """Returns the items that a chain holds when it is replayed, ascending by key.
+
+    Only process 0 calls this.
 
     Args:
-      links: the paths of the chain, as `scan` returned them; []: the result is None.
+      links: the paths of the chain, as `scan` returned them.
+    Returns:
+      None if `links` is empty.
     """
 
     def added(items: item_files.Items | None, export: RowExport) -> item_files.Items:
@@ -365,7 +386,15 @@ class Replay:
     empty: Result,
     added: Callable[[Result, RowExport], Result],
   ) -> Result:
-    """Applies `added` to the exports of a chain in turn; goes on from the last result of `name`."""
+    """Replays a chain from where the last call with this `name` ended, if the chain still fits.
+
+    Args:
+      name: names the result to keep.
+      links: the paths of the chain.
+      shards: the logical shards that the result is of.
+      empty: the result for an empty chain.
+      added: a function of a result and the next export that returns the next result.
+    """
     known = self._known  # on process 0
     exports = [(shards, p, known[p][0] if p in known else _done_at(p)) for p in links]
     seen, result = self._results.get(name, ([], empty))
@@ -378,5 +407,5 @@ class Replay:
 
 
 def _done_at(path: str) -> int:
-  """Returns when an export was completed, in ns; an export that replaced it has another time."""
+  """Returns when an export was completed, in ns; one that takes its place has another time."""
   return os.stat(f'{path}/{files.DONE}').st_mtime_ns

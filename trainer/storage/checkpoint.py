@@ -114,7 +114,7 @@ def _serial(path: str) -> int | None:
 
 
 def candidates(directory: str) -> dict[str, int | None]:
-  """Returns the checkpoints that are DONE: path -> serial number (None: damaged).
+  """Returns the checkpoints that are DONE, {path: serial number}; None if one is damaged.
 
   Damaged checkpoints come first, then the others from new to old. So a reader that tries them in
   this order reports every damaged one before it takes the newest good one.
@@ -142,12 +142,14 @@ def save(
 
   Args:
     directory: the directory of the checkpoints, on a file system that all processes share.
-    step: the number in its name; a second one at the same step is named `ckpt-STEP-2`.
+    step: the number in the checkpoint's name; a second checkpoint at the same step is named
+      `ckpt-STEP-2`.
     store: the rows that this process owns.
     dense: {name: array}; only process 0 writes them.
     progress: the place in the data; only process 0 writes it.
+    config_text: the config as YAML; only process 0 writes it.
     keep: the number of checkpoints to keep, with this one.
-    texts: the texts of the features that this process owns.
+    texts: the texts of the features that this process owns; None: none are kept.
   Returns:
     The path of the checkpoint.
   Raises:
@@ -201,7 +203,11 @@ def save(
 
 
 def _begin(directory: str, step: int) -> tuple[str, int]:
-  """Makes a directory for a checkpoint; returns its final path and its serial number."""
+  """Makes the directory of a new checkpoint, and removes what crashes have left.
+
+  Returns:
+    The path that the complete checkpoint will have, and its serial number.
+  """
   os.makedirs(directory, exist_ok=True)
   done = candidates(directory)
   for name in os.listdir(directory):
@@ -217,9 +223,9 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
 
 
 def link(path: str, directory: str) -> None:
-  """Copies a checkpoint into another directory, in place of everything that is there.
+  """Copies a checkpoint into `directory`, and removes everything else there.
 
-  The copies are hard links if the file system has them.
+  Files are not copied but hard-linked where the file system supports it.
   """
 
   def link_or_copy(source: str, target: str) -> None:
@@ -249,10 +255,11 @@ def link(path: str, directory: str) -> None:
 
 
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
-  """Yields the blocks that hold rows of some logical shards; a block may hold rows of others too.
+  """Yields the blocks that may hold rows of some logical shards; they may hold other rows too.
 
-  `manifest` is the result of `check`.
-
+  Args:
+    path: the directory of the checkpoint.
+    manifest: what `check` returned for this checkpoint.
   Raises:
     DataLoss: if a file is damaged; the message names it.
   """
@@ -275,7 +282,16 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
 def _read_block(
   file: BinaryIO, start: int, columns: Sequence[Json], block: Mapping[str, Json]
 ) -> Chunk:
-  """Reads the block that begins at byte `start`."""
+  """Reads the block that begins at byte `start` of a file.
+
+  Args:
+    columns: name, dtype and row shape of each column.
+    block: the block's entry in the index, with `lengths` and `crc32`.
+  Returns:
+    {name of a column: array}.
+  Raises:
+    DataLoss: if the block is damaged.
+  """
   chunk, crc = {}, 0
   file.seek(start)
   for (name, dtype, row_shape), length in zip(columns, block['lengths']):
@@ -298,7 +314,10 @@ def _read_block(
 def read_texts(
   path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
 ) -> Iterator[bytes]:
-  """Yields KeptTexts' dumps that may hold features of these shards; arguments as in `read_rows`."""
+  """Yields the dumps of KeptTexts that may hold features of some logical shards.
+
+  Arguments and errors are those of `read_rows`.
+  """
   parts, listed = manifest['parts'], manifest['files']
   for rank in owners_with(shards, parts):
     if (name := _texts(rank, parts)) in listed:
@@ -309,7 +328,7 @@ def check(path: str) -> JsonObject:
   """Checks the names and sizes of a checkpoint's files, and returns its manifest.
 
   Raises:
-    DataLoss: naming the file that is missing, damaged or foreign.
+    DataLoss: if a file is missing, has another size, or is not listed; the message names the file.
   """
   manifest = files.read_manifest(path)
   if manifest['format'] != _FORMAT:
@@ -323,7 +342,11 @@ def check(path: str) -> JsonObject:
 
 
 def config_of(path: str) -> str:
-  """Returns a checkpoint's config as text. Raises: DataLoss if it is damaged."""
+  """Returns a checkpoint's config as YAML.
+
+  Raises:
+    DataLoss: if the checkpoint is damaged.
+  """
   return files.read_checked(path, 'config.yaml', check(path)['files']).decode()
 
 
@@ -341,11 +364,11 @@ def restore(
   adapt: Adapt | None = None,
   texts: KeptTexts | None = None,
 ) -> tuple[dict[str, np.ndarray], JsonObject]:
-  """Reads one checkpoint; any number of processes may have written it.
+  """Reads one checkpoint, which any number of processes may have written.
 
   Args:
     store: its content is replaced by the rows that this process owns.
-    adapt: converts the rows to this run's config; None: the rows are taken as they are.
+    adapt: see `Adapt`; None: the rows are taken as they are.
     texts: its content is replaced by the texts of the features that this process owns.
   Returns:
     `dense` and `progress`, as `save` took them.
@@ -382,10 +405,11 @@ def restore(
 def restore_latest(
   directory: str, *, store: RowTable, communicator: Communicator = SingleProcess(), **others: object
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
-  """Reads the newest checkpoint that every process can read; logs why it refuses newer ones.
+  """Reads the newest checkpoint that every process can read; logs why newer ones are refused.
 
-  `others` are further arguments of `restore`.
-
+  Args:
+    directory: the directory of the checkpoints.
+    **others: further arguments of `restore`.
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.
   Raises:

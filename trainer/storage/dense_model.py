@@ -51,7 +51,7 @@ class DenseServing(ServedModel):
     self._shapes = shapes
 
   def specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns {`input_name`: spec} of the inputs."""
+    """Returns the specs of the signature's inputs, by the name of the input."""
     specs = [
       tf.TensorSpec([None, *shape], tf.float32, input_name(name))
       for name, shape in self._shapes.items()
@@ -59,7 +59,7 @@ class DenseServing(ServedModel):
     return {spec.name: spec for spec in specs}
 
   def from_sums(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, float32 [B] each, for the inputs in `specs`."""
+    """Returns the outputs, {name: float32 [B]}, for inputs by the names and shapes in `specs`."""
     size = common_size({name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()})
 
     def tensor(name: str) -> tf.Tensor | None:
@@ -79,7 +79,9 @@ class DenseServing(ServedModel):
 
 
 def save(cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str) -> None:
-  """Writes the dense part into the directory `path`; the other arguments are ServedModel's.
+  """Writes the dense part into the directory `path`.
+
+  The other arguments are those of `ServedModel`.
 
   Raises:
     UserError: if an interaction reads histories, which slot sums do not contain.

@@ -137,7 +137,7 @@ class _Part(NamedTuple):
 
 
 def _layout(cfg: config.Config) -> JsonObject:
-  """Returns what determines the keys and rows of features, for the manifest."""
+  """Returns what in the config determines features' keys and the layout of rows, for manifests."""
   return {
     'slots': cfg.slot_ids(),
     'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
@@ -154,11 +154,11 @@ def _begin(
   since: int,
   replay: chain.Replay,
 ) -> _Plan:
-  """Plans an export: where it goes and what it follows. Process 0 calls it.
+  """Plans an export: where it goes and which export it follows. Process 0 calls it.
 
-  Makes its directory, unless an export of this position is there already. A delta holds the rows
-  that changed after step `since`. So it can follow an export only of a step from `since` to `step`;
-  after any other, it begins a new chain.
+  Makes the directory of the export, unless this position has been exported already. A delta holds
+  the rows that changed after step `since`. So it can follow only an export whose step lies between
+  `since` and `step`; otherwise it begins a new chain.
   """
   done, manifests, links = replay.scan(directory)
   for export in reversed(done):
@@ -180,7 +180,10 @@ def _begin(
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys that serving looks up: all, or those of model.retrieval's query slots."""
+  """Returns those keys that serving looks up.
+
+  These are all keys; with model.retrieval, those of the slots that the query tower reads.
+  """
   if cfg.model.retrieval is None:
     return keys
   ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
@@ -196,10 +199,10 @@ def _select(
   replay: chain.Replay,
   changed: np.ndarray,
 ) -> _Selection:
-  """Selects the rows that this process writes, and those whose gains it subtracts afterwards.
+  """Selects the rows that this process writes, and the features whose delta_score it then lowers.
 
   Args:
-    changed: the keys of items that have another vector; a delta has their rows.
+    changed: the keys of items whose vectors have changed; a delta holds their rows.
   """
   if kind == 'dense_model':
     return _Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
@@ -236,7 +239,7 @@ def _write_part(
   unfinished: str,
   communicator: Communicator,
 ) -> _Part:
-  """Writes this process's rows and tombstones."""
+  """Writes this process's rows and tombstones into the directory `unfinished`."""
   contents = {'rows': (schema, row_tables(store, selection.rows, schema))}
   tombstones = selection.tombstones
   if tombstones is not None:
@@ -258,7 +261,7 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Once an export of this kind is DONE, removes the exports that `export.keep` does not keep."""
+  """Removes exports that `export.keep` does not keep, once an export of this kind is DONE."""
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
@@ -287,20 +290,22 @@ def write(
 ) -> WrittenExport:
   """Writes an export unless it is there already; every process calls it.
 
-  After a base or delta, the exported gains are subtracted from the features' delta_score.
+  After a base or delta, each exported feature's delta_score is lowered by its value at the
+  selection.
 
   Args:
     kind: base, delta, saved_model, dense_model or items.
     position: the place in the data; an export of the same kind and position is not written again.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel.
-    folder: where to write; it has a chain of its own. None: `run_dir/exports`.
-    items: on process 0 of a run with model.retrieval, all its items; the kind 'items' writes all,
-      'delta' the changed ones. Otherwise None.
+    folder: the directory to write into; it has a chain of its own. None: `run_dir/exports`.
+    items: on process 0 of a run with model.retrieval, all its items: kind 'items' writes all of
+      them, 'delta' those that changed. None on other processes and for other runs.
+    step: the step at which the model is exported.
     since: the step of the last base or delta, after which delta_score counts changes.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
-    UserError: on every process, if any process cannot write; no gains are subtracted then.
+    UserError: on every process, if any process cannot write; no delta_score is lowered then.
   """
   replay = replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
@@ -380,7 +385,12 @@ def _manifest(
   parts: Sequence[_Part],
   entries: dict[str, dict[str, int]],
 ) -> JsonObject:
-  """Returns the manifest without `position` and `step`; `entries` describe the files."""
+  """Returns the manifest without `position` and `step`.
+
+  Args:
+    parts: what each process wrote.
+    entries: the entry of each file, {name: …}; those of rows and tombstones get `keys_crc32`.
+  """
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:
       entries[name]['keys_crc32'] = crc

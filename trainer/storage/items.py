@@ -40,7 +40,7 @@ class Items(NamedTuple):
   vectors: np.ndarray  # float32 [C, d]
 
   def take(self, places: np.ndarray) -> 'Items':
-    """Returns the items at some places, or where a mask is true."""
+    """Returns some of the items; `places` are their indices, or a bool mask [C]."""
     return Items(*(column[places] for column in self))
 
   def by_key(self) -> 'Items':
@@ -56,14 +56,18 @@ class Change(NamedTuple):
 
   @classmethod
   def between(cls, before: Items, now: Items) -> 'Change':
-    """Returns the change from `before`, sorted by key, to `now`; new items keep their order."""
+    """Returns the change from `before` to `now`; changed and new items keep the order of `now`.
+
+    Args:
+      before: in ascending order of the keys.
+    """
     place = places(before.keys, now.keys)
     same = place >= 0
     same[same] = (before.vectors[place[same]] == now.vectors[same]).all(1)
     return cls(now.take(~same), np.setdiff1d(before.keys, now.keys, assume_unique=True))
 
   def applied(self, before: Items) -> Items:
-    """Returns `before` with this change made; both are sorted by key."""
+    """Returns `before` after this change, in ascending order of the keys, as `before` must be."""
     replaced = np.isin(before.keys, np.concatenate([self.gone, self.items.keys]))
     kept = before.take(~replaced)
     if not len(self.items.keys):
@@ -72,10 +76,11 @@ class Change(NamedTuple):
 
 
 def save(change: Change, path: str, with_index: bool) -> None:
-  """Writes items, and their index if it is wanted and faiss is there, into the directory `path`.
+  """Writes items into the directory `path`.
 
   Args:
     change: all items of a catalogue, with `gone` empty; or the change since an earlier export.
+    with_index: whether to write their index too, if faiss is installed.
   """
   items, gone = change
   count, width = items.vectors.shape
@@ -97,7 +102,7 @@ def save(change: Change, path: str, with_index: bool) -> None:
 
 
 def index_of(vectors: np.ndarray) -> bytes:
-  """Returns the index of vectors, float32 [n, d], n > 0, as faiss writes it."""
+  """Returns a faiss index of the vectors, float32 [n, d], n > 0, as bytes."""
   faiss, (count, width) = import_faiss(), vectors.shape
   centres, lists = faiss.IndexFlatIP(width), round(count**0.5)
   index = faiss.IndexIVFFlat(centres, width, lists, faiss.METRIC_INNER_PRODUCT)
@@ -108,7 +113,14 @@ def index_of(vectors: np.ndarray) -> bytes:
 
 
 def read(data: bytes, where: str) -> Change:
-  """Reads the bytes of an items.parquet that `save` wrote. Raises: DataLoss."""
+  """Reads the content of an items.parquet that `save` wrote.
+
+  Args:
+    data: the bytes of the file.
+    where: the path of the file, for messages.
+  Raises:
+    DataLoss: if the file is damaged.
+  """
   try:
     table = pq.read_table(io.BytesIO(data)).combine_chunks()
     left = table['vector'].is_null().to_numpy()
@@ -127,7 +139,7 @@ def has_faiss() -> bool:
 
 
 def import_faiss() -> ModuleType:
-  """Returns the module faiss, without its log lines about the builds that it looks for."""
+  """Returns the module faiss; its log lines about the builds that it looks for are turned off."""
   logging.getLogger('faiss.loader').setLevel(logging.WARNING)
   import faiss
 

@@ -21,8 +21,8 @@ from trainer.embedding.row_table import RowTable
 class KeptTexts:
   """The texts of the admitted features that a process owns, for the slots in data.keep_texts.
 
-  They are read from each pass after the training on it; `dump` removes those of features that have
-  been evicted. Each takes 16 bytes beside its text.
+  They are read from each pass after the model has trained on it. `dump` removes the texts of
+  features that have been evicted. A text takes 16 bytes of memory beside its own bytes.
   """
 
   def __init__(self, cfg: config.Config, communicator: Communicator, store: RowTable):
@@ -33,7 +33,7 @@ class KeptTexts:
     self._texts = pa.array([], pa.large_binary())
 
   def learn(self, prepared: PreparedPass) -> None:
-    """Adds the texts of those features of a pass that have been admitted by now."""
+    """Adds the texts of a pass's features, as far as the features are admitted by now."""
     if not self._ids:
       return
     if prepared.texts is None:
@@ -50,7 +50,12 @@ class KeptTexts:
     self._add(keys, pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
 
   def _add(self, keys: np.ndarray, texts: pa.Array) -> None:
-    """Adds the texts of features that are owned and admitted, and have none yet."""
+    """Adds texts, as far as this process owns the feature, it is admitted and has no text yet.
+
+    Args:
+      keys: int64 [n], the keys of features.
+      texts: large_binary [n], their texts.
+    """
     keys, first = np.unique(keys, return_index=True)
     new = within(keys, self._own) & ~np.isin(keys, self._keys)
     new &= np.isin(keys >> HASH_BITS, list(self._ids.values()))
@@ -63,9 +68,12 @@ class KeptTexts:
     return np.asarray(self._store.lookup(keys)['admitted'], bool)
 
   def dump(self) -> bytes | None:
-    """Returns the texts of features that are still admitted, as Parquet; None if none are kept.
+    """Returns the texts of the features that are still admitted, as the bytes of a Parquet file.
 
-    The file names slots, because their ids may change.
+    The file holds the names of slots instead of their ids, which may change.
+
+    Returns:
+      None if data.keep_texts is empty.
     """
     if not self._ids:
       return None
@@ -79,7 +87,7 @@ class KeptTexts:
     return out.getvalue()
 
   def load(self, dumps: Iterable[bytes]) -> None:
-    """Loads the texts of this process's features from the dumps of any number of processes."""
+    """Replaces the texts by those of this process's features in dumps of any processes."""
     self._keys, self._texts = self._keys[:0], self._texts[:0]
     for dump in dumps if self._ids else ():
       for name, id_of in self._ids.items():
@@ -88,13 +96,13 @@ class KeptTexts:
 
 
 def texts_of_slot(dump: bytes, slot: str) -> pa.Array:
-  """Returns the texts of a slot's features, binary, from a dump of KeptTexts."""
+  """Returns the texts of a slot's features, as an Arrow array of binary, from a KeptTexts dump."""
   table = pq.read_table(io.BytesIO(dump))
   return table.filter(pc.equal(table['slot'], slot))['text'].combine_chunks().cast(pa.binary())
 
 
 def texts_by_key(cfg: config.Config, dumps: Iterable[bytes], slot: str) -> dict[int, str]:
-  """Returns the texts of a slot's features, by key, from the dumps of any number of processes."""
+  """Returns {key: text} of a slot's features, from the KeptTexts dumps of several processes."""
   found: dict[int, str] = {}
   for dump in dumps:
     texts = texts_of_slot(dump, slot)

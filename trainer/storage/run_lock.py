@@ -24,7 +24,7 @@ _held: set[str] = set()  # ids of the locks that this process holds
 
 
 class RunLock:
-  """The lock of a run_dir; the process that trains into it is its owner.
+  """The lock of a run_dir; its owner is the process that trains into the run_dir.
 
   A file names the owner's host and process, and the owner updates the file's time every few
   seconds. An owner on this host is dead when its process has ended. An owner on another host, or in
@@ -32,7 +32,7 @@ class RunLock:
   of the file system.
 
   Attributes:
-    id: the id of the lock, once acquired; with it, another process of the same job can take over.
+    id: the id of the lock, once acquired; a process of the same job that knows it can `follow`.
   """
 
   def __init__(self, run_dir: str, stale_seconds: float = STALE_SECONDS):
@@ -78,7 +78,7 @@ class RunLock:
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
 
   def follow(self, lock_id: str) -> None:
-    """Takes over the lock `lock_id` from a process of the same job that was lost or has left.
+    """Takes the lock `lock_id` over from a process of the same job that has died or has left.
 
     Raises:
       UserError: if another job has taken the run_dir in the meantime.
@@ -177,7 +177,7 @@ def _is_dead(owner: JsonObject) -> bool:
 
 
 def _read(f: TextIO) -> JsonObject | None:
-  """Returns the owner that the file names, if any."""
+  """Returns the owner that the lock's file names; None if it names none."""
   f.seek(0)
   try:
     owner = json.loads(f.read())

@@ -1,14 +1,15 @@
-"""Writes the whole model as a SavedModel: raw columns in, outputs out.
+"""Writes the whole model as a SavedModel, which computes predictions from the columns of the log.
 
-Its rows are variables, sorted by key: a look-up is a binary search (`tf.searchsorted`), and loading
-only reads arrays. The weight and the factors of an unknown feature are 0, as in evaluation;
-features without factors whose other values are 0 are not written. It has two signatures:
+The rows of features are variables, sorted by key: a look-up is a binary search (`tf.searchsorted`),
+and loading only reads arrays. The weight and the factors of an unknown feature are 0, as in
+evaluation. Features without factors whose other values are 0 are not written. There are two
+signatures:
 
-- `serving_default` takes a tensor for every column: string for a slot's column (its features stand
-  as in the log, with the slot's separators; a blank value is no feature), int64 where the slot is
-  among `integer_slots`, float32 for a dense column (NaN is missing). A column that is both a slot's
-  and dense is string. All columns have one length, B, or length 1, which is repeated: one user and
-  B items. A tensor is named as `input_name` says.
+- `serving_default` takes a tensor for every column. For a slot it is a string, written as in the
+  log: with the slot's separators, and blank for no feature. For a slot among `integer_slots` it is
+  int64. For a dense column it is float32, NaN where a number is missing. A column that both a slot
+  and a dense column read is a string. Every tensor has length B, or length 1, which is repeated:
+  one user and B items. A tensor is named as `input_name` says.
 - `examples` takes serialised tf.Examples, string [B], with the same features: bytes lists (each
   element as in the log; several elements are several features), int64 lists, and a float for a
   dense column, which may be left out.
@@ -32,9 +33,16 @@ ROWS_AT_ONCE = 1 << 18  # factor rows that are copied at a time: their indices t
 
 
 class Serving(ServedModel):
-  """The rows of a trained model, and its graph from raw columns to outputs.
+  """The rows of a trained model, and its graph from the columns of the log to outputs.
 
   Shapes: B samples, F slots, n occurrences of features.
+
+  Args:
+    cfg, model, dense_stats: as in `ServedModel`.
+    rows: the rows of all features.
+    integer_slots: the slots whose columns are int64.
+  Raises:
+    UserError: if an integer slot does not exist.
   """
 
   def __init__(
@@ -117,7 +125,7 @@ class Serving(ServedModel):
   # From raw columns to features
 
   def column_specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the raw columns and their types: by name, specs of shape [B]."""
+    """Returns the inputs of `serving_default`: {column of the log: its spec, of shape [B]}."""
     # A column that is both a slot's and dense is a string, which is parsed.
     columns = self._cfg.data.log_columns(without=self._of_items)
     types = {name: tf.string if is_text else tf.float32 for name, is_text in columns.items()}
@@ -125,13 +133,17 @@ class Serving(ServedModel):
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
 
   def from_columns(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, float32 [B] each, for raw columns, [B] or [1], by `input_name`."""
+    """Returns the outputs, {name: float32 [B]}.
+
+    Args:
+      **inputs: the columns of the log, [B] or [1], by their `input_name`.
+    """
     size = common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
     columns = {name: GraphColumn.single(inputs[input_name(name)]) for name in self.column_specs()}
     return self._from_log(columns, size)
 
   def from_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, float32 [B] each, for serialised tf.Examples, string [B]."""
+    """Returns the outputs, {name: float32 [B]}, for serialised tf.Examples, string [B]."""
 
     def feature(dtype: tf.DType) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
       return (
@@ -153,7 +165,7 @@ class Serving(ServedModel):
     return self._from_log(columns, size)
 
   def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, float32 [B] each, for columns of the log by name."""
+    """Returns the outputs, {name: float32 [B]}, for {name: column of the log}; `size` is B."""
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
     made = GraphReader(self._cfg, columns, size)
@@ -166,7 +178,7 @@ class Serving(ServedModel):
   def _predict(
     self, features: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the outputs, float32 [B] each, for the features of each slot and dense columns."""
+    """Returns the outputs, {name: float32 [B]}, for the features of each slot and dense columns."""
     num_slots = len(self._slots)
     keys = tf.concat([f.keys for f in features], 0)
     at = tf.searchsorted(self.keys, keys)
@@ -239,7 +251,7 @@ class Serving(ServedModel):
     place: tf.Tensor,
     size: tf.Tensor,
   ) -> HistoryVectors:
-    """Returns the history of one slot, as trainer.embedding.embedding gives it.
+    """Returns the history of one slot, as trainer.embedding.embedding computes it for training.
 
     Args:
       field: the index of the slot among all slots.
@@ -269,7 +281,9 @@ def save(
   path: str,
   integer_slots: Sequence[str] = (),
 ) -> None:
-  """Writes the whole model into the directory `path`; the other arguments are those of `Serving`.
+  """Writes the whole model into the directory `path`.
+
+  The other arguments are those of `Serving`.
 
   Raises:
     UserError: if two columns have the same `input_name`, or an integer slot does not exist.

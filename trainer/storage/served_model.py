@@ -1,9 +1,9 @@
 """The common part of our SavedModels. Plain TensorFlow runs them, without TFRA or code of ours.
 
 There are two: the whole model (`trainer.storage.saved_model`) and the dense part alone
-(`trainer.storage.dense_model`). Their outputs are `probability` float32 [B], or with several tasks
-one tensor named after each task. Both hold warm-up requests for TensorFlow Serving
-(`trainer.storage.warmup`). A model with model.retrieval gives `vector` float32 [B, d], the query's.
+(`trainer.storage.dense_model`). The output is `probability` float32 [B]; with several tasks, there
+is one output named after each; with model.retrieval, it is `vector` float32 [B, d], the query's.
+Both hold warm-up requests for TensorFlow Serving (`trainer.storage.warmup`).
 """
 
 import re
@@ -21,16 +21,16 @@ Graph = tf.types.experimental.ConcreteFunction
 
 
 def input_name(column: str) -> str:
-  """Returns a column's name as the name of a tensor: letters, digits and underscores."""
+  """Returns the name of a column's tensor: letters, digits and underscores, a letter first."""
   name = re.sub(r'[^A-Za-z0-9_]', '_', column)
   return name if name[:1].isalpha() else f'column_{name}'
 
 
 class ServedModel(tf.Module):
-  """The dense part of a trained model.
+  """The dense part of a trained model: all but the rows of its features.
 
   Args:
-    model: CTRModel (trainer.model.click_model), or RetrievalModel, which gives the query's vector.
+    model: a CTRModel, or a RetrievalModel, which computes the query's vector.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
   """
 
@@ -49,10 +49,11 @@ class ServedModel(tf.Module):
     show_click: tf.Tensor | None = None,
     **sums: tf.Tensor | dict[str, HistoryVectors] | None,
   ) -> dict[str, tf.Tensor]:
-    """Returns the outputs, float32 [B] each.
+    """Returns the outputs, {name: float32 [B]}.
 
     Args:
-      dense: float32 [B, Dn], raw dense columns; NaN is missing.
+      dense: float32 [B, Dn], dense columns as in the log; NaN where a number is missing.
+      factors: as in LayerInputs.
       show_click: float32 [B, Fc, 2], see `transform_counts`; None: no slot has `counts`.
       **sums: the other fields of LayerInputs; `totals` follow from `factors`.
     """
@@ -64,7 +65,13 @@ class ServedModel(tf.Module):
 
 
 def common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
-  """Returns B, int64 [], of inputs whose first dimension is B or 1; fails for other lengths."""
+  """Returns B, int64 [], for inputs whose first dimensions are B or 1.
+
+  The graph fails at run time if there are other lengths.
+
+  Args:
+    lengths: {name of an input: its length, int64 []}.
+  """
   sizes = tf.stack(list(lengths.values()))
   others = tf.boolean_mask(sizes, tf.not_equal(sizes, 1))
   size = tf.cond(tf.size(others) > 0, lambda: others[0], lambda: tf.ones([], tf.int64))
@@ -80,7 +87,7 @@ def common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
 
 
 def graph(function: Callable, specs: Mapping[str, tf.TensorSpec]) -> Graph:
-  """Returns a function's graph for keyword arguments of these specs."""
+  """Traces a function whose keyword arguments are {name: spec}, and returns the graph."""
   return tf.function(function, autograph=False).get_concrete_function(**specs)
 
 
@@ -90,7 +97,11 @@ def write(
   specs: Mapping[str, tf.TensorSpec],
   path: str,
 ) -> None:
-  """Writes a SavedModel and its warm-up requests."""
+  """Writes a SavedModel and its warm-up requests into the directory `path`.
+
+  Args:
+    specs: the inputs of the signature `serving_default`, by name.
+  """
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
   try:

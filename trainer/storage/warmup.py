@@ -25,10 +25,11 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def write(path: str, specs: Mapping[str, tf.TensorSpec]) -> None:
-  """Writes requests to `serving_default` whose numbers are all 0.
+  """Writes requests to the signature `serving_default`; their values are all 0.
 
   Args:
-    specs: its inputs by name, each with the samples as its first dimension.
+    path: the directory of the SavedModel.
+    specs: the signature's inputs by name; the first dimension of each is that of the samples.
   """
   file = os.path.join(path, FILE)
   os.makedirs(os.path.dirname(file), exist_ok=True)

@@ -45,7 +45,7 @@ class BatchNorm(tf.keras.layers.Layer):
     self.built = True
 
   def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
-    """Returns float32 [B, H] for float32 [B, H]."""
+    """Returns x, float32 [B, H], with each column normalised."""
     if not training:
       return tf.nn.batch_normalization(
         x, self.moving_mean, self.moving_variance, self.beta, self.gamma, self._epsilon

@@ -81,7 +81,7 @@ class Cross(tf.keras.layers.Layer):
   def _low_rank_logits(
     self, parts: list[tf.Tensor], multiply: Callable[..., tf.Tensor]
   ) -> tf.Tensor:
-    """Returns the logits of low-rank layers; the order of computation writes few arrays of [B, W].
+    """Returns the logits of low-rank layers, computed so that few arrays of [B, W] are written.
 
     With c_l = x_l V_l, [B, r], the recurrence reads
 

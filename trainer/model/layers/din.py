@@ -10,8 +10,9 @@ from trainer.model.layers.dnn import DNN
 
 
 class DIN(DNN):
-  """A multilayer perceptron that also reads histories, weighted by their relation to the candidate.
+  """A multilayer perceptron that also reads histories.
 
+  Each item of a history is weighted by how it relates to the candidate, the item to be scored.
   Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction". For a history of
   vectors v_1 … v_n and the candidate's vector c:
 
@@ -59,7 +60,7 @@ class DIN(DNN):
     return slot_vectors(inputs) + [self._interest(name, history) for name, history in histories]
 
   def _interest(self, name: str, history: HistoryVectors) -> tf.Tensor:
-    """Returns Σ_i a_i v_i, float32 [B, D]."""
+    """Returns the interest of each sample, Σ_i a_i v_i, float32 [B, D]; `name` is the slot."""
     kernel, bias, out, out_bias = self._units[name]
     vectors, candidate = history.vectors, history.candidate
     # [v, c, v − c, v ⊙ c] K; the part of c alone is the same for the whole history.

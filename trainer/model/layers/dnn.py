@@ -1,4 +1,4 @@
-"""Multilayer perceptron."""
+"""A multilayer perceptron, and dropout that does not depend on the number of ranks."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -79,13 +79,13 @@ class DNN(tf.keras.layers.Layer):
     self.built = True
 
   def _width(self, shapes: LayerInputs) -> int:
-    """Returns W."""
+    """Returns W, the number of columns of h_0."""
     return vector_width(shapes)
 
   def _parts(
     self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
   ) -> list[tf.Tensor]:
-    """Returns h_0 as a list of matrices that join to [B, W]; `multiply` is the product to use."""
+    """Returns h_0 as a list of matrices that join to [B, W]; `multiply` computes their products."""
     return slot_vectors(inputs)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
@@ -106,16 +106,16 @@ class DNN(tf.keras.layers.Layer):
 
 
 def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) -> tf.Tensor:
-  """Sets a share of elements to 0 and scales the rest by 1/(1 − rate).
+  """Sets a share of the elements to 0 and scales the others by 1/(1 − rate).
 
-  The choice is a pure function of the seed, the step, the column, and the sample's place in the
-  step's global batch: it is the same for any number of ranks and after a restart.
+  Which elements become 0 depends only on the seed, the step, the column, and the sample's place in
+  the step's global batch. So it is the same for any number of ranks and after a restart.
 
   Args:
     x: float32 [B, H].
     rate: the share that is set to 0.
     seed: the seed of the layer.
-    position: int64 [2], the step, and the number of its samples on lower ranks.
+    position: int64 [2], the number of the step, and how many of its samples lower ranks have.
   Returns:
     float32 [B, H].
   Raises:

@@ -1,4 +1,4 @@
-"""Turns each number into a vector, which changes linearly between knots."""
+"""Turns each number into a vector that changes linearly between fixed numbers, the knots."""
 
 import statistics
 

@@ -22,7 +22,9 @@ class SASRec(tf.keras.layers.Layer):
   Features without factors are left out. The last block computes only the newest position.
 
   Args:
+    max_length: the most features that a history has.
     layers: the number of blocks.
+    heads: the number of attention heads.
     rate: the dropout rate.
     seed: the seed of initial weights and of dropout.
   """
@@ -59,8 +61,9 @@ class SASRec(tf.keras.layers.Layer):
   ) -> tf.Tensor:
     """Returns the vectors of B histories, float32 [B, D].
 
-    Each history has up to max_length features. Dropout in training depends on `position`, that of
-    LayerInputs.
+    Args:
+      history: each with at most max_length features.
+      position: as in LayerInputs; dropout draws its numbers from it.
     """
     size, length, width = tf.shape(history.mask)[0], tf.shape(history.mask)[1], self._width
     # The newest at the end, and always max_length places, so that dropout draws the same numbers

@@ -1,4 +1,4 @@
-"""The layers of one task over a shared part."""
+"""The layers of one task on top of a part that all tasks share."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from trainer.model.layers.dnn import DNN
 
 
 class Tower(DNN):
-  """A DNN with h_0 = LayerInputs.shared, [B, H]; with `hidden: []` one linear layer."""
+  """A DNN with h_0 = LayerInputs.shared, [B, H]; with `hidden: []` it is one linear layer."""
 
   needs = frozenset({'shared'})
 

@@ -12,7 +12,7 @@ from trainer.model.layers.sasrec import SASRec
 
 
 class SlotPlace(NamedTuple):
-  """Where LayerInputs holds the sum of a slot."""
+  """The indices by which LayerInputs holds the sum of a slot."""
 
   field: int  # index in Config.ordered_slots
   table: int
@@ -27,8 +27,8 @@ class VectorTower(DNN):
                if `hidden` is [], the sum of the parts of h_0
 
   Args:
-    slots: the slots that it reads, other than `history`.
-    dense: the indices of the dense columns that it reads.
+    slots: the slots that the tower reads, other than `history`.
+    dense: the indices of the dense columns that the tower reads.
     hidden: widths of the layers, the last of which is d; [] for no layers.
     history: the name of the slot that `encoder` encodes; None: no history is encoded.
     encoder: maps a history to float32 [B, D]; None if `history` is None.
