@@ -107,9 +107,9 @@ def _to_arrow(
 
 @functools.lru_cache(maxsize=8)
 def _repeats(header: tuple[bytes, ...], delimiter: bytes) -> re.Pattern[bytes]:
-  """Returns a pattern of a repeated header, with the line end before it.
+  """Returns a pattern that matches a repeated header and the line end before it.
 
-  Its names may be quoted, and a byte-order mark may precede them.
+  The names may be quoted, and a byte-order mark may precede them.
   """
   quoted = [name.replace(b'"', b'""') for name in header]
   names = [b'(?:%b|"%b")' % (re.escape(n), re.escape(q)) for n, q in zip(header, quoted)]
@@ -126,10 +126,11 @@ def _block(
   numbers: Collection[str],
   to_arrow: Callable[..., tuple[dict[str, pa.Array], int]],
 ) -> Block:
-  """Returns the Block of whole lines.
+  """Parses whole lines to a Block.
 
   Args:
     raw: the lines, which all end in LF.
+    numbered: the numbers of these lines in the file.
     header: the fields of the header line, as they are written.
     numbers: the columns that may become float64; the others are binary.
     to_arrow: `_to_arrow` of this file.
@@ -206,19 +207,19 @@ def _check_header(
 
 
 def _header(head: bytes, delimiter: str) -> tuple[list[bytes] | None, list[str]]:
-  """Returns the fields of the first line of some text, and these as names of columns."""
+  """Returns the first line's fields as bytes (None if it is malformed), and as names of columns."""
   line = head[: head.index(b'\n')].removesuffix(b'\r')
   fields = _fields(line, delimiter.encode())
   return fields, [f.decode(errors='replace').strip() for f in fields or []]
 
 
 def _head(path: str) -> bytes:
-  """Returns the first lines of a file."""
+  """Returns the first lines of a file; a single line end if the file is empty."""
   return next(text_blocks(path, block_bytes=HEAD_BYTES), (None, b'\n'))[1]
 
 
 def delimiter_of(path: str, wanted: Collection[str]) -> str | None:
-  """Returns what separates the wanted names in the first line of a file; None if nothing does."""
+  """Returns the delimiter that separates all wanted names in a file's first line, or None."""
   head = _head(path)
   return next((by for by in OTHER_DELIMITERS if set(wanted) <= set(_header(head, by)[1])), None)
 

@@ -37,14 +37,14 @@ class SlotBatch(NamedTuple):
 
 
 def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
-  """Returns the batch without samples with which a rank that has no data takes part in a step."""
+  """Returns a batch of no samples, with which a rank that has no data left takes part in a step."""
   f, i = np.zeros([0], np.float32), np.zeros([0], np.int64)
   label = np.zeros([0, num_tasks], np.float32) if num_tasks > 1 else f
   return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), label, f, i)
 
 
 def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
-  """Returns the keys of a slot with one feature a sample, int64 [B], −1 where it is blank.
+  """Returns the keys of a slot that has at most one feature a sample, int64 [B], −1 where blank.
 
   Args:
     batch: NumPy arrays.

@@ -39,7 +39,7 @@ class ItemTable:
     keys: int64 [C], the items' keys, ascending.
     dense: {dense column: [count, mean, M2]}, as in a pass's meta.json, for the table's columns.
   Raises:
-    UserError: if an item is there twice, or a line has none.
+    UserError: if two lines hold the same item, or a line holds none.
   """
 
   def __init__(self, cfg: config.Config, prepared: PreparedPass):
@@ -70,12 +70,13 @@ class ItemTable:
     return dict(zip(keys.tolist(), texts))
 
   def columns(self, keys: np.ndarray) -> tuple[np.ndarray, SlotBatch]:
-    """Returns the columns of items.
+    """Looks up the columns of items.
 
     Args:
-      keys: int64 [n].
+      keys: int64 [n], the items' keys.
     Returns:
-      The m indices in `keys` of items that the table has, ascending, and a batch of these items.
+      The indices in `keys` of the m items that the table has, int64 [m], ascending; and a batch of
+        these m items.
     """
     place = values.places(self.keys, keys)
     known = np.flatnonzero(place >= 0)

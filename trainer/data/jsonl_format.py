@@ -75,7 +75,10 @@ def _text(value: Json) -> str | None:
 
 
 def _slot_value(value: Json) -> str | list[tuple[str, float]] | None:
-  """Returns a text, or pairs (text, number); None for a missing value."""
+  """Converts a slot's JSON value to a text, or to pairs (text, number) for a list or an object.
+
+  Returns None for a missing value.
+  """
   if isinstance(value, list):
     return [(text, 1.0) for text in map(_text, value) if text and text.strip()]
   if isinstance(value, dict):
@@ -84,7 +87,11 @@ def _slot_value(value: Json) -> str | list[tuple[str, float]] | None:
 
 
 def _number(value: Json, decimal: str) -> str | None:
-  """Returns a number as text, with the decimal mark. Raises _WrongValue for a list or object."""
+  """Returns a JSON number as text, written with this decimal mark; a string stays as it is.
+
+  Raises:
+    _WrongValue: for a list or an object.
+  """
   if isinstance(value, (list, dict)):
     raise _WrongValue(value, 'a number')
   if isinstance(value, bool):
@@ -93,7 +100,7 @@ def _number(value: Json, decimal: str) -> str | None:
 
 
 def _slot_array(values: list[str | list[tuple[str, float]] | None]) -> pa.Array:
-  """Makes a column of results of `_slot_value`: texts, or maps if a value has several pairs."""
+  """Makes a column from results of `_slot_value`: strings, or maps if any result is a list."""
   if not any(isinstance(v, list) for v in values):
     return pa.array(values, pa.string())
   pairs = [v if isinstance(v, list) or v is None else [(v, 1.0)] for v in values]
@@ -101,7 +108,7 @@ def _slot_array(values: list[str | list[tuple[str, float]] | None]) -> pa.Array:
 
 
 def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
-  """Returns the type to read a column with in Arrow; None if only Python can read it."""
+  """Returns the Arrow type for a column that begins with `value`; None if Arrow cannot read it."""
   if not is_slot:
     return pa.string() if isinstance(value, str) else pa.float64()
   if isinstance(value, list) and value and not isinstance(value[0], (list, dict)):
@@ -111,7 +118,13 @@ def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
 
 
 def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, pa.Array] | None:
-  """Reads columns with Arrow; None if the result might differ from parsing line by line."""
+  """Parses lines with Arrow; returns None if parsing them one by one might give another result.
+
+  Args:
+    lines: the lines that are not blank, stripped.
+    raw: the text that these lines are from.
+    wanted: column -> whether it is a slot.
+  """
   # A line that begins with { and ends with } cannot continue in the next one.
   if not all(line.startswith(b'{') and line.endswith(b'}') for line in lines):
     return None
@@ -151,7 +164,12 @@ def _schema(types: Mapping[tuple[str, ...], pa.DataType]) -> list[tuple[str, pa.
 
 
 def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -> Block:
-  """Returns the Block of whole lines; `wanted` says of each column whether it is a slot."""
+  """Parses whole lines to a Block.
+
+  Args:
+    wanted: column -> whether it is a slot.
+    decimal: the decimal mark to write numbers with.
+  """
   all_lines = [line.strip() for line in raw.split(b'\n')[:-1]]
   rows = np.flatnonzero([bool(line) for line in all_lines])
   lines = [all_lines[row] for row in rows]

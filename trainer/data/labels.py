@@ -19,14 +19,17 @@ _MOST_LENGTH = 40
 
 
 class OneClass(NamedTuple):
-  """A pass whose labels are all of one class."""
+  """Describes a pass in which all labels of a task are 0, or all are 1."""
 
   text: str  # what is wrong, and what is wanted
   is_misread: bool  # whether a text differs from the positive one only by upper and lower case
 
 
 def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
-  """Describes the first label that has one class in the whole pass, unless the config allows it."""
+  """Describes the first label that is the same in all samples of a pass; None if there is none.
+
+  It skips labels for which the config allows this: those with `negative`, or with squared error.
+  """
   for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
     if sole is None or label.negative is not None or label.loss == 'squared_error':
       continue

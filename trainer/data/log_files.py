@@ -1,4 +1,4 @@
-"""Finds and opens files of logs and runs: local, and s3://, gs:// and hdfs:// by pyarrow.fs."""
+"""Finds and opens files of logs and runs: local, or on s3://, gs:// and hdfs:// (pyarrow.fs)."""
 
 import contextlib
 import errno
@@ -90,7 +90,7 @@ def _filesystem(root: str) -> pa.fs.FileSystem:
 
 
 def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
-  """Returns the file system of a path, and the path in it."""
+  """Returns pyarrow's file system for a path, and the path within this file system."""
   if not is_remote(path):
     return _filesystem('file:///'), os.path.abspath(os.path.expanduser(path))
   scheme, _, rest = path.partition('://')
@@ -106,15 +106,19 @@ def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
 
 
 def first_line(error: BaseException) -> str:
-  """Returns the first line of an error's message."""
+  """Returns the first line of an error's message, up to 300 characters."""
   return ' '.join(str(error).partition('\n')[0].split())[:300]
 
 
 def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value:
-  """Runs an action on a file; if the file is remote and the action fails, tries again.
+  """Returns the result of `action`; for a remote file, repeats it while it raises an OSError.
 
+  Args:
+    path: the file, for messages.
+    verb: says in messages what `action` does to the file, such as 'read'.
   Raises:
-    UserError: if it keeps failing; its cause is the last OSError.
+    UserError: if ATTEMPTS attempts fail; its cause is the last OSError.
+    FileNotFoundError: at the first attempt that finds no file.
   """
   if not is_remote(path):
     return action()
@@ -133,7 +137,7 @@ def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value
 
 
 class _RemoteFile(io.RawIOBase):
-  """A remote file that repeats failed reads; decompression could not continue after one."""
+  """A remote file that repeats failed reads; a decompressor could not continue after a failure."""
 
   def __init__(self, path: str):
     self._path, self._place, self._file = path, 0, None
@@ -177,12 +181,12 @@ class _RemoteFile(io.RawIOBase):
 
 
 def codec_of(path: str) -> str | None:
-  """Returns the compression that the suffix of a file names."""
+  """Returns the compression that a file's suffix names, such as 'gzip'; None if it names none."""
   return CODECS.get(os.path.splitext(path)[1])
 
 
 def suffix_of(path: str) -> str:
-  """Returns the suffix of a file in small letters, without that of its compression."""
+  """Returns a file's suffix in lower case, '.csv' for both A.CSV and a.csv.gz."""
   stem, suffix = os.path.splitext(path.lower())
   return os.path.splitext(stem)[1] if suffix in CODECS else suffix
 
@@ -195,7 +199,7 @@ def open_file(path: str) -> pa.NativeFile:
 
 
 def open_to_write(path: str) -> pa.NativeFile:
-  """Opens a file to write; in a bucket it appears when it is closed."""
+  """Opens a file to write. In a bucket, the file appears only when it is closed."""
   filesystem, inside = _locate(path)
   return filesystem.open_output_stream(inside)
 
@@ -217,7 +221,11 @@ def listed(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
-  """Opens a Parquet or ORC file; messages name its format by `kind`, such as 'an ORC'."""
+  """Opens a Parquet or ORC file; an error of reading it within the `with` becomes a BadPass.
+
+  Args:
+    kind: the file's format in messages, such as 'an ORC'.
+  """
   try:
     with open_file(path) as f:
       yield f
@@ -251,7 +259,13 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def matching(patterns: Sequence[str], key: str) -> list[str]:
-  """Returns the files and directories that patterns match, sorted within each pattern."""
+  """Returns the files and directories that patterns match, sorted within each pattern.
+
+  Args:
+    key: the config key that holds the patterns, for messages.
+  Raises:
+    ConfigError: if a pattern matches nothing.
+  """
   files = []
   for pattern in patterns:
     path = normal(pattern)
@@ -291,8 +305,8 @@ def _listed(
 def refusing(path: str) -> Iterator[None]:
   """Turns an error in reading a pass into a BadPass that names the pass.
 
-  It lets other errors through: a full disk, too many open files, another file that cannot be
-  written, a remote place that cannot be reached.
+  Errors for which the pass is not to blame stay as they are: a full disk, too many open files,
+  another file that cannot be written, a remote place that cannot be reached.
   """
   try:
     yield
@@ -307,7 +321,6 @@ def refusing(path: str) -> Iterator[None]:
 
 
 def exists(path: str) -> bool:
-  """Returns whether there is such a file or directory."""
   return _info(path).type != pa.fs.FileType.NotFound if is_remote(path) else os.path.exists(path)
 
 
@@ -317,7 +330,7 @@ def is_directory(path: str) -> bool:
 
 
 def modified(path: str) -> float | None:
-  """Returns when a file was last changed, in seconds since 1970; None if there is none."""
+  """Returns when a file was last changed, in seconds since 1970; None if there is no file."""
   if exists(path):  # pyarrow refuses local names that are not UTF-8
     return (_info(path).mtime_ns or 0) / 1e9 if is_remote(path) else os.path.getmtime(path)
   return None
@@ -350,7 +363,7 @@ def walk(
 def files_of(path: str) -> list[LogFile]:
   """Returns the files of a pass: the file itself, or those below a directory, in natural order.
 
-  Files whose names begin with . or _ (such as _SUCCESS) and .crc files do not count.
+  It leaves out files whose names begin with . or _ (such as _SUCCESS), and .crc files.
 
   Raises:
     UserError: if there is no such file, or it is a device, a pipe or a socket.
@@ -422,6 +435,6 @@ def _local_file(path: str) -> LogFile:
 
 
 def partition_columns(path: str) -> dict[str, str]:
-  """Returns Hive's partition columns in a path, such as dt and hour in dt=2024-01-31/hour=03/x."""
+  """Returns the Hive partition columns of a path: {'dt': '31', 'hour': '3'} for dt=31/hour=3/x."""
   folders = re.split(r'[/\\]', path)[:-1]
   return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))

@@ -24,7 +24,7 @@ SMALL_DICTIONARY = 1 << 18
 
 
 def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str]) -> Block:
-  """Returns the Block of a batch; its first record is row `first_row` of the file."""
+  """Returns the Block of a batch; its first record has the number `first_row` in the file."""
 
   def text(i: int) -> str:
     try:
@@ -42,7 +42,10 @@ def known_columns(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
 
 
 def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
-  """Returns the columns to read for the wanted ones; for a path, the column of its first part."""
+  """Returns the file's columns that hold the wanted ones.
+
+  For `device.os` that is the column `device`, unless a column has the name `device.os` itself.
+  """
   return list(dict.fromkeys(w if w in schema.names else w.partition('.')[0] for w in wanted))
 
 

@@ -12,7 +12,7 @@ CARRIED = '--columns'  # asks for columns that are written as they are
 
 
 def briefly(made: config.Made) -> JsonObject:
-  """Describes a made column; a checksum stands for the content of a look-up."""
+  """Returns the settings of a made column; a checksum stands for the content of a look-up."""
   tree = made.model_dump()
   if tree.get('content') is not None:
     tree['content'] = f'{zlib.crc32(tree["content"].encode()):08x}'
@@ -61,8 +61,12 @@ def reading(cfg: config.Config) -> JsonObject:
 def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
   """Returns the slots and dense columns that are not read, and so are blank.
 
-  These are, with model.retrieval, the columns that data.items holds and, for predictions, all that
-  only describe items.
+  There are none without model.retrieval. With it, training and evaluation do not read the item
+  columns that data.items holds in place of the log; prediction reads no column that only describes
+  items.
+
+  Args:
+    labelled: true for training and evaluation, false for prediction.
   """
   if labelled or cfg.model.retrieval is None:
     return cfg.columns_of_items()
@@ -73,8 +77,8 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   """Returns the columns to read, {column: the config key that needs it}.
 
   Args:
-    labelled: whether to read labels, weights and groups; prediction does not need them. To find
-      items (model.retrieval) it needs the group, but no column that only describes items.
+    labelled: whether to read labels, weights and groups. Prediction does not need them; but with
+      model.retrieval it needs the group, and reads no column that only describes items.
   """
   data, columns = cfg.data, []
   if labelled:

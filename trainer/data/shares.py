@@ -23,7 +23,10 @@ TABLES = {'parquet': parquet_format.num_rows, 'orc': orc_format.num_rows}
 
 
 def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
-  """Returns the file of a raw pass if it is one large uncompressed text, Parquet or ORC file."""
+  """Returns the file of a raw pass if several processes can convert it, else None.
+
+  They can if it is one large uncompressed text, Parquet or ORC file.
+  """
   with contextlib.suppress(UserError):  # the conversion tells of it
     files = files_of(raw_path)
     kind = format_of(cfg.data, raw_path)
@@ -34,7 +37,11 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """Counts the line ends in each of the blocks rank, rank + size, … of SCAN_BYTES of a text."""
+  """Counts the line ends in each of a rank's blocks of a text: rank, rank + size, rank + 2·size, …
+
+  Returns:
+    The count of each of these blocks of SCAN_BYTES; [] if the file is not a text.
+  """
   if format_of(cfg.data, file.path) not in TEXTS:
     return []
   with open_file(file.path) as f:
@@ -43,7 +50,12 @@ def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list
 
 
 def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
-  """Returns where a line, numbered from 0, begins; `counts` are the line ends of each block."""
+  """Returns the place in a text file, in bytes, at which a line begins.
+
+  Args:
+    counts: int64, how many line ends each block of SCAN_BYTES has.
+    line: the number of the line; lines are counted from 0, and this is not the first.
+  """
   ends = np.cumsum(counts)
   block = int(np.searchsorted(ends, line))
   with open_file(file.path) as f:
@@ -53,11 +65,11 @@ def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
 
 
 def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: int) -> list[Part]:
-  """Cuts a file into at most `size` parts of whole chunks of records.
+  """Cuts a file into at most `size` parts; all parts but the last have whole chunks of records.
 
   Args:
     file: a result of `shareable`.
-    counted: for a text, the `count_lines` of each rank.
+    counted: for a text, the results of `count_lines` on all ranks.
   """
   kind = format_of(cfg.data, file.path)
   is_text = kind in TEXTS

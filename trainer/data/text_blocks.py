@@ -23,7 +23,7 @@ def text_blocks(
   Args:
     block_bytes: how many bytes to read at once; None: BLOCK_BYTES.
   Yields:
-    The numbers of the lines of a block, and its bytes.
+    The numbers of the block's lines, counted from 1 in the file, and the block's bytes.
   Raises:
     BadPass: if the file is no text with line ends, or its compression is damaged.
   """

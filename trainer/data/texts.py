@@ -24,7 +24,7 @@ def texts_of(
   Args:
     paths: raw passes; those that no longer exist are skipped.
     slot: a slot, or Slot(name=data.group) for the groups of samples.
-    keys: of its features, or of the groups.
+    keys: keys of the slot's features, or the groups, whose texts to find.
   """
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids().get(slot.name, 0)
@@ -44,9 +44,9 @@ def texts_of(
 
 
 def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
-  """Returns the distinct texts from which a slot's features are hashed, and those shown to people.
+  """Returns the distinct texts that a slot hashes in a block, and the text to show for each.
 
-  Only for a cross do they differ: people see its parts.
+  The two differ only for a cross: it hashes a number, and its parts, 'a × b', are shown.
   """
   reader = ArrowReader(cfg, block.columns, len(block.lines))
   if isinstance(slot.made, config.Cross):

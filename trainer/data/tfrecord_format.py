@@ -29,7 +29,7 @@ KINDS = {'bytes_list': tf.string, 'int64_list': tf.int64, 'float_list': tf.float
 
 
 def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
-  """Returns a list column. Strings are copied as one run of bytes, not one by one."""
+  """Returns a feature of parsed examples as a list column; strings are copied in one piece."""
   values, splits = feature.values, pa.array(feature.row_splits.numpy().astype(np.int32))
   if values.dtype != tf.string:
     return pa.ListArray.from_arrays(splits, pa.array(values.numpy()))
@@ -41,7 +41,7 @@ def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
 def _bad_records(
   records: tf.Tensor, features: dict[str, tf.io.RaggedFeature], first: int = 0
 ) -> list[int]:
-  """Returns the numbers, counted from `first`, of records that do not parse."""
+  """Returns the indices of the records that do not parse, plus `first`; finds them by bisection."""
   try:
     tf.io.parse_example(records, features)
     return []
@@ -80,11 +80,14 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 
 
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
-  """Returns the kind of each missing feature in the first record that has it.
+  """Finds the kinds of the features in `missing`, each in the first record that has a value of it.
 
   Args:
-    records: serialised, object [n].
-    names: receives the names that occur, for messages.
+    records: serialised tf.Examples, object [n].
+    missing: the names of features whose kinds are not known yet.
+    names: receives the names of features that occur, for messages.
+  Returns:
+    name -> dtype; a feature that no record has is left out.
   """
   kinds: dict[str, tf.DType] = {}
   for record in records:

@@ -1,6 +1,7 @@
-"""Reads values of Arrow columns as keys of features, as numbers, or as several features.
+"""Converts Arrow columns to feature keys or to numbers; a record may hold several features.
 
-Shapes: n records, u distinct fields of a column.
+Shapes: n records, u distinct cells. A cell is what one record holds in a column, before it is split
+into features.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ WHOLE_NUMBER = (
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """Returns the integers of [starts[i], starts[i] + counts[i]) for every i, int64 [Σ counts]."""
+  """Returns range(starts[i], starts[i] + counts[i]) for every i, joined; int64 [Σ counts]."""
   ends = np.cumsum(counts)
   return np.repeat(starts - ends + counts, counts) + np.arange(ends[-1] if len(ends) else 0)
 
@@ -34,7 +35,7 @@ def is_list(t: pa.DataType) -> bool:
 
 
 def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-  """Returns the index of each wanted key among ascending keys, int64; −1 if it is not there."""
+  """Returns the index of each wanted key in ascending `keys`; int64, −1 where a key is absent."""
   if not len(keys):
     return np.full(wanted.shape, -1)
   at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
@@ -42,12 +43,16 @@ def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def text_of_float(value: float) -> str | None:
-  """Returns the text of a whole number, '12' for 12.0; None for a fraction or above 2^53."""
+  """Returns a whole float below 2^53 as text, '12' for 12.0; None for other floats."""
   return str(int(value)) if abs(value) < 2**53 and value == int(value) else None
 
 
 def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-  """Returns the column of a name or, if there is none, at a path through structs and maps."""
+  """Returns a column by its name or, if no column has this name, by a path such as `device.os`.
+
+  The first part of a path names a column. What follows names a field of its structs, or a key of
+  its maps.
+  """
   if name in table.schema.names:
     column = table.column(name)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
@@ -62,7 +67,7 @@ def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
 
 
 def has_column(fields: pa.Schema | pa.DataType, name: str) -> bool:
-  """Returns whether `column_at` finds a name or a path."""
+  """Returns whether `column_at` would find a column by this name or path."""
   names = [field.name for field in fields]
   head, dot, rest = name.partition('.')
   if name in names or not dot or head not in names:
@@ -93,7 +98,11 @@ def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
 
 def as_text(array: pa.Array, column: str) -> pa.Array:
-  """Returns the values as texts; null stays null. Raises UserError for a type without texts."""
+  """Returns the values as a string array; null stays null.
+
+  Raises:
+    UserError: if values of this type have no text that could be hashed, such as durations.
+  """
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   array, _ = whole_numbers(array)
@@ -120,7 +129,7 @@ def as_text(array: pa.Array, column: str) -> pa.Array:
 
 
 def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the bytes of a string array, and where each text begins in them."""
+  """Returns the joined bytes of a string array, uint8, and its texts' offsets, int32 [n + 1]."""
   n = len(texts)
   _, offsets, data = texts.buffers()
   if not n or offsets is None:
@@ -132,13 +141,13 @@ def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
 
 
 def texts_from(data: bytes | np.ndarray, offsets: np.ndarray) -> pa.Array:
-  """Undoes `text_buffers`; the bytes need not be UTF-8."""
+  """Returns a string array from the results of `text_buffers`; the bytes need not be UTF-8."""
   buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
   return pa.Array.from_buffers(pa.string(), len(offsets) - 1, buffers)
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-  """Returns where each list begins in the joined lists, and their end, int32 [n + 1].
+  """Returns the offsets of n lists that are stored one after another, int32 [n + 1].
 
   Args:
     counts: [n], the lengths of the lists.
@@ -156,7 +165,13 @@ def _marker_keys(missing_values: tuple[str, ...], slot_id: int) -> np.ndarray:
 def feature_keys(
   array: pa.Array, column: str, slot_id: int, missing_values: Sequence[str]
 ) -> np.ndarray:
-  """Returns the keys of a slot's features, int64 [n]; NO_FEATURE for a blank or missing value."""
+  """Returns the key of each value's feature, int64 [n]; NO_FEATURE where it is blank or missing.
+
+  Args:
+    array: one value a record.
+    column: the name of the column, for messages.
+    missing_values: texts that stand for a missing value.
+  """
   t = array.type
   if pa.types.is_null(t):
     return np.full([len(array)], NO_FEATURE)
@@ -184,7 +199,7 @@ def trim(texts: pa.Array) -> pa.Array:
 
 
 def without_markers(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
-  """Makes texts of `data.missing_values` null; `texts` must be trimmed."""
+  """Replaces texts that stand for a missing value by null; `texts` must be trimmed."""
   if not missing_values:
     return texts
   known = pc.is_in(texts, pa.array([m.strip() for m in missing_values], pa.string()))
@@ -192,7 +207,7 @@ def without_markers(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
 
 
 class Writing(NamedTuple):
-  """How numbers are written in texts: with which decimal mark, and which mark of thousands."""
+  """How texts write numbers: the decimal mark, and the mark between thousands if there is one."""
 
   decimal: str = '.'
   thousands: str | None = None
@@ -202,14 +217,20 @@ class Writing(NamedTuple):
     return cls(data.decimal, data.thousands)
 
   def pattern(self) -> str:
-    """Returns a regular expression that matches a number; its first group leaves out the %."""
+    """Returns a regular expression that matches a number, optionally followed by %.
+
+    Its first capture group is the number without the %.
+    """
     point, digits = re.escape(self.decimal), r'\d+'
     if self.thousands is not None:
       digits = rf'(?:\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+|\d+)'
     return rf'^([-+]?(?:{digits}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?)(?: ?%)?$'
 
   def replacements(self) -> list[tuple[str, str]]:
-    """Returns (regular expression, replacement) pairs that turn such a text into a plain number."""
+    """Returns (regular expression, replacement) pairs that turn a text into a plain decimal number.
+
+    They apply, in this order, to texts that match `pattern`. They also remove the %.
+    """
     pairs = [(r'^\+|(?: ?%)$', '')]
     pairs += [] if self.thousands is None else [(re.escape(self.thousands), '')]
     return pairs + ([] if self.decimal == '.' else [(re.escape(self.decimal), '.')])
@@ -223,7 +244,7 @@ def float_or_none(text: str) -> float | None:
 
 
 def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: Writing) -> pa.Array:
-  """Returns float64: null for a blank or missing text, infinity for a text that is no number."""
+  """Returns texts' numbers, float64 [n]: null where blank or missing, infinity where no number."""
   if not missing_values and writing == Writing():
     with contextlib.suppress(pa.ArrowInvalid):  # a blank, white space, or no number
       return texts.cast(pa.float64())
@@ -272,11 +293,11 @@ def floats(
 
 
 def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
-  """Unpacks a column of lists of one value each; returns other columns as they are.
+  """Unpacks a column of lists that should hold one value each; returns other columns as they are.
 
   Returns:
-    The values, null for an empty list; and bool [n], true where a list has several values (None if
-    the column has no lists).
+    The values [n], null where a list has none or several; and bool [n], true where a list has
+      several values. The latter is None if the column has no lists, or if each list has one value.
   """
   if not is_list(array.type):
     return array, None
@@ -291,7 +312,11 @@ def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
 
 class SlotFeatures(NamedTuple):
-  """The features of a slot: record i has the features of the distinct field `index[i]`."""
+  """The features of a slot, stored by cell; records with the same text share a cell.
+
+  Record i has the cell c = index[i]. Cell c holds the features keys[starts[c] : starts[c] +
+  counts[c]].
+  """
 
   index: np.ndarray  # int64 [n]
   starts: np.ndarray  # int64 [u]
@@ -302,7 +327,7 @@ class SlotFeatures(NamedTuple):
 
 
 def _split_values(texts: pa.Array, separator: str) -> pa.Array:
-  """Splits texts such as sports:0.5 at the last separator; returns lists of one or two parts."""
+  """Splits texts such as sports:0.5 at their last separator; returns lists of one or two parts."""
   return pc.split_pattern(texts.fill_null(''), pattern=separator, max_splits=1, reverse=True)
 
 
@@ -360,7 +385,7 @@ def several_features(
 
 
 def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
-  """Returns the texts of all features in a slot's column, in order; null for a null value."""
+  """Returns the texts of all features in a slot's column, in order; null where a value is null."""
   column = slot.column or slot.name
   if pa.types.is_map(array.type):
     return as_text(array.keys, column)
@@ -378,7 +403,10 @@ def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
 def distinct_texts(
   array: pa.Array, slot: config.Slot, slot_id: int, missing_values: Sequence[str]
 ) -> tuple[np.ndarray, pa.Array]:
-  """Returns the keys of the features in a slot's column, int64 [u], and their texts."""
+  """Returns the features in a slot's column, each distinct text once: their keys, int64, and texts.
+
+  Keys may repeat, because texts such as 12 and 12.0 have the same key.
+  """
   if not (is_list(array.type) or pa.types.is_map(array.type)):
     array = pc.unique(array)
   texts = trim(pc.unique(feature_texts(array, slot)))
@@ -387,6 +415,6 @@ def distinct_texts(
 
 
 def holds_floats(t: pa.DataType) -> bool:
-  """Returns whether the features in lists or maps of a type are floats."""
+  """Returns whether the values of a list type, or the keys of a map type, are floats."""
   inner = t.key_type if pa.types.is_map(t) else t.value_type
   return pa.types.is_floating(inner.value_type if pa.types.is_dictionary(inner) else inner)

@@ -1,6 +1,8 @@
-"""Computes made columns from the Arrow columns of a block: in conversion, prediction, the server.
+"""Computes made columns (`from` in the config) from the Arrow columns of a block.
 
-Shapes: n records, m features of a column in all of them.
+Conversion, prediction and the server use it; graph_columns.py does the same inside a SavedModel.
+
+Shapes: n records, m features of a column in all n records.
 """
 
 import copy
@@ -35,13 +37,16 @@ _Result = TypeVar('_Result')
 
 
 class Features(NamedTuple):
-  """The features of a column as hashes: the key without a slot's id."""
+  """The features of a column as hashes: each is a feature's key without the slot's id."""
 
   hashes: np.ndarray  # int64 [m], in the order of the records; without counts [n]
   counts: np.ndarray | None  # int64 [n]; None: each record has one, or none (NO_FEATURE)
 
   def by_record(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns hashes [m] and counts [n]."""
+    """Returns the hashes of all features in record order, int64 [m], and their number by record.
+
+    The latter is int64 [n]. NO_FEATURE is left out.
+    """
     if self.counts is not None:
       return self.hashes, self.counts
     present = self.hashes != NO_FEATURE
@@ -49,10 +54,10 @@ class Features(NamedTuple):
 
 
 class ArrowReader:
-  """The columns of n records, as one made column reads them.
+  """Gives the columns of n records to the model, or to a made column, which is computed from them.
 
-  A made column may replace a column of the log and have its name. Others then read the made column
-  by this name, and the made column itself reads the log's.
+  A made column may have the name of a column of the log. By this name, the made column itself reads
+  the log's column; the model and other made columns read the made one.
 
   Args:
     columns: the columns of the log.
@@ -73,18 +78,18 @@ class ArrowReader:
     self._results: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':
-    """Returns the reader of the made column `own`; all readers share their results."""
+    """Returns a reader for the made column `own`; it shares the results of this reader."""
     reader = copy.copy(self)
     reader._own = own
     return reader
 
   def made(self, name: str) -> pa.Array:
-    """Returns a made column [n], in the form in which a file could hold it."""
+    """Computes a made column [n], in a form in which a file could hold it."""
     made = self._made[name]
     return self.once(('made', name), lambda: module_of(made).arrow(made, self.of(name)))
 
   def once(self, key: object, compute: Callable[[], _Result]) -> _Result:
-    """Returns the result of `compute`, which is called only once for all columns of a block."""
+    """Returns the result of `compute`, which is called only once for each key."""
     if key not in self._results:
       self._results[key] = compute()
     return self._results[key]
@@ -95,7 +100,7 @@ class ArrowReader:
     self._drop(wrong, 'made', column, wanted + of_own)
 
   def _is_made(self, name: str) -> bool:
-    """Returns whether a name means a made column to this reader, rather than one of the log."""
+    """Returns whether this reader resolves `name` to a made column, not to a column of the log."""
     return name in self._made and name != self._own
 
   def _array(self, name: str) -> tuple[pa.Array, str, list[str]]:
@@ -113,9 +118,10 @@ class ArrowReader:
     return array, column, markers
 
   def numbers(self, name: str) -> np.ndarray:
-    """Returns float64 [n] with the digits of a float32, as dense columns have them.
+    """Returns the column as float64 [n], rounded to float32 precision, as dense columns are.
 
-    A missing number is NaN. Below the least normal float32 a number is 0, as in TensorFlow.
+    A number is NaN where it is missing or beyond float32's range. It is 0 where its magnitude is
+    below float32's least normal number, as in TensorFlow.
     """
 
     def read() -> np.ndarray:
@@ -132,9 +138,9 @@ class ArrowReader:
     return self.once(('numbers', name, self._is_made(name)), read)
 
   def texts(self, name: str, wanted: str = 'one text in UTF-8') -> pa.Array:
-    """Returns texts [n] without white space around them, null where missing or blank.
+    """Returns the column's texts as a DictionaryArray [n], stripped, null where missing or blank.
 
-    The result is dictionary-encoded if the column is, or has few distinct texts.
+    Records with several texts, or with one that is not UTF-8, are dropped.
     """
 
     def read() -> pa.DictionaryArray:
@@ -153,7 +159,7 @@ class ArrowReader:
     return self.once(('texts', name, self._is_made(name)), read)
 
   def _slot(self, name: str, column: str) -> config.Slot:
-    """Returns the slot that says how the features of a column are separated."""
+    """Returns the slot `name`, which has the features' separator; else a slot without one."""
     slots = (s for s in self._data.slots if s.name == name and s.name != self._own)
     return next(slots, config.Slot(name=column))
 
@@ -176,7 +182,7 @@ class ArrowReader:
     return self.once(('features', name, self._is_made(name)), read)
 
   def feature_texts(self, name: str) -> tuple[np.ndarray, pa.Array]:
-    """Returns the distinct features of a slot or column as hashes, ascending, and their texts."""
+    """Returns the hashes of a column's distinct features, int64 [u], ascending, and their texts."""
     array, column, markers = self._array(name)
     slot = self._slot(name, column)
     hashes, texts = distinct_texts(whole_numbers(array)[0], slot, 0, markers)
@@ -185,7 +191,11 @@ class ArrowReader:
 
 
 def _unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
-  """Returns texts with null in place of those that are not UTF-8; and which are UTF-8."""
+  """Replaces texts that are not UTF-8 by null.
+
+  Returns:
+    The texts [u]; and bool [u], true where a text is UTF-8 or null.
+  """
   is_text = np.ones([len(texts)], bool)
   try:
     texts.validate(full=True)

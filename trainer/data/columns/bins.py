@@ -1,4 +1,4 @@
-"""Bins of a number: bin i becomes the feature with the text i, and no number the text `missing`."""
+"""Bins: a number in bin i becomes the feature with the text i; no number becomes `missing`."""
 
 import functools
 from types import ModuleType
@@ -15,7 +15,10 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 @functools.cache
 def _log_squared() -> np.ndarray:
-  """Returns the least float32 of each bin: 0, 1, 2, all above 2, and x with ln²x = 1, 2, …"""
+  """Returns the least number of each bin of `log_squared`, but for the first bin.
+
+  They are 0, 1, 2, the least float32 above 2, and each x > 1 at which ln²x is 1, 2, 3, …
+  """
   most = np.log(float(np.finfo(np.float32).max)) ** 2
   numbers = np.exp(np.sqrt(np.arange(1, int(most) + 1)))
   return np.concatenate([[0, 1, 2, np.nextafter(np.float32(2), np.float32(3))], numbers])
@@ -28,12 +31,12 @@ def boundaries(made: config.Bins) -> np.ndarray:
 
 
 def texts(made: config.Bins) -> list[str]:
-  """Returns the text of each bin; the last one is for missing numbers."""
+  """Returns the text of each bin; the last text is for missing numbers."""
   return [*map(str, range(len(boundaries(made)) + 1)), 'missing']
 
 
 def _bins(made: config.Bins, numbers: TensorLike, xp: ModuleType) -> TensorLike:
-  """Returns the index in `texts` of each number's bin; `xp` is NumPy or TensorFlow."""
+  """Returns for each number the index of its bin's text in `texts`; `xp` is NumPy or TensorFlow."""
   bounds = boundaries(made)
   bins = xp.searchsorted(bounds, numbers, side='right')
   return xp.where(numbers != numbers, len(bounds) + 1, bins)  # NaN: missing

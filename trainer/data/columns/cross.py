@@ -29,7 +29,10 @@ _POSITIVE = 2**63 - 1
 
 
 def feature_of(text: str, made: config.Cross) -> str:
-  """Returns the text that the slot hashes for a combination whose parts `text` names: 'a × b'."""
+  """Returns the text that the slot hashes for a combination that people write as 'a × b'.
+
+  A text that has another number of parts is returned as it is.
+  """
   parts = text.split(BETWEEN)
   if len(parts) != len(made.cross):
     return text
@@ -37,7 +40,7 @@ def feature_of(text: str, made: config.Cross) -> str:
 
 
 def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
-  """Returns the text that the slot hashes for each combination of all records, and its parts."""
+  """Returns, for each combination in all records, the text that the slot hashes, and 'a × b'."""
   by_record = [reader.features(name).by_record() for name in made.cross]
   parts, _ = _parts(by_record, made.most, np)
   texts = []
@@ -62,12 +65,12 @@ def _parts(
   """Combines the features of each record; leaves out combinations after the first `most`.
 
   Args:
-    columns: for each column, the hashes [m] of all records and their number in each record [n],
-      int64.
+    columns: for each column, the hashes of the features of all records, int64 [m], and how many of
+      them each record has, int64 [n].
     xp: NumPy or TensorFlow.
   Returns:
     For each column, the hash of its feature in each of the c combinations of all records, int64
-    [c]; and the number of combinations of each record, int64 [n].
+      [c]; and the number of combinations of each record, int64 [n].
   """
   take, total = np.take if xp is np else tf.gather, columns[0][1] * 0 + 1
   for _, counts in columns:

@@ -1,8 +1,8 @@
 """Computes expressions over numbers in float64, in NumPy and in TensorFlow.
 
-Both do the same operations in the same order, and only operations whose rounding IEEE 754 defines,
-so their results agree to the bit. The logarithms of the two libraries differ in the last bit, so
-`_log` is built from such operations.
+Both libraries do the same operations in the same order, and only operations whose rounding IEEE 754
+defines, so their results agree to the bit. Their own logarithms differ in the last bit, so `_log`
+is built from such operations.
 """
 
 import ast
@@ -99,7 +99,7 @@ def _log(x: TensorLike, xp: Library) -> TensorLike:
 
 
 def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: Library) -> TensorLike:
-  """Computes a part of an expression, in float64."""
+  """Computes a node of an expression's syntax tree, in float64."""
   if (name := config.column_of(node)) is not None:
     return columns[name]
   value = lambda part: _value(part, columns, xp)
@@ -118,12 +118,12 @@ def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: Library) -> Te
 
 
 def _least(x: TensorLike, y: TensorLike, xp: Library) -> TensorLike:
-  """Returns the smaller of two numbers, NaN if one of them is."""
+  """Returns the smaller of two numbers; NaN if either is NaN."""
   return xp.where(xp.is_nan(x), x, xp.where(xp.is_nan(y), y, xp.where(y < x, y, x)))
 
 
 def _finite(x: TensorLike, xp: Library) -> TensorLike:
-  """Returns x, NaN where it is beyond float32's range, 0 where it is too small for it."""
+  """Returns x, but NaN where it is beyond float32's range, and 0 where it would be subnormal."""
   x = xp.where(xp.abs(x) <= float(np.finfo(np.float32).max), x, np.nan)
   return xp.where(xp.abs(x) < _TINY32, x * 0.0, x)
 

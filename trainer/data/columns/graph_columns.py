@@ -1,7 +1,7 @@
 """Computes made columns in plain TensorFlow ops: inside a SavedModel.
 
-Shapes: B samples. A column has L samples: L = B, or 1 if one sample stands for all B. m features of
-a column.
+Shapes: B samples, m features of a column. A column has L samples: L = B, or L = 1 if its one sample
+stands for all B.
 """
 
 import copy
@@ -57,7 +57,7 @@ class GraphColumn(NamedTuple):
     return cls(values, tf.range(length), length, is_single=True)
 
   def firsts(self) -> tf.Tensor:
-    """Returns the first value of each sample, [L]; blank, 0 or NaN if it has none."""
+    """Returns the first value of each sample, [L]; where a sample has none: blank, 0 or NaN."""
     if self.is_single:
       return self.values
     kind = self.values.dtype
@@ -67,7 +67,7 @@ class GraphColumn(NamedTuple):
 
 
 def texts_of(values: tf.Tensor) -> tf.Tensor:
-  """Returns a column's values as texts. Numbers must be whole, or missing."""
+  """Returns a column's values as texts; a number must be whole, and a missing one becomes blank."""
   if values.dtype == tf.string:
     return values
   if values.dtype.is_integer:
@@ -92,7 +92,10 @@ def numbers_of(column: GraphColumn, markers: Sequence[str], writing: Writing) ->
 
 
 def _keys(texts: tf.Tensor, slot_id: int, markers: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the keys of texts, and whether each is a feature: not blank and no missing value."""
+  """Returns the keys of texts, int64 [m], and bool [m], true where a text is a feature.
+
+  A text is no feature if it is blank or stands for a missing value.
+  """
   keys, present = hash_keys(texts, slot_id), tf.not_equal(tf.strings.strip(texts), '')
   for marker in filter(None, map(str.strip, markers)):
     present &= tf.not_equal(keys, hash_keys(marker, slot_id))
@@ -107,15 +110,17 @@ class GraphFeatures(NamedTuple):
 
 
 def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Repeats the features of a single sample for all B = `size` samples; keeps those of B samples.
+  """Repeats the features of a column that has a single sample for each of B samples.
 
-  The features of a single user are hashed and looked up once, however many items there are.
+  So the features of one user are hashed and looked up once, however many items there are. The
+  features of a column that has B samples stay as they are.
 
   Args:
     samples: int64 [n], the sample of each feature.
-    length: int64 [], B, or 1 for a single sample.
+    length: int64 [], the number of samples that the column has: B or 1.
+    size: int64 [], B.
   Returns:
-    The place of each repeated feature among the n, and its sample, int64 [m].
+    For each of the m features after repetition: its index among the n, and its sample; int64 [m].
   """
   count, times = tf.size(samples, tf.int64), tf.where(tf.equal(length, 1), size, 1)
   places = tf.tile(tf.range(count), [times])
@@ -125,7 +130,7 @@ def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf
 def _split(
   texts: tf.Tensor, samples: tf.Tensor, separator: str | None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Splits texts at a separator; returns the pieces and their samples."""
+  """Splits texts at a separator; returns the pieces, and the sample of each piece."""
   if not separator:
     return texts, samples
   pieces = tf.strings.split(texts, separator)
@@ -142,7 +147,9 @@ class SlotTensors(NamedTuple):
 
 
 class GraphReader:
-  """The columns of a batch, as one made column reads them; the counterpart of `ArrowReader`.
+  """Gives the columns of a batch to the model, or to a made column, which is computed from them.
+
+  It is the counterpart of `ArrowReader`.
 
   Args:
     columns: the columns of the log.
@@ -166,7 +173,7 @@ class GraphReader:
     return self._results[name], []
 
   def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
-    """Does what `_read` does, for a slot or a dense column; these may have the same name."""
+    """Does what `_read` does, for a slot or a dense column; two of these may have the same name."""
     if column.made:
       return self._read(column.name)
     ((name, _),) = self._data.columns_of(column)
@@ -177,7 +184,7 @@ class GraphReader:
     return numbers_of(*self._column(column), self._writing)
 
   def slot(self, slot: config.Slot, slot_id: int) -> SlotTensors:
-    """Returns the features of a slot, as the conversion finds them."""
+    """Returns the features that the conversion would find in a slot."""
     column, markers = self._column(slot)
     texts, samples = _split(texts_of(column.values), column.samples, slot.separator)
     values = tf.ones_like(texts, tf.float32) if column.x is None else column.x
@@ -199,14 +206,14 @@ class GraphReader:
     return SlotTensors(*columns, column.length)
 
   def numbers(self, name: str) -> tf.Tensor:
-    """Returns a column's numbers, float64 [L] rounded to float32; NaN if missing or infinite."""
+    """Returns a column as float64 [L], rounded to float32; NaN where missing or infinite."""
     column, markers = self._read(name)
     numbers = tf.cast(numbers_of(column, markers, self._writing), tf.float64)
     numbers = tf.where(tf.abs(numbers) < _TINY, tf.zeros_like(numbers), numbers)
     return tf.where(tf.math.is_inf(numbers), tf.constant(np.nan, tf.float64), numbers)
 
   def texts(self, name: str) -> tf.Tensor:
-    """Returns stripped texts [L], blank where missing or not UTF-8."""
+    """Returns a column's stripped texts, string [L], blank where missing or not UTF-8."""
     column, markers = self._read(name)
     texts = texts_of(column.firsts())
     is_text = tf.equal(
@@ -215,7 +222,7 @@ class GraphReader:
     return _blank(tf.strings.strip(tf.where(is_text, texts, '')), markers)
 
   def features(self, name: str) -> GraphFeatures:
-    """Returns the features of a slot or column in each sample; one sample stands for all B."""
+    """Returns the features of a slot or column in all B samples; a single sample's are repeated."""
     column, markers = self._read(name)
     slots = self._data.slots
     slot = next((s for s in slots if s.name == name and s.name != self._own), None)

@@ -1,4 +1,4 @@
-"""The kinds of made columns: the module that computes each."""
+"""Finds the module that computes made columns of a kind."""
 
 import importlib
 import types
@@ -8,11 +8,11 @@ from trainer.errors import UserError
 
 
 def module_of(made: config.Made) -> types.ModuleType:
-  """Returns the module of a kind. It has two functions.
+  """Returns the module that computes a made column. It has two functions.
 
-  `arrow(made, reader)` computes the column [n] from the columns of an ArrowReader, in the form in
+  `arrow(made, reader)` computes the column [n] from the columns of an ArrowReader, in a form in
   which a file could hold it. `graph(made, reader)` computes a GraphColumn from the columns of a
-  GraphReader, in plain TensorFlow ops. Keys and float32 numbers of both are equal to the bit.
+  GraphReader, in plain TensorFlow ops. Both give the same keys and float32 numbers, to the bit.
 
   Raises:
     UserError: if the config lacks a value that a run measures, such as boundaries of bins.

@@ -1,8 +1,8 @@
 """Features of a text: a regular expression's group, runs of characters, prefixes.
 
-Arrow and TensorFlow both have the regular expressions of RE2. Only A to Z get lower case, because
-the two agree on these. A text that is not UTF-8 has no characters: conversion drops its record, and
-the served graph takes it as missing.
+Arrow and TensorFlow both use RE2 for regular expressions. Lowercasing changes only A to Z, because
+for other letters the two libraries may differ. A text that is not UTF-8 has no characters:
+conversion drops its record, and the served graph takes it as missing.
 """
 
 import numpy as np
@@ -22,9 +22,12 @@ def _pattern(made: config.Text) -> str:
 
 
 def _pieces(texts: pa.Array, made: config.Text) -> pa.Array:
-  """Returns the runs of characters or the prefixes of texts, [u] without nulls, as lists.
+  """Returns the runs of characters or the prefixes of each text, as a list array [u].
 
   A text that is shorter than a run or prefix is itself one, once.
+
+  Args:
+    texts: string [u], without nulls.
   """
   length = pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
   begin = np.cumsum(length) - length  # of each text, in characters of all texts joined

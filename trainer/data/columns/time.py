@@ -1,7 +1,7 @@
 """Parts of a time, on the clock of a time zone.
 
-All arithmetic is in int64, and written once, with operators of NumPy arrays and tensors alike. A
-time zone is a table, made from Python's `zoneinfo`, of its offsets from UTC and when each begins.
+All arithmetic is in int64. It is written once, with operators that NumPy arrays and tensors share.
+A time zone is a table, made from Python's `zoneinfo`, of its offsets from UTC and when each begins.
 """
 
 import datetime
@@ -74,8 +74,9 @@ def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _days(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
-  """Returns the days from 1970 to a date; years count from March, so that a leap day comes last.
+  """Returns the days from 1970-01-01 to a date.
 
+  Inside, years begin in March, so that a leap day comes last:
   https://howardhinnant.github.io/date_algorithms.html#days_from_civil
   """
   months = month + 9 - (month + 9) // 12 * 12  # March is 0
@@ -94,13 +95,17 @@ def _date(days: TensorLike) -> tuple[TensorLike, TensorLike]:
 
 
 def _is_date(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
-  """Returns whether there is such a date: converted to days and back, it must be the same."""
+  """Returns whether a date exists: converted to days and back, it must stay the same."""
   there = _date(_days(year, month, day))
   return (month >= 1) & (month <= 12) & (day >= 1) & (there[0] == month) & (there[1] == day)
 
 
 def _part(part: str, local: TensorLike) -> TensorLike:
-  """Returns a part of times, such as the hour; times are seconds on the zone's clock."""
+  """Returns one part of times, such as the hour, int64.
+
+  Args:
+    local: int64, the times in seconds since 1970 on the zone's clock.
+  """
   days = local // DAY
   weekday = (days + 3) - (days + 3) // 7 * 7  # 1970 began on a Thursday
   parts = {
@@ -158,7 +163,7 @@ def _read(
 def _arrow_times(
   name: str, made: config.Time, reader: ArrowReader
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Does what `_read` does, for the records of a column."""
+  """Does what `_read` does, for the column `name`; drops records whose texts are no times."""
 
   def read() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     unit, column = made.unit, reader.texts(name, WANTED[made.unit])
