@@ -3,7 +3,7 @@
 All processes call the same methods in the same order, even a process that has no samples left. If
 another process is lost, a call raises an error or ends the process; it never waits forever.
 
-Beside tensors, processes send *plain data*: None, bool, int, float, str, NumPy arrays and scalars,
+Besides tensors, processes send *plain data*: None, bool, int, float, str, NumPy arrays and scalars,
 and lists and dicts (with str keys) of these. A tuple arrives as a list.
 """
 
@@ -67,7 +67,7 @@ class Communicator(abc.ABC):
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
-    """Sends `per_process[r]` to each process r; returns what each rank sent to this process."""
+    """Sends `per_process[r]` to each process r; returns what every process sent to this one."""
 
   def gather(self, value: Plain) -> list[Plain]:
     """Returns the values of all processes, in the order of ranks."""
@@ -82,15 +82,16 @@ class Communicator(abc.ABC):
     self.gather(None)
 
   def together(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action`. If it fails on any process, all processes raise, so none waits for another.
+    """Runs `action` on every process. If it fails on any of them, all raise, so none waits forever.
 
     Args:
       what: begins the message if the operating system reports an error, such as 'cannot read F'.
       action: a function that calls no method of this communicator.
     Returns:
-      The result of `action`.
+      The result of this process's `action`.
     Raises:
-      UserError: this process's own error; if it has none, the error of the lowest rank with one.
+      UserError: this process's own error; if it has none, the error of the lowest rank that has
+        one.
     """
     value, own = None, None
     try:
@@ -106,10 +107,12 @@ class Communicator(abc.ABC):
     return value
 
   def on_first(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action` on process 0 alone, as `together` does; returns its result on every process.
+    """Runs `action` on process 0 alone, and returns its result on every process.
 
     Args:
-      action: a function whose result is plain data.
+      what, action: as in `together`; the result of `action` must be plain data.
+    Raises:
+      UserError: on every process, if `action` fails.
     """
     return self.broadcast(self.together(what, action if self.rank == 0 else lambda: None))
 
@@ -130,12 +133,12 @@ class SingleProcess(Communicator):
 
 
 class RowExchange(Protocol):
-  """Runs all-to-alls of rows one after another; those of different exchanges may overlap."""
+  """Runs all-to-alls of rows one at a time; all-to-alls of different exchanges may overlap."""
 
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank, and waits for theirs, as ops.connections.Connections does."""
+    """Sends rows to every rank, and waits for theirs; see ops.connections.Connections."""
     ...
 
 

@@ -79,7 +79,7 @@ class Connector:
     return Connections(fds, self._rank)
 
   def _accept(self, connection: Connection) -> None:
-    """Keeps the connection of another rank until `connect` asks for it."""
+    """Keeps a connection that another rank opened until `connect` asks for it."""
     try:
       name, rank = messages.decode(connection.recv_bytes())
       with self._changed:

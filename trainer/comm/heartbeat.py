@@ -49,7 +49,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   Attributes:
     tell_lost: called on rank 0, with the reason, before the loss of a rank ends the job.
   Raises:
-    UserError: if rank 0 has no free port.
+    UserError: if rank 0 finds no free port.
   """
 
   def __init__(self, runtime: Runtime, cfg: Config):
@@ -79,9 +79,9 @@ class Heartbeat(contextlib.AbstractContextManager):
     return time.monotonic() - self._progress
 
   def end(self, text: str, status: int) -> NoReturn:
-    """Ends the processes of all ranks with this status; it does not return.
+    """Ends the processes of all ranks with the exit status `status`; it does not return.
 
-    Rank 0 prints the text; if rank 0 does not answer, this rank does.
+    Rank 0 prints the text. If rank 0 does not answer, this rank prints it.
     """
     if self._rank == 0:
       self._end_all(text, status)
@@ -151,7 +151,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     threading.Thread(target=self._listen, args=(member,), daemon=True).start()
 
   def _accept(self, accepted: Connection) -> None:
-    """Serves the connection of another rank, in a thread of rank 0."""
+    """Listens to a rank that has connected to rank 0; a thread of rank 0 runs it."""
     connection = self._connection(accepted)
     try:
       while (message := connection.receive())[0] == 'beat':
@@ -239,7 +239,7 @@ class Heartbeat(contextlib.AbstractContextManager):
 
 @dataclasses.dataclass
 class _Peer:
-  """Another rank, as this one knows it."""
+  """What this rank knows of another rank."""
 
   name: str
   connection: messages.MessageConnection

@@ -15,10 +15,11 @@ from trainer.runtime import Runtime
 
 
 class HorovodCommunicator(RankCommunicator):
-  """The communicator of ranks that Horovod started; call `hvd.init` before.
+  """The communicator of ranks that Horovod started; `hvd.init` must have been called.
 
   Args:
-    open_row_exchange: opens the exchange of rows with a name; None: by Horovod's all-to-all.
+    open_row_exchange: opens the exchange of rows with a given name; None: exchanges use Horovod's
+      all-to-all.
   """
 
   def __init__(self, open_row_exchange: Callable[[str], RowExchange] | None = None):
@@ -56,7 +57,6 @@ class HorovodRowExchange:
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """See RowExchange."""
     values = [tf.convert_to_tensor(value) for value in values]
     widths = [v.dtype.size * v.shape[1:].num_elements() for v in values]
     with tf.device('/CPU:0'):  # where rows are
@@ -80,12 +80,12 @@ def _of_bytes(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def communicator(runtime: Runtime, sync: Sync) -> Communicator:
-  """Makes the communicator that the config asks for, and connects the ranks if it needs that.
+  """Makes the communicator that the config asks for; connects the ranks if it uses our connections.
 
   Every rank calls it, after trainer.runtime.start.
 
   Raises:
-    UserError: on every rank, if one has no free port.
+    UserError: on every rank, if a rank has no free port.
     ConnectionError: if a rank cannot be reached; the message names it.
   """
   if runtime.size == 1:
@@ -100,7 +100,10 @@ def communicator(runtime: Runtime, sync: Sync) -> Communicator:
 
 
 def nccl_version() -> int | None:
-  """Returns the version of NCCL in Horovod: 21903 is 2.19.3, 0 is none; None without Horovod."""
+  """Returns the version of NCCL that Horovod was built with: 21903 is 2.19.3, 0 is none.
+
+  None if Horovod is not installed.
+  """
   try:
     import horovod.tensorflow as hvd
   except ModuleNotFoundError:

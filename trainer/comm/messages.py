@@ -35,7 +35,11 @@ Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host
 
 
 def encode(value: Plain) -> bytes:
-  """Returns plain data (see trainer.comm.communicator) as a message; TypeError for other values."""
+  """Returns the message that carries plain data; see trainer.comm.communicator for what that is.
+
+  Raises:
+    TypeError: if `value` is not plain data.
+  """
   arrays = []
 
   def plain(v: Plain) -> Json:
@@ -140,7 +144,7 @@ class Listener:
 
 
 def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
-  """Connects to the Listener at `address`; see there for `secret` and `lost_seconds`.
+  """Connects to the Listener at `address`; `Listener` describes the other arguments.
 
   Raises:
     ConnectionError: if it reached no process that knows the secret; the message says why.
@@ -158,14 +162,14 @@ def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
 
 
 def address_text(address: Address) -> str:
-  """Returns the text by which messages to users name an address."""
+  """Returns an address as messages to users name it."""
   return f'Unix socket {address}' if isinstance(address, str) else '{}:{}'.format(*address)
 
 
 class MessageConnection:
   """Sends and receives messages over one connection, and sends beats, which show that it is alive.
 
-  A thread does the sending, so that `send` never waits. Both sides send ten beats within
+  A thread sends the messages, so that `send` never waits. Each side sends ten beats within
   `lost_seconds`.
 
   Args:
@@ -180,15 +184,19 @@ class MessageConnection:
     self._sender.start()
 
   def send(self, message: Plain) -> None:
-    """Queues plain data to be sent, and returns at once. Raises TypeError as `encode` does."""
+    """Queues a message with plain data, and returns at once.
+
+    Raises:
+      TypeError: if `message` is not plain data.
+    """
     self._outgoing.put(encode(message))
 
   def receive(self) -> list[Plain]:
-    """Waits for a message that is a list, its kind and arguments; it may be a beat.
+    """Waits for a message: a list of its kind, a str, and its arguments. It may be a beat.
 
     Raises:
       ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent something
-        else; its message says which.
+        else; the error's message says which.
     """
     try:
       # Several short waits: if this process itself was stopped for long, the other side's beats are
@@ -262,8 +270,10 @@ def _authenticated(
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Authenticates both sides by `steps`: `deliver_challenge` and `answer_challenge`, or reversed.
+  """Authenticates both sides of a connection.
 
+  Args:
+    steps: `deliver_challenge` and `answer_challenge`; the other side has them in reverse order.
   Raises:
     ConnectionError: if the other side did not prove in time that it knows the secret.
   """

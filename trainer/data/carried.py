@@ -19,7 +19,13 @@ from trainer.errors import UserError
 
 
 def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
-  """Decodes a column's dictionary, and its bytes to text; `as_text` makes text of every type."""
+  """Returns a column without dictionary encoding, and with bytes viewed as text.
+
+  Args:
+    as_text: whether to convert values of other types to text too.
+  Raises:
+    UserError: if the column has a type, such as lists, that has no text.
+  """
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   if pa.types.is_binary(array.type):
@@ -37,7 +43,7 @@ def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
 def carried_columns(
   cfg: config.Config, path: str, columns: Sequence[str], as_text: bool
 ) -> Iterator[pa.Table]:
-  """Yields some columns of a raw pass in order, a block of records at a time."""
+  """Yields `columns` of a raw pass as tables, in order, a block of records at a time."""
   for block in blocks_of_pass(cfg, path, dict.fromkeys(columns, CARRIED)):
     yield pa.table({c: _plain(block.columns[c], as_text, c) for c in columns})
 
@@ -45,7 +51,7 @@ def carried_columns(
 def beside(
   tables: Iterator[pa.Table] | None, predictions: Iterator[np.ndarray], names: Sequence[str]
 ) -> Iterator[pa.Table]:
-  """Yields the carried columns with the predictions of the same records.
+  """Yields the carried columns, with the predictions for the same records added.
 
   Args:
     tables: the carried columns, in the order of the predictions; None: there are none.
@@ -69,7 +75,7 @@ def beside(
 
 
 def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
-  """Yields the items found for samples, with the carried columns of each sample before them.
+  """Yields the items found for samples, each with the carried columns of its sample before it.
 
   Args:
     tables: the carried columns of all samples, in order.
@@ -97,7 +103,10 @@ PARQUET_SUFFIXES = ('.parquet', '.pq')
 def out_suffix(path: str) -> str:
   """Returns the suffix of a path, which sets the format of predictions; '' means text.
 
-  In scores.2024-01-31 the suffix belongs to the name, because no letter begins it.
+  In scores.2024-01-31, what follows the dot does not begin with a letter, so it is no suffix.
+
+  Raises:
+    UserError: if the suffix names no known format.
   """
   suffix = os.path.splitext(path)[1].lower()
   known = [s for s in (*TEXT_DELIMITERS, *JSON_SUFFIXES, *PARQUET_SUFFIXES) if s]
@@ -109,7 +118,7 @@ def out_suffix(path: str) -> str:
 
 
 def write_lines(predictions: Iterator[np.ndarray], out: BinaryIO, delimiter: str) -> None:
-  """Writes predictions [B] or [B, T] as numbers without a header, a line for each sample."""
+  """Writes predictions [B] or [B, T], a line for each sample, without a header."""
   for batch in predictions:
     rows = batch.reshape(len(batch), -1)
     out.writelines((delimiter.join(f'{p:.9g}' for p in row) + '\n').encode() for row in rows)
@@ -122,7 +131,7 @@ def _write_json(out: BinaryIO, table: pa.Table) -> None:
 
 
 def _plain_json(value: object) -> object:
-  """Rounds a float to the digits of a float32; infinity and NaN become null, as JSON lacks them."""
+  """Rounds floats to the digits of a float32; infinity and NaN, which JSON lacks, become null."""
   if isinstance(value, (list, tuple)):  # a list, or a pair of a map
     return [_plain_json(v) for v in value]
   if not isinstance(value, float):
@@ -131,7 +140,12 @@ def _plain_json(value: object) -> object:
 
 
 def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
-  """Writes tables of one schema in the format of an `out_suffix`; text gets a header."""
+  """Writes tables in the format of a suffix that `out_suffix` returned; text gets a header.
+
+  Raises:
+    UserError: if the values of a later table do not fit the types of the first, or a text that is
+      not UTF-8 cannot be written.
+  """
   write = schema = None
   with contextlib.ExitStack() as stack:
     for table in tables:

@@ -58,10 +58,10 @@ def format_of(data: config.Data, path: str) -> str:
 def config_of_table(
   cfg: config.Config, path: str, names: Collection[str], changes: Mapping[str, Any]
 ) -> config.Config:
-  """Returns a config that reads another table than the log, in the format of that table.
+  """Returns a config that reads the table at `path`, such as data.items, in place of the log.
 
   Args:
-    names: columns of the table; in a csv file they show what separates the fields.
+    names: columns that the table has; in a csv file, they show which delimiter it uses.
     changes: keys of the section `data` that get other values.
   """
   update = {'group': None, 'format': None, 'columns': None, 'delimiter': None, **changes}
@@ -71,7 +71,7 @@ def config_of_table(
 
 
 def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> Block:
-  """Reads a block and adds columns that hold the same text in all records."""
+  """Reads a block, and adds its partition columns, {name: the text in all records}."""
   block = read()
   n = len(block.lines)
   columns = {
@@ -108,7 +108,10 @@ def blocks_of_pass(cfg: config.Config, path: str, wanted: dict[str, str]) -> Ite
 def _parsed_blocks(
   cfg: config.Config, file: LogFile, labelled: bool, part: Part
 ) -> Iterator[Parsed]:
-  """Yields the parsed blocks of a part of a file in order; only a few are in memory at a time."""
+  """Yields the parsed blocks of a part of a file, in order.
+
+  Threads parse, and only a few blocks are in memory at a time.
+  """
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   headers: list[int] = []
 
@@ -152,7 +155,7 @@ class BadRecords:
     return {'records': bad, 'of': samples + bad, 'kinds': kinds, 'examples': examples}
 
   def checked(self, samples: int) -> JsonObject:
-    """Warns of bad records and returns `counted`.
+    """Returns what `counted` returns; warns if there are bad records.
 
     Raises:
       BadPass: if there are no records, or too many bad ones.
@@ -172,7 +175,7 @@ class BadRecords:
 
 
 def look_at(cfg: config.Config, raw_path: str) -> None:
-  """Reads the beginnings of a raw pass's files, to find the mistakes of `prepare_pass` early."""
+  """Reads the first block of each file of a raw pass, to find the mistakes in it early."""
   for file in files_of(raw_path):
     with plain_errors(f'cannot read {raw_path}'):
       with contextlib.closing(raw_blocks(cfg, file, wanted_columns(cfg))) as blocks:
@@ -188,12 +191,13 @@ def prepare_pass(
 ) -> JsonObject:
   """Converts one raw pass, a file or a directory of files; returns the meta.json of `out_dir`.
 
-  It does nothing if `out_dir` was converted from the same files (by size and time) with an equal
-  schema. Memory is bounded. `out_dir` appears once the pass is whole.
+  It does nothing if `out_dir` was converted from the same files (by size and time) with the same
+  settings. Memory is bounded. `out_dir` appears once the pass is whole.
 
   Args:
     labelled: whether labels, weights and groups are read; prediction needs none.
-    on_block: called after each block, with the samples so far; what it raises ends the conversion.
+    on_block: called after each block, with the number of samples so far; what it raises ends the
+      conversion.
   Raises:
     BadPass: if the pass is empty, damaged, or more than data.max_bad_share of its records are bad.
       Fewer are dropped, with a warning.
@@ -230,7 +234,7 @@ def _convert(
 
 
 def is_prepared_from(cfg: config.Config, raw_path: str, out_dir: str, labelled: bool) -> bool:
-  """Returns whether `prepare_pass` would have nothing to do."""
+  """Returns whether `prepare_pass` would find the pass converted already."""
   return _done(out_dir, _meta(cfg, raw_path, files_of(raw_path), labelled)) is not None
 
 
@@ -242,7 +246,7 @@ def prepare_part(
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
 ) -> None:
-  """Converts a part of a pass of one file; `join_parts` joins all parts."""
+  """Converts a part of the only file of a pass; `join_parts` joins all parts."""
   with _writing(cfg, file.path, out_dir) as (writer, bad):
     _convert(cfg, file, part, labelled, writer, bad, on_block)
     writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.counted(writer.samples)})
@@ -286,7 +290,7 @@ def _meta(
 
 
 def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
-  """Returns the meta.json of a directory if it contains the entries `meta`, else None."""
+  """Returns the meta.json of a directory if it holds all entries of `meta`, else None."""
   try:
     done = read_meta(out_dir)
   except UserError as e:
@@ -300,7 +304,10 @@ def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
 def _writing(
   cfg: config.Config, raw_path: str, out_dir: str
 ) -> Iterator[tuple[Writer, BadRecords]]:
-  """Yields a writer and a counter of bad records; `out_dir` appears when the `with` ends."""
+  """Yields a writer and a counter of bad records.
+
+  `out_dir` appears when the `with` ends without an error.
+  """
   out_dir = os.path.normpath(out_dir)
   temporary = f'{out_dir}{UNFINISHED}{os.getpid()}'
   shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Measures what a config leaves open: the batch size, boundaries of bins, tables of look-ups."""
+"""Finds values that a config leaves open: the batch size, bins' boundaries, look-ups' tables."""
 
 import contextlib
 import os
@@ -31,10 +31,11 @@ MOST_SAMPLES = 1_000_000  # whose numbers bins are measured on
 
 
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
-  """Returns the values of the keys that a config leaves open, and a line of text about each.
+  """Returns {config key: value} for what a config leaves open, and a line for the user about each.
 
-  It returns the values that this run, or the run in `--init_from`, has measured before, and
-  measures the others now. These depend only on the files, so every process gets the same ones.
+  Values that this run has measured before stay. Bins are taken from the run in `init_from`, if it
+  has measured them. The others are measured now; they depend only on the files, so every process
+  gets the same ones.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -60,7 +61,11 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:
-  """Returns a line about a value that was measured or read, with the column's name."""
+  """Describes, in a line for the user, a value that the config left open.
+
+  The line names the column, if there is one, and the table from which the value was read, or the
+  value that was measured.
+  """
   column = cfg.data.left_open().get(key)
   if table := _table_of(cfg, key):
     return f"'{column.name}': {table}, read"
@@ -77,10 +82,10 @@ def _table_of(cfg: config.Config, key: str) -> str | None:
 def open_values(
   cfg: config.Config, known: Mapping[str, Json] = types.MappingProxyType({})
 ) -> JsonObject:
-  """Reads the tables and measures the bins that the config leaves open; returns values by key.
+  """Reads the tables and measures the bins that the config leaves open; returns {key: value}.
 
   Args:
-    known: values of keys that need not be measured.
+    known: the values of keys that need not be measured.
   Raises:
     UserError: if a table cannot be read, or bins cannot be measured.
   """
@@ -93,7 +98,7 @@ def open_values(
 
 
 def _content(cfg: config.Config, key: str) -> str:
-  """Reads the table of a look-up."""
+  """Reads the table of a look-up; returns it in the form of `lookup.encoded`."""
   made = cfg.data.left_open()[key].made
   names, table = (made.key or made.lookup, made.value), {}
   with plain_errors(f'{key}: cannot read {made.table}'):
@@ -125,9 +130,9 @@ def _content(cfg: config.Config, key: str) -> str:
 
 
 def suitable(cfg: config.Config) -> tuple[int, int]:
-  """Returns the batch size for a config that gives none, and the samples of its log, up to a bound.
+  """Returns the batch size for a config that gives none, and the number of samples in its log.
 
-  A log with as many samples as the bound is large; the rest of it is not read.
+  Counting stops at the number of samples at which the log counts as large.
   """
   steps = LEAST_STEPS
   if not cfg.data.watch:  # else more passes will come
@@ -171,7 +176,7 @@ def _texts(array: pa.Array, column: str) -> list[str]:
 
 
 def _boundaries(cfg: config.Config) -> dict[str, Json]:
-  """Measures boundaries of bins on the first pass that can be read; keyed by config key."""
+  """Measures boundaries of bins on the first pass that can be read; returns {key: boundaries}."""
   slots = cfg.data.left_open()
   listed = passes(cfg, cfg.data.train, 'data.train') if cfg.data.train else announced(cfg)[0]
   error = UserError(
@@ -204,7 +209,7 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
 
 
 def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
-  """Returns the numbers that go into bins, from a pass's first samples; keyed as `slots`."""
+  """Returns the numbers in a pass's first samples that go into bins, with the keys of `slots`."""
   parts: dict[str, list[np.ndarray]] = {key: [np.zeros([0])] for key in slots}
   wanted = {
     name: f"slot '{slot.name}'" for slot in slots.values() for name, _ in cfg.data.columns_of(slot)
@@ -223,7 +228,7 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
 
 
 def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
-  """Returns the boundaries of a slot's bins, rounded to the shortest decimals of their float32."""
+  """Returns the boundaries of a slot's bins, as the shortest decimals for their float32."""
   if not len(numbers):
     raise UserError(
       f"{path}: slot '{slot.name}': found no number in the column '{slot.made.bins}' that bins "

@@ -1,6 +1,6 @@
 """Checks raw records, and converts the good ones to arrays.
 
-Shapes: n records, F slots, T labels, nnz features, Dn dense columns, u distinct fields of a column.
+Shapes: n records, F slots, T labels, nnz features, Dn dense columns.
 """
 
 import collections
@@ -43,7 +43,7 @@ BLANK_GROUP = 0x16A3B2F90404F  # farmhash64 of no text, mod 2^52: a group of its
 
 
 class Parsed(NamedTuple):
-  """The n good records of a block, and the mistakes in the others."""
+  """The n good records of a block, and the mistakes in the bad ones."""
 
   counts: np.ndarray | None  # int32 [n, F], features in each slot
   # int64 [nnz], a sample's slots one after another. If counts are None, each slot has one feature
@@ -65,9 +65,9 @@ def _assemble(
   """Joins the features of all slots.
 
   Args:
-    slots: for each slot its keys [n], NO_FEATURE for none; or a `SlotFeatures`.
+    slots: for each slot, its keys [n], NO_FEATURE where a record has none; or a `SlotFeatures`.
   Returns:
-    The fields counts, keys and values of `Parsed`.
+    `counts`, `keys` and `values` of `Parsed`.
   """
   if not any(isinstance(s, SlotFeatures) for s in slots):
     keys = aligned([len(slots), n], np.int64)
@@ -96,7 +96,7 @@ def _assemble(
 
 
 class _Records:
-  """The good records of a block, and the counts of the others by their first mistake."""
+  """Marks the good records of a block, and counts the others by their first mistake."""
 
   def __init__(self, block: Block):
     self._block = block
@@ -120,7 +120,7 @@ class _Records:
     return array
 
   def drop(self, wrong: np.ndarray | None, kind: str, column: str, wanted: str) -> None:
-    """Drops records, and counts those that were kept until now.
+    """Drops records, and counts those of them that no earlier call has dropped.
 
     Args:
       wrong: bool [n], true for records to drop; None: drop none.
@@ -154,9 +154,9 @@ class _Records:
 
 
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
-  """Returns the distinct texts of labels, and for each label its index in them, int64 [n].
+  """Returns the distinct texts of a column of labels, and for each record the index of its text.
 
-  The index of a blank label is one past the end.
+  The indices are int64 [n]; that of a blank label is one past the end.
   """
   encoded = trim(as_text(one_each(array)[0], column)).dictionary_encode()
   distinct = [t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()]
@@ -169,7 +169,8 @@ def _classes(
   """Reads labels by the regular expressions `positive` and `negative`.
 
   Returns:
-    float64 [n], 0 or 1, NaN where blank or missing; and bool [n], whether neither matches.
+    float64 [n]: 0 or 1, NaN where blank or missing, infinity where neither expression matches; and
+      bool [n], true where neither matches.
   """
 
   def class_of(text: str) -> float:
@@ -187,7 +188,7 @@ def _classes(
 def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
   """Returns the labels, float64 [n, T], and drops records with a wrong label.
 
-  A blank label is wrong if the log has one label, and NaN if it has several.
+  A blank label is wrong if the config has one label. If it has several, a blank label is NaN.
   """
   missing, columns = cfg.data.missing_values, []
   may_be_blank = len(cfg.labels) > 1
@@ -214,10 +215,10 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
 
 
 def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
-  """Parses a block.
+  """Converts the good records of a block to arrays, and counts the bad ones.
 
-  A wrong record is dropped and counted once, as the first of these mistakes that it has: malformed,
-  label, weight, group, made (in a column that others are made of), dense, value.
+  A bad record is dropped and counted once, under the first of these mistakes that it has:
+  malformed, label, weight, group, made (in a column that others are made of), dense, value.
 
   Args:
     labelled: whether to read labels, weights and groups. If not, labels are 0, weights are 1, and

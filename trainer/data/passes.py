@@ -40,7 +40,7 @@ class Pass:
   Attributes:
     name: identifies the pass in reports; it has no suffix.
     day: a whole number; YYYYMMDD for a date.
-    marker: the file that announced it in data.watch.
+    marker: the file in data.watch that announced the pass; None for other passes.
   """
 
   name: str
@@ -50,7 +50,7 @@ class Pass:
 
 
 def folder_name(name: str) -> str:
-  """Returns the directory name for a pass's name, such as 'a+b' for 'a/b'; always unique."""
+  """Returns a directory name for a pass's name, such as 'a+b' for 'a/b'; no two names share one."""
   folder = name.replace('%', '%25').replace('+', '%2B').replace(os.sep, '+')
   if len(folder.encode()) <= _FOLDER_BYTES:
     return folder
@@ -105,7 +105,7 @@ def is_date(day: int) -> bool:
 
 
 def days_ahead(day: int, later: int) -> int:
-  """Returns how many days the day `later` is after `day`; dates are counted by the calendar."""
+  """Returns by how many days `later` comes after `day`; dates are counted by the calendar."""
   start, end = _date(day), _date(later)
   return later - day if start is None or end is None else (end - start).days
 
@@ -117,14 +117,17 @@ def day_after(day: int) -> int:
 
 
 def days_between(day: int, later: int) -> list[int]:
-  """Returns the days after `day` and before `later`, in order; the last 366 of them."""
+  """Returns the days after `day` and before `later`, in order; at most the last 366 of them."""
   end = _date(later) if _date(day) else None
   gaps = range(min(days_ahead(day, later) - 1, 366), 0, -1)
   return [later - gap if end is None else _number(end - datetime.timedelta(gap)) for gap in gaps]
 
 
 def _fixed(pattern: str) -> str:
-  """Returns the directory above the first part of a pattern that has wildcards."""
+  """Returns the directory above the first part of a pattern that has wildcards.
+
+  Without wildcards, it is the directory of the file.
+  """
   pattern = normal(pattern)
   while glob.has_magic(os.path.dirname(pattern)):
     pattern = os.path.dirname(pattern)
@@ -132,7 +135,11 @@ def _fixed(pattern: str) -> str:
 
 
 def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
-  """Returns the pass at a path; its name is the path relative to the directory `below`."""
+  """Returns the pass at a path; its name is the path relative to the directory `below`.
+
+  Args:
+    key: the config key that names the pass.
+  """
   name = printable(SUFFIX.sub('', os.path.relpath(path, below)))
   if is_prepared(cfg.data, path):
     day = read_meta(path).get('day')
@@ -156,7 +163,11 @@ def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """Returns the passes at some paths. Mistakes go into `wrong`; without it, the first is raised."""
+  """Returns the passes at those paths at which `pass_of` finds no mistake.
+
+  Args:
+    wrong: receives the mistakes, {path: text}; None: the first mistake is raised.
+  """
   good = []
   for path in paths:
     try:
@@ -174,13 +185,14 @@ def passes(
 ) -> list[Pass]:
   """Returns the passes that the patterns of a config key name.
 
-  If there are days, the passes of data.train are sorted by day, then in natural order; all others
-  in natural order within each pattern. A pass's name is its path from the first wildcard of its
-  pattern on, without suffix; or its whole path, if another pass would have the same name.
+  The passes of data.train are in the order of their days, if data.day_pattern gives them days, and
+  in natural order within a day. All others are in natural order within each pattern. A pass's name
+  is its path from the first wildcard of its pattern on, without suffix; or its whole path, if
+  another pass would have the same name.
 
   Args:
-    key: the config key that holds them.
-    wrong: receives the mistakes in single passes, keyed by path; None: they are raised.
+    key: the config key that holds the patterns.
+    wrong: receives the mistakes in single passes, {path: text}; None: the first is raised.
   Raises:
     UserError: if a pattern matches nothing, two passes have the same name, a training file has no
       day, or a directory is not a prepared pass.

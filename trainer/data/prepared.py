@@ -58,7 +58,11 @@ def read_meta(path: str) -> JsonObject:
 
 
 def is_prepared(data: config.Data, path: str) -> bool:
-  """Returns whether a path of the config is a prepared pass rather than a raw one."""
+  """Returns whether a path of the config is a prepared pass rather than a raw one.
+
+  Raises:
+    UserError: if data.format is `prepared`, but the path is remote.
+  """
   if is_remote(path):
     if data.format == 'prepared':
       raise UserError(f"{path}: data.format 'prepared' wants a local path; remote passes are logs")
@@ -130,7 +134,10 @@ class PreparedPass:
     return np.asarray(array)
 
   def chunks(self, n: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of the first n chunks, with `splits` and `values`; chunks must be full."""
+    """Returns all arrays, {name: array}, cut to the first n chunks, which must be full.
+
+    `splits` and `values` are filled in where the pass does not store them.
+    """
     arrays, bases = self._arrays, self._arrays['bases'].reshape(-1, 2)
     num_keys, first = len(arrays['keys']), n * self._arrays['bases'].shape[1]
     if first < len(bases):
@@ -149,7 +156,7 @@ class PreparedPass:
     }
 
   def parsed(self, start: int, end: int) -> Parsed:
-    """Returns the samples [start, end) as the parser returned them."""
+    """Returns the samples [start, end) in the form in which the parser returned them."""
     batch = self.gather(np.arange(start, end))
     counts, keys, values = None, batch.keys, batch.values if len(batch.values) else None
     if not len(batch.segments):
@@ -167,11 +174,13 @@ class PreparedPass:
     return len(self._arrays['bases'])
 
   def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the C distinct fields of a slot in a chunk, much faster than by gathering samples.
+    """Returns the C distinct fields of a slot in a chunk; a field is what a sample has in a slot.
+
+    This is much faster than gathering samples.
 
     Returns:
       How many samples have each field, int64 [C]; how many features each field has, int64 [C]; and
-      the keys of these features, field by field.
+        the keys of these features, int64, field by field.
     """
     codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
     samples = np.bincount(codes)
@@ -185,7 +194,10 @@ class PreparedPass:
     return samples, features, keys
 
   def sole_labels(self) -> list[float | None]:
-    """Returns for each task the label that all samples have; None if they differ or are blank."""
+    """Returns for each task the label of all samples, apart from those whose label is blank.
+
+    It is None if the labels differ, or if there are none.
+    """
     if not self.num_samples:
       return [None] * self._label.shape[1]
     # If all are blank, both are NaN, which differ.
@@ -200,7 +212,11 @@ class PreparedPass:
     return label[known], weight[known]
 
   def click_rate(self, shares: Sequence[float]) -> float:
-    """Returns the mean clicks of a sample; a positive label t counts `shares[t]` clicks."""
+    """Returns the mean number of clicks of a sample; 0 without samples.
+
+    Args:
+      shares: for each task, how many clicks a positive label counts.
+    """
     return float(np.mean((self._label > 0.5) @ np.array(shares))) if self.num_samples else 0.0
 
   def num_batches(self, batch_size: int) -> int:
@@ -211,12 +227,13 @@ class PreparedPass:
   ) -> Callable[[int, int], SlotBatch]:
     """Cuts the global batches of `batch_size` samples into `size` slices each.
 
-    The global batches depend only on (seed, name of the pass, epoch). Slice r has the samples
-    [r·b // size, (r + 1)·b // size) of a global batch of b samples. A slice of the last batch may
-    be empty.
+    The global batches depend only on (seed, name of the pass, epoch). Slice r has the samples [r·b
+    // size, (r + 1)·b // size) of a global batch of b samples. A slice of the last batch may be
+    empty.
 
     Returns:
-      A function (global batch, slice) -> SlotBatch of NumPy arrays; fastest with batches in order.
+      A function (number of a global batch, number of a slice) -> SlotBatch of NumPy arrays. It is
+        fastest if batches are read in order.
     """
     samples_at = self._shuffled(seed, epoch) if shuffle else np.arange
 
@@ -247,7 +264,7 @@ class PreparedPass:
       yield slice_of(batch, rank)
 
   def _shuffled(self, seed: int, epoch: int) -> Callable[[int, int], np.ndarray]:
-    """Returns a function (lo, hi) -> numbers of the samples at [lo, hi) of the shuffled order."""
+    """Returns a function (lo, hi) -> the numbers of the samples [lo, hi) in the shuffled order."""
     n = self.num_samples
 
     def generator(*window: int) -> np.random.Generator:
@@ -295,7 +312,7 @@ class PreparedPass:
       self._check_sizes()
 
   def _check_sizes(self) -> None:
-    """Raises BadPass if a mapped file has another size: what was cut off may read as zeros."""
+    """Raises BadPass if a mapped file has changed its size: a lost part may read as zeros."""
     for file, at_open in self._files.items():
       try:
         now = os.stat(file)

@@ -26,7 +26,7 @@ OF_SAMPLES = ('counts', 'dense', 'label', 'weight', 'group')  # of `Parsed`, wit
 
 
 class _Column(NpyWriter):
-  """A column of a prepared pass that is being written."""
+  """A .npy file of a prepared pass, with the running checksum of its array."""
 
   def __init__(self, directory: str, name: str, dtype: str, *row_shape: int):
     self._path = os.path.join(directory, name + '.npy')
@@ -49,7 +49,7 @@ class _Column(NpyWriter):
 
 
 def _counted(parsed: Parsed) -> Parsed:
-  """Returns the same samples; `counts` is filled in if it was left out."""
+  """Returns the same samples, with `counts` filled in if it is None."""
   if parsed.counts is not None:
     return parsed
   keys = parsed.keys.T
@@ -58,7 +58,7 @@ def _counted(parsed: Parsed) -> Parsed:
 
 
 def _concatenate(parts: Sequence[Parsed]) -> Parsed:
-  """Returns the samples of several blocks as one."""
+  """Joins the samples of several blocks."""
   if len(parts) == 1:
     return parts[0]
   if any(p.counts is not None for p in parts):
@@ -76,12 +76,12 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
 
 
 def _columns(parsed: Parsed) -> list[str]:
-  """Returns the names of the arrays that the samples have beside `keys`."""
+  """Returns the names of the arrays other than `keys` that are not None."""
   return [name for name in (*OF_SAMPLES, 'values') if getattr(parsed, name) is not None]
 
 
 def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
-  """Returns the first n samples and the rest."""
+  """Returns the first n samples, and the other samples."""
   features = n if parsed.counts is None else int(parsed.counts[:n].sum())
 
   def part(samples: slice, of_keys: slice) -> Parsed:
@@ -93,7 +93,7 @@ def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
 
 
 def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-  """Returns keys, values and counts of samples, with their group as an additional last slot."""
+  """Returns the keys, values and counts of samples, to which the group is added as a last slot."""
   if parsed.counts is None:
     return np.vstack([parsed.keys, parsed.group]), None, None
   ends = np.cumsum(parsed.counts.sum(1))
@@ -103,9 +103,10 @@ def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
 
 
 def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarray:
-  """Returns count, mean and M2 = Σ (x − mean)² of the values that are there, float64 [Dn, 3].
+  """Returns count, mean and M2 = Σ (x − mean)² of each column, float64 [Dn, 3].
 
-  If the transform of a column has log1p, x is log1p of the value.
+  They are over the values x that are not missing. If the column's transform has log1p, x is the
+  value after it.
   """
   stats = np.zeros([len(columns), 3])
   for i, column in enumerate(columns):
@@ -178,7 +179,7 @@ class Writer:
       self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
 
   def append(self, prepared: PreparedPass) -> None:
-    """Appends a pass of the same schema; copies whole chunks if no samples are waiting."""
+    """Appends a pass of the same schema; copies its full chunks if no other samples wait."""
     samples = prepared.num_samples
     copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
     if copied:
@@ -191,13 +192,17 @@ class Writer:
       self._submit(self._write_texts, texts)
 
   def _submit(self, task: Callable[..., None], *args: object) -> None:
-    """Has the thread run a task; blocks while too many are waiting."""
+    """Has the thread run a task; blocks while more than MOST_WRITING tasks wait."""
     self._writing.append(self._thread.submit(task, *args))
     if len(self._writing) > MOST_WRITING:
       self._writing.popleft().result()
 
   def _copy(self, prepared: PreparedPass, samples: int, features: int) -> None:
-    """Appends the first samples of a pass, which must be whole chunks."""
+    """Appends the first `samples` samples of a pass, which must be full chunks.
+
+    Args:
+      features: how many features these samples have.
+    """
     arrays = prepared.chunks(samples // CHUNK)
     arrays['bases'] = arrays['bases'] + [self._columns['splits'].rows, self._columns['keys'].rows]
     for name, array in arrays.items():
@@ -213,7 +218,7 @@ class Writer:
       self._columns[name].append(array)
 
   def stop(self) -> None:
-    """Ends the thread; waiting tasks are not started."""
+    """Ends the thread; tasks that wait are not run."""
     self._thread.shutdown(cancel_futures=True)
 
   def _write(self, chunk: Parsed) -> None:

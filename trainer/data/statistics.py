@@ -36,7 +36,7 @@ class _SlotFigures:
     self.of_day[day] = np.union1d(self.of_day.get(day, counts.index), counts.index)
 
   def described(self, samples: int) -> JsonObject:
-    """Returns this slot's entry in the result of `describe`."""
+    """Returns the slot's entry in the result of `describe`."""
     shows = np.sort(self.counts['shows'].to_numpy())[::-1]
     days = sorted(self.of_day)
     return {
@@ -54,7 +54,10 @@ class _SlotFigures:
 
 
 def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float:
-  """Returns the share of features that would be admitted by the end of the log, without decay."""
+  """Returns the share of a slot's features that would be admitted by the end of the log.
+
+  It leaves out the decay of shows and clicks.
+  """
   of_slot, shows, clicks = policy.for_slot(slot_id), counts['shows'], counts['clicks']
   score = (shows - clicks) * of_slot.nonclk_coeff + clicks * of_slot.clk_coeff
   shares = {
@@ -67,7 +70,7 @@ def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float
 
 
 def _row_bytes(slot: config.Slot, cfg: config.Config) -> float:
-  """Returns the bytes of a feature's factors with their optimizer state."""
+  """Estimates the bytes of the factors of one feature, with their optimizer state."""
   table = cfg.sparse.tables[slot.table]
   kinds = [interaction.kind for interaction in cfg.model.all_interactions().values()]
   width = table.width * (len(cfg.data.slots) if 'ffm' in kinds else 1)
@@ -135,7 +138,7 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
 
 
 def table(described: JsonObject) -> str:
-  """Returns the statistics as text, a line for each day, slot and dense column."""
+  """Returns the result of `describe` as text, a line for each day, slot and dense column."""
   lines = [f'{described["samples"]:,} samples']
   for day, of in described['days'].items():
     lines.append(f'day {day}: {of["samples"]:,} samples, label rate {of["label_rate"]:.4f}')

@@ -65,7 +65,7 @@ class Log(NamedTuple):
 
 
 class World:
-  """Everything that is drawn once: users, and items as they are born.
+  """Everything that is drawn once: the users, and the items of each day.
 
   Args:
     users: the number of users.
@@ -73,7 +73,7 @@ class World:
     days: the number of days.
     conversions: whether purchases follow clicks.
     histories: whether a user's clicks make later clicks likelier.
-    drift: R, how fast users and what they buy change.
+    drift: R, the share of users that leave each day, which also sets how fast purchases change.
   """
 
   def __init__(
@@ -150,11 +150,13 @@ class World:
   def _logits(
     self, slots: Mapping[str, np.ndarray], price: np.ndarray, age: np.ndarray
   ) -> np.ndarray:
-    """Returns the logits of clicks, float64 [n], from prices and ages, [n], and from slots.
+    """Returns the logits of clicks, float64 [n].
 
     Args:
       slots: {name: int64 [n]}, the number of a user, item, category, hour, device or query (-1 if
         it is typed once); for tags the number of the item, for a history that of the user.
+      price: [n], the prices of the items.
+      age: [n], the ages of the users.
     """
     user, item, category, device = (slots[s] for s in ('user', 'item', 'category', 'device'))
     tags, query = self.tags[slots['tags']], slots['query']
@@ -180,11 +182,12 @@ class World:
     return logit
 
   def log(self, day: int, samples: int, importances: bool = False) -> Log:
-    """Draws the records of one day, numbered from 0.
+    """Draws the records of one day.
 
     With histories or drift, days must be drawn in order.
 
     Args:
+      day: the number of the day, from 0.
       importances: whether to measure the true importances of slots.
     """
     if self._drift and day:
@@ -263,7 +266,7 @@ class World:
     return Log(pa.table(columns), probability, click, own, conversion, arrival, importance)
 
   def _interest(self, user: np.ndarray, category: np.ndarray) -> np.ndarray:
-    """Returns log(1 + the user's clicked items of this category), float64 [n]."""
+    """Returns log(1 + c), float64 [n]; c of the user's last clicked items are of this category."""
     counts = np.zeros([len(self._clicked), CATEGORIES])
     for u, items in enumerate(self._clicked):
       np.add.at(counts[u], self.category[items], 1)
@@ -271,7 +274,7 @@ class World:
 
 
 def best_reachable(probability: np.ndarray, click: np.ndarray) -> dict[str, float | None]:
-  """Returns what the true probabilities reach: samples, ctr, auc and logloss.
+  """Returns the figures of the true probabilities: samples, ctr, auc and logloss.
 
   The auc is None if all clicks are equal.
   """

@@ -168,7 +168,7 @@ def feature_keys(
   """Returns the key of each value's feature, int64 [n]; NO_FEATURE where it is blank or missing.
 
   Args:
-    array: one value a record.
+    array: [n], each value is one feature.
     column: the name of the column, for messages.
     missing_values: texts that stand for a missing value.
   """

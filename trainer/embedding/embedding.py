@@ -14,12 +14,19 @@ from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_
 
 
 def _size(batch: SlotBatch) -> tf.Tensor:
-  """Returns the number of samples in a batch, including candidates."""
+  """Returns the number of samples in a batch: B, or B + C in a training step of model.retrieval.
+
+  Such a step adds C candidate items.
+  """
   return tf.maximum(tf.shape(batch.label)[0], tf.shape(batch.item)[0])
 
 
 def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec]:
-  """Returns the layout of each table's rows; see `Embedding` for `needs`."""
+  """Returns the layout of each table's rows.
+
+  Args:
+    needs: as in `Embedding`.
+  """
   specs = []
   for name, table in cfg.sparse.tables.items():
     parts = []
@@ -41,7 +48,7 @@ def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec
 
 
 class Embedding:
-  """Knows which table each slot uses, and adds up pulled rows to layer inputs; holds no weights.
+  """Sums the rows of a batch's features to layer inputs; knows each slot's table, holds no weights.
 
   Args:
     needs: the inputs that the model's interactions read, of trainer.embedding.layer_inputs.NEEDS.
@@ -54,8 +61,7 @@ class Embedding:
       catch_up`).
     counted: the indices of the slots with `counts` in `Config.ordered_slots`.
     stats: float32 [2, Dn], the means and standard deviations that standardise dense columns. If a
-      slot has `counts`, [2, Dn + 1]: the last column is the log-odds of a click in the first pass,
-      and 1.
+      slot has `counts`, there is one more column: the log-odds of a click in the first pass, and 1.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):
@@ -103,7 +109,7 @@ class Embedding:
     Args:
       rate: multiplies the learning rates of the config.
     Returns:
-      float32 [T, 2, H], see ops.row_optimizers.hyper.
+      float32 [tables, 2, H], see ops.row_optimizers.hyper.
     """
     return row_optimizers.hyper(self._optimizers, rate)
 
@@ -120,7 +126,7 @@ class Embedding:
     return dedupe(batch.keys, self._one_show, clicks, batch.segments, self.num_slots)
 
   def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows) -> LayerInputs:
-    """Adds up the rows of a batch's unique keys to layer inputs.
+    """Sums the rows of a batch's unique keys to layer inputs.
 
     The result is differentiable in `rows.linear` and `rows.factors`.
     """
@@ -148,10 +154,11 @@ class Embedding:
   def _show_click(
     self, batch: SlotBatch, deduped: Deduped, show_click: tf.Tensor, size: tf.Tensor
   ) -> tf.Tensor:
-    """Sums shows and clicks over the features of each slot with `counts`; float32 [B, Fc, 2].
+    """Sums the shows and clicks of the features in each slot with `counts`, float32 [B, Fc, 2].
 
     Args:
-      show_click: float32 [u, 2], show and click of the distinct keys.
+      show_click: float32 [u, 2], the shows and clicks of the distinct keys.
+      size: B.
     """
     of_each, slots = tf.gather(show_click, deduped.inverse), size * self.num_slots
     one_each = tf.size(batch.segments) == 0  # each slot of each sample has one feature
@@ -163,7 +170,7 @@ class Embedding:
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]
   ) -> dict[str, HistoryVectors]:
-    """Returns {slot: the factors of its history}; differentiable in `rows.factors`.
+    """Returns {slot: the factors of its histories}; they are differentiable in `rows.factors`.
 
     Args:
       batch, deduped, rows: B samples, their distinct keys, and the rows of these keys.

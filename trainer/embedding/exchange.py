@@ -14,7 +14,10 @@ from trainer.embedding.row_table import counts_of
 
 
 class Routed(NamedTuple):
-  """The keys that this rank sent to owners and received as an owner; a single process has ()."""
+  """The result of `route` on N ranks: the keys that were sent to owners, and received as an owner.
+
+  With a single process, the result of `route` is ().
+  """
 
   sent: tf.Tensor  # int32 [N], how many keys went to each owner
   received: tf.Tensor  # int32 [N], how many keys came from each rank
@@ -38,22 +41,23 @@ Routing = Routed | tuple[()]
 
 
 def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-  """Returns the factors for the gradients of rows, according to sparse.gradient_scale.
+  """Returns what multiplies the gradients of rows, according to sparse.gradient_scale.
 
-  With 'feature', steps on a rare feature stay as long when the batch or the job grows.
+  With 'batch', this is `scale`. With 'feature', it is 1 / the feature's own shows, so that a rare
+  feature's steps do not shrink when the batch or the job grows.
 
   Args:
     scale: float32 [], 1 / the weight of the step's samples.
     shows: float32 [u], the shows of the features in this step.
   Returns:
-    float32 [1] or [u].
+    float32 [1] for 'batch', [u] for 'feature'.
   """
   is_by_feature = cfg.sparse.gradient_scale == 'feature'
   return 1 / tf.maximum(shows, 1) if is_by_feature else tf.reshape(scale, [1])
 
 
 class LocalRows:
-  """Reads and updates the rows of the store in this process; ShardedRows extends it to N ranks.
+  """Reads and updates the rows of the store in this process; `ShardedRows` extends it to N ranks.
 
   Attributes:
     routed: the TensorSpecs of what `route` returns; () with one process.
@@ -82,24 +86,27 @@ class LocalRows:
   def weight_and_samples(
     self, weight: tf.Tensor, routed: Routing
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the total weight of the batch, and how many samples lower ranks and all ranks have.
+    """Returns the weight and the number of the samples of all ranks in this step.
 
     Returns:
-      The weight, float32 [] ([T] with several tasks); the two numbers, int64 [].
+      The total weight, float32 [] ([T] with several tasks); how many samples lower ranks have, and
+        how many all ranks have, int64 [].
     """
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
   def pull(self, deduped: Deduped, routed: Routing, train: bool) -> PulledRows | ShardedPull:
-    """Reads the rows of the unique keys, and changes nothing; every rank calls it.
+    """Reads the rows of the unique keys without changing them; every rank calls it.
 
     Args:
       deduped: the distinct keys of this process's samples.
-      train: with admission `none`, whether new features read their initial factors rather than 0.
+      routed: the result of `route` for these keys.
+      train: whether new features read their initial factors rather than 0; only admission `none`
+        gives factors to them at once.
     """
     return self._pull(deduped.unique, train)
 
   def _pull(self, keys: tf.Tensor, train: bool) -> PulledRows:
-    """Reads rows of this process, with show and click if a slot has `counts`."""
+    """Reads rows from this process's store, with shows and clicks if a slot has `counts`."""
     rows = self._store.pull(keys, train)
     return rows._replace(show_click=counts_of(self._store, keys)) if self._reads_counts else rows
 
@@ -117,10 +124,11 @@ class LocalRows:
 
     Args:
       deduped: the distinct keys of this process's samples.
+      rows: the result of `pull` for these keys.
       linear_gradient: float32 [u], summed over this process's samples.
       factors_gradient: float32, laid out as rows.factors, summed in the same way.
       scale: float32 [], 1 / the weight of all ranks' samples.
-      hyper: float32 [T, 2, H], see ops.row_optimizers.hyper.
+      hyper: float32 [tables, 2, H], see ops.row_optimizers.hyper.
       step: int64 [], the number of this step, from 1.
     """
     scale = gradient_scale(self._cfg, scale, deduped.shows)
@@ -217,7 +225,7 @@ class ShardedRows(LocalRows):
 
 
 def rows_of(store: RowStore, communicator: Communicator, cfg: Config, spans: Spans) -> LocalRows:
-  """Returns the LocalRows of a single process or the ShardedRows of one of N ranks."""
+  """Returns LocalRows for a single process, ShardedRows for one of N ranks."""
   if communicator.size == 1:
     return LocalRows(store, cfg)
   return ShardedRows(store, communicator, cfg, spans)

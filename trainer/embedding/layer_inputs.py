@@ -55,7 +55,7 @@ class LayerInputs(NamedTuple):
   """Name of a slot -> its histories."""
 
   def of_rows(self) -> list[tf.Tensor]:
-    """Returns the inputs that are differentiable in rows."""
+    """Returns the inputs through which gradients flow to the rows."""
     histories = (self.histories or {}).values()
     given = [self.linear, self.squares, self.field_factors, self.field_squares]
     given += [*self.factors, *self.totals, *(h.vectors for h in histories)]
@@ -64,10 +64,10 @@ class LayerInputs(NamedTuple):
 
 
 def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
-  """Returns inputs with C more fields behind the slots, each of one feature.
+  """Returns inputs with C slots added, each of which holds one feature of value 1.
 
   Args:
-    vectors: float32 [B, C, D], the factors of these features.
+    vectors: float32 [B, C, D], the factors of these features; they follow those of the tables.
   """
   factors, totals, squares, norm = inputs.factors, inputs.totals, inputs.squares, inputs.norm
   if factors:
@@ -102,7 +102,9 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Returns the places of each sample's features in a list, int32 [B, L], ascending, then −1.
+  """Returns, for each sample, the indices in the flat list of features at which its own lie.
+
+  They are int32 [B, L], ascending, padded with −1.
 
   Args:
     samples: int32 or int64 [n], the sample of each feature in the list, ascending.
@@ -115,8 +117,9 @@ def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def vector_width(shapes: LayerInputs) -> int:
-  """Returns how many columns the joined `slot_vectors` have, from the TensorShapes of their inputs.
+  """Returns the number of columns of the joined `slot_vectors`.
 
-  Keras passes these to `build`.
+  Args:
+    shapes: LayerInputs with a TensorShape in place of each tensor, as Keras passes it to `build`.
   """
   return sum(s[1] * s[2] for s in shapes.factors) + shapes.dense[1]

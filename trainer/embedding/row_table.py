@@ -1,4 +1,4 @@
-"""The interface of whatever holds rows: a store in this process, or all servers."""
+"""The interface of anything that holds rows: a store in this process, or all servers together."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -13,12 +13,12 @@ from ops.row_store import PulledRows, TableSpec
 
 
 class RowTable(Protocol):
-  """Holds rows: the row store of this process, its TFRA store, or the rows on all servers as one.
+  """Holds rows: this process's row store or TFRA store, or the rows of all servers as one table.
 
   `ops.row_store.RowStore` describes each verb.
 
   Attributes:
-    slot_table: for each slot id, the place of its table in `tables`.
+    slot_table: for each slot id, the index of its table in `tables`.
   """
 
   policy: Policy
@@ -51,6 +51,6 @@ class RowTable(Protocol):
 
 
 def counts_of(store: RowTable, keys: TensorLike) -> tf.Tensor:
-  """Returns show and click of each key's feature, float32 [u, 2]; 0 for an absent feature."""
+  """Returns the shows and clicks of each key's feature, float32 [u, 2]; 0 for an absent feature."""
   columns = store.lookup(keys)
   return tf.cast(tf.stack([columns['show'], columns['click']], 1), tf.float32)

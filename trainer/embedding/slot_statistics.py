@@ -16,14 +16,15 @@ _DEAD = 1e-3
 
 
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
-  """Chooses the logical shards that a process reads, and returns them with their share of its own.
+  """Chooses the logical shards that a process reads, so that all read about MOST_FEATURES features.
 
-  All processes together read about MOST_FEATURES features. A hash spreads the keys over shards, so
-  some shards are a fair sample of all.
+  A hash spreads the keys over the shards, so some shards are a fair sample of all.
 
   Args:
     features: the number of features of all processes.
     own: the shards of this process; processes have the same number of shards, or one more.
+  Returns:
+    The chosen shards, and which share of `own` they are.
   """
   share = min(1.0, MOST_FEATURES / max(features, 1))
   count = max(1, round(share * len(own)))
@@ -34,7 +35,7 @@ Figure = float | list[int] | None
 
 
 class SlotStatistics:
-  """Sums over the rows of each slot; sums of several processes, or of a checkpoint's parts, add up.
+  """Sums over the rows of each slot; those of several processes or parts of a checkpoint add up.
 
   Args:
     widths: name of a table -> the number of factors in its rows; F·D for ffm.
@@ -55,7 +56,7 @@ class SlotStatistics:
         self._sums[f'gram_{table}'] = np.zeros([slots, width, width])
 
   def add(self, chunk: Mapping[str, np.ndarray]) -> None:
-    """Adds the rows of a chunk, which a store exported or a checkpoint holds."""
+    """Adds the rows of a chunk, as a store exports it or a checkpoint holds it."""
     slots = len(self._names)
     place = self._place[chunk['slot']]
     admitted = chunk['admitted'].astype(bool)
@@ -84,7 +85,7 @@ class SlotStatistics:
         self._sums[f'gram_{table}'][slot] += own.T @ own
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns the sums, name -> array; adding two states gives the state of all their rows."""
+    """Returns {name: array}, the sums; adding two states gives the state of the rows of both."""
     return self._sums
 
   def result(
@@ -94,10 +95,11 @@ class SlotStatistics:
 
     Args:
       state: the result of `state`, or a sum of several.
-      share: the share of all features that was read; counts are divided by it.
+      share: which share of all features was read; counts are divided by it.
     Returns:
       slot -> its features, admitted, shows, clicks, ctr, norm (the mean of ‖v‖), effective_rank,
-      width, dead_columns (which columns are almost 0 in all rows) and bytes_share.
+        width, dead_columns (the columns that are almost 0 in all rows) and bytes_share (its share
+        of the bytes of all slots).
     """
     figures: dict[str, dict[str, Figure]] = {}
     total_bytes = max(state['bytes'].sum(), 1)
@@ -141,7 +143,7 @@ class SlotStatistics:
 
 
 def effective_rank(gram: np.ndarray) -> float:
-  """Returns the effective rank of the rows v: e to the entropy of their singular values.
+  """Returns the effective rank of row vectors v: exp of the entropy of their singular values.
 
   Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality".
 

@@ -1,4 +1,4 @@
-"""Makes the store of a process's rows: our row store (the default) or TFRA's hash tables."""
+"""Makes the store of a process's rows: our RowStore (the default) or one on TFRA's hash tables."""
 
 from ops.row_store import RowStore
 from trainer.config import Config
@@ -7,7 +7,7 @@ from trainer.errors import UserError
 
 
 def store_class(cfg: Config) -> type[RowStore]:
-  """Returns the class that `sparse.store` names: RowStore, or TfraStore, which has its verbs too.
+  """Returns the class that `sparse.store` names: RowStore, or TfraStore with the same methods.
 
   Raises:
     UserError: if `sparse.store` is tfra, and TFRA is not installed.
@@ -31,7 +31,7 @@ def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> Ro
   """Makes the store that `sparse.store` names.
 
   Args:
-    name: the v1 graphs of all workers share the store by this name; None: it is not shared.
+    name: a name by which the v1 graphs of all workers share the store; None: it is not shared.
   Raises:
     UserError: as in `store_class`.
   """

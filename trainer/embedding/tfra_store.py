@@ -1,10 +1,10 @@
 """Rows in the hash tables of tensorflow-recommenders-addons (TFRA): one packed row for a feature.
 
 A packed row is [linear weight, its optimizer state | factors, their state | 1 if it has factors,
-else 0 | step of its last update, as bits]. Before admission the factors are zeros. The feature
-table is that of ops.row_store, in C++; only the rows are elsewhere. A step looks up each table once
-and upserts it once. The row itself says whether it has factors, so that a reader sees all of them
-or none while another worker's push admits the feature.
+else 0 | step of its last update, as bits]. Before admission the factors are zeros. The table of
+features is in C++, as in ops.row_store; only the rows are in TFRA. A step looks up each table once
+and upserts it once. Each row says whether it has factors, so that a reader sees all of them or none
+while another worker's push admits the feature.
 """
 
 import functools
@@ -25,14 +25,14 @@ from ops.sharding import SHARDS
 
 
 class PackedRows(NamedTuple):
-  """The packed rows of those keys of a pull that belong to one table."""
+  """The keys of a pull that belong to one table, and their packed rows."""
 
   places: tf.Tensor  # int32 [n], where these keys are among the keys of the pull
   rows: tf.Tensor  # float32 [n, R]
 
 
 class TfraRows(NamedTuple):
-  """The fields of ops.row_store.PulledRows but `ids`, and the packed rows, for the push."""
+  """The fields of ops.row_store.PulledRows except `ids`; and the packed rows, for `push`."""
 
   offsets: tf.Tensor
   linear: tf.Tensor
@@ -42,7 +42,7 @@ class TfraRows(NamedTuple):
 
 
 class TfraStore(FeatureLifecycle):
-  """A row store on TFRA's tables; ops.row_store.RowStore describes its verbs and arguments.
+  """A row store on TFRA's tables; ops.row_store.RowStore describes its methods and arguments.
 
   Processes that build the same v1 graph share its tables, by the names of the tables' nodes.
   """
@@ -207,7 +207,7 @@ class TfraStore(FeatureLifecycle):
     return keys
 
   def _of_table(self, keys: TensorLike, t: int) -> tf.Tensor:
-    """Returns which of `keys` belong to table t, as their places, int32 [n]."""
+    """Returns the indices of those keys that belong to table t, int32 [n]."""
     slot = tf.cast(tf.bitwise.right_shift(keys, tf.constant(52, tf.int64)), tf.int32)
     return tf.cast(tf.where(tf.equal(tf.gather(self.slot_table, slot), t))[:, 0], tf.int32)
 
@@ -225,14 +225,14 @@ class TfraStore(FeatureLifecycle):
   def _with_factors(
     self, offsets: tf.Tensor, places: tf.Tensor, t: int
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds which keys of a table have factors, and where these are in the flat factors.
+    """Finds which keys of a table have factors, and where their factors lie in the flat factors.
 
     Args:
       offsets: int32 [u + 1], where the factors of each key of the pull begin.
-      places: int32 [n], the places of the table's keys in the pull.
+      places: int32 [n], the indices of the table's keys in the pull.
     Returns:
-      Which of `places` have factors, as indices int32 [m]; and the indices of these in the flat
-      factors, int32 [m, D].
+      The indices in `places` of the m keys that have factors, int32 [m]; and the indices of their
+        factors in the flat factors, int32 [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)
