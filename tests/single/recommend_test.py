@@ -157,7 +157,7 @@ class ServedTest(tf.test.TestCase):
       status, answer = client.predict(ok)
       self.assertEqual(status, 404)
       self.assertIn('wanted :recommend', answer['error'])
-    with self.assertRaisesRegex(UserError, 'k: found 26; the catalogue has 25 items'):
+    with self.assertRaisesRegex(UserError, 'k: found 26; wanted at most 25'):
       self.run_.recommend(pd.DataFrame({'user': [7]}), k=26)
     folder = os.path.join(self.cfg.run_dir, 'exports')
     store = open_store(f'{self.folder}/lmdb', '--to', writable=True)
