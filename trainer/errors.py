@@ -35,7 +35,7 @@ _WRAPPED = ('Exception encountered when calling', 'in user code:')
 
 
 class UserError(Exception):
-  """A user's mistake: the text is one line, and the process ends with status 2."""
+  """A user's mistake. Its text is one line; the process prints it and ends with status 2."""
 
 
 class ConfigError(UserError):
@@ -47,14 +47,14 @@ class DataLoss(UserError):
 
 
 class BadPass(UserError):
-  """A pass cannot be trained on: it is empty, damaged or holds too many bad records."""
+  """A pass cannot be trained on: it is empty or damaged, or holds too many bad records."""
 
 
 def printable(text: str) -> str:
   """Returns a text in one printable line.
 
-  Line ends, control characters and bytes that are not UTF-8, all of which the name of a file may
-  hold, are spelt out as \\n, \\x1b and \\xff.
+  Line ends, control characters and bytes that are not UTF-8, all of which a file's name may hold,
+  are spelt out as \\n, \\x1b and \\xff.
   """
 
   def spelt(match: re.Match) -> str:
@@ -70,8 +70,8 @@ def one_line(error: BaseException) -> str:
   """Returns an exception's type and the first line of its message that says what is wrong.
 
   TensorFlow's messages begin with the place in the graph; that part is left out. If Keras or
-  AutoGraph wrapped another error, that one is described. If there is no message, the line in the
-  code stands for it.
+  AutoGraph wrapped another error, the other error is described. If there is no message, the place
+  in the code at which the error was raised is given instead.
   """
   while error.__context__ and str(error).lstrip('"\'').startswith(_WRAPPED):
     error = error.__context__
@@ -83,10 +83,10 @@ def one_line(error: BaseException) -> str:
 
 
 def nearest(name: object, valid: Iterable[object]) -> str:
-  """Returns "; the nearest valid name is 'x'", or '' if there are no valid names.
+  """Returns the end of a message about a wrong name: "; the nearest valid name is 'x'".
 
-  If no name is near, all valid names are listed. Case does not matter. Names that other systems use
-  for our layers and their arguments are known.
+  If no valid name is near, all of them are listed; without valid names it is ''. Case does not
+  matter. Names by which other systems call our layers and their arguments are recognised.
   """
   if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
     return f'; here that is {here}'
@@ -102,7 +102,11 @@ def nearest(name: object, valid: Iterable[object]) -> str:
 
 
 def short(value: object, length: int = 120) -> str:
-  """Returns a value for a message, written like repr or YAML, cut at `length` characters."""
+  """Returns a value as a message shows it, like repr, or YAML for null, true and false.
+
+  Args:
+    length: longer texts are cut to so many characters.
+  """
   if value is None or isinstance(value, bool):
     return {None: 'null', True: 'true', False: 'false'}[value]
   # Python refuses to print more than 4,300 digits.
@@ -114,7 +118,11 @@ def short(value: object, length: int = 120) -> str:
 
 @contextlib.contextmanager
 def plain_errors(what: str) -> Iterator[None]:
-  """Turns an OSError, such as of a full disk, into a UserError that starts with `what`."""
+  """Turns an OSError within the `with`, such as a full disk, into a UserError.
+
+  Args:
+    what: the beginning of the UserError's text, such as 'cannot read F'.
+  """
   try:
     yield
   except OSError as e:

@@ -32,12 +32,16 @@ Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path ->
 
 @contextlib.contextmanager
 def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
-  """Opens a file for reading and writing that one process at a time may hold; others wait.
+  """Opens a file that only one process at a time may hold; other processes wait for it.
 
   The operating system releases the file when its holder dies.
 
+  Args:
+    patience: how many seconds to wait.
+  Yields:
+    The file, open for reading and writing. What the holder writes names it in others' messages.
   Raises:
-    UserError: if another process holds it for `patience` seconds; the file's content names it.
+    UserError: if another process holds the file for `patience` seconds.
   """
   with open(path, 'a+', encoding='utf-8') as f:
     began = time.monotonic()
@@ -75,8 +79,9 @@ def _descriptor(path: str) -> int | None:
 def whole_file(path: str) -> Iterator[BinaryIO]:
   """Opens a file to write; it appears at `path` when the `with` ends without an error.
 
-  It follows links, and writes in place to pipes, devices and descriptors of this process, such as
-  /dev/stdout: opening that again would truncate the file to which a shell appends with `>>`.
+  Links are followed. Pipes, devices and this process's own descriptors are written in place. A
+  descriptor, such as /dev/stdout, is duplicated rather than reopened, because reopening would
+  truncate a file that the shell opened with `>>`.
   """
   number = _descriptor(path)
   if number is not None or (os.path.exists(path) and not os.path.isfile(path)):
@@ -100,7 +105,7 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: str) -> None:
-  """Syncs a directory, whose new and renamed files then survive a crash; or syncs a file."""
+  """Syncs a directory, so that its new and renamed files survive a crash; it also syncs a file."""
   fd = os.open(path, os.O_RDONLY)
   try:
     os.fsync(fd)
@@ -109,13 +114,13 @@ def sync_directory(path: str) -> None:
 
 
 def sync(paths: Iterable[str]) -> None:
-  """Syncs files and directories side by side, which takes the disk hardly longer than one."""
+  """Syncs files and directories in parallel, which takes the disk hardly longer than one."""
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     list(pool.map(sync_directory, paths))
 
 
 def write(path: str, data: bytes) -> None:
-  """Writes bytes to a file, which `sync` or `publish` syncs later."""
+  """Writes bytes to a file without syncing it; `sync` or `publish` does that later."""
   with open(path, 'wb') as f:
     f.write(data)
 
@@ -145,7 +150,7 @@ def from_npz(data: bytes) -> dict[str, np.ndarray]:
 
 
 class NpyWriter:
-  """Writes a .npy file that grows along its first axis; `close` corrects the rows in its header."""
+  """Writes a .npy file that grows along its first axis; `close` writes the final shape."""
 
   def __init__(self, path: str, dtype: np.dtype | str, row_shape: Sequence[int] = ()):
     self.dtype, self.row_shape, self.rows = np.dtype(dtype), tuple(row_shape), 0
@@ -160,7 +165,7 @@ class NpyWriter:
     return out.getvalue()
 
   def append(self, array: np.ndarray) -> memoryview:
-    """Writes rows, cast to the dtype; returns the bytes that were written."""
+    """Writes rows, cast to the file's dtype; returns the bytes that were written."""
     array = np.ascontiguousarray(array, self.dtype).reshape(-1, *self.row_shape)
     data = memoryview(array.reshape(-1).view(np.uint8))
     self._file.write(data)
@@ -184,14 +189,18 @@ def crc32_of(path: str) -> int:
 
 
 def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
-  """Continues the CRC-32 `crc` of earlier bytes with the rest of a stream."""
+  """Returns the CRC-32 of a stream's rest, continued from `crc`, that of the bytes before it."""
   while data := stream.read(4 << 20):
     crc = zlib.crc32(data, crc)
   return crc
 
 
 def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
-  """Returns a folder's entries for a manifest; files that end in `unchecked` get no checksum."""
+  """Returns a manifest's entries for all files below a folder, {relative path: {bytes, crc32}}.
+
+  Args:
+    unchecked: endings of file names; files with such names get no crc32.
+  """
   listed = {}
   for name in _names_below(folder):
     path = os.path.join(folder, name)
@@ -215,7 +224,7 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
   Process 0 calls it once all is written there and the other processes have synced their files.
 
   Args:
-    final: a directory without DONE at this name is removed first.
+    final: the final name; a directory without DONE that has it is removed first.
     manifest: becomes MANIFEST.json, whose checksum DONE holds.
   """
   data = to_json(manifest)
@@ -249,7 +258,11 @@ def is_done(path: str) -> bool:
 
 
 def read_manifest(path: str) -> JsonObject:
-  """Returns the MANIFEST.json of a directory; DataLoss if the directory is not DONE or damaged."""
+  """Returns the MANIFEST.json of a directory.
+
+  Raises:
+    DataLoss: if the directory is not DONE, or is damaged.
+  """
   file = os.path.join(path, DONE)
   try:
     with open(file, 'rb') as f:
@@ -263,7 +276,11 @@ def read_manifest(path: str) -> JsonObject:
 
 
 def check_listed(path: str, listed: Listed) -> None:
-  """Raises DataLoss unless a directory holds exactly the files of its manifest, in their sizes."""
+  """Checks that a directory holds exactly the files of its manifest, with the sizes listed there.
+
+  Raises:
+    DataLoss: if it does not.
+  """
   present = set(_names_below(path))
   for name in sorted(present - listed.keys() - {DONE, MANIFEST}):
     raise DataLoss(f'{os.path.join(path, name)}: the {MANIFEST} of its directory does not list it')
@@ -276,13 +293,21 @@ def check_listed(path: str, listed: Listed) -> None:
 
 
 def check_crc32(path: str, name: str, listed: Listed) -> None:
-  """Raises DataLoss if one of the manifest's files, of any size, has changed."""
+  """Checks a file of the manifest against its checksum; reads it in pieces, whatever its size.
+
+  Raises:
+    DataLoss: if the file has changed.
+  """
   file = os.path.join(path, name)
   _compare(file, crc32_of(file), listed[name]['crc32'])
 
 
 def read_checked(path: str, name: str, listed: Listed) -> bytes:
-  """Returns the bytes of one of the manifest's files; DataLoss if they have changed."""
+  """Returns the bytes of a file of the manifest.
+
+  Raises:
+    DataLoss: if the file has changed.
+  """
   return _read(os.path.join(path, name), listed[name]['crc32'])
 
 
@@ -299,7 +324,7 @@ def _compare(file: str, crc: int, wanted: int) -> None:
 
 
 def remove(path: str) -> None:
-  """Removes a directory; DONE goes first, so that a half-removed directory does not count."""
+  """Removes a directory. Its DONE goes first, so that a half-removed directory does not count."""
   with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(path, DONE))
   shutil.rmtree(path, ignore_errors=True)

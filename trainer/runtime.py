@@ -45,7 +45,7 @@ _MALLOC_OPTIONS = {-3: 32 << 20, -1: 256 << 20, -2: 64 << 20}
 
 @dataclasses.dataclass(frozen=True)
 class Runtime:
-  """The place of this process among the ranks of its job; by default it is alone."""
+  """The place of this process among the ranks of its job; by default, it is the only one."""
 
   rank: int = 0
   size: int = 1
@@ -57,7 +57,7 @@ class Runtime:
 
 
 def launched() -> Runtime:
-  """Returns this process's place as horovodrun set it; without horovodrun, a single process.
+  """Returns this process's place as horovodrun set it; without horovodrun, a single process's.
 
   Raises:
     UserError: if MPI started several processes, or this host has no address on the job's network.
@@ -94,7 +94,13 @@ def launched() -> Runtime:
 
 
 def secret() -> bytes:
-  """Returns the content of the file CTR_SECRET_FILE, which launch/ makes for each job; else b''."""
+  """Returns the secret in the file that CTR_SECRET_FILE names; b'' if this variable is not set.
+
+  The scripts of launch/ make such a file for each job.
+
+  Raises:
+    UserError: if the file cannot be read, or holds fewer than 16 characters.
+  """
   path = os.environ.get('CTR_SECRET_FILE')
   if not path:
     return b''
@@ -112,10 +118,12 @@ def secret() -> bytes:
 
 
 def working_directory(run_dir: str) -> str:
-  """Returns the local directory for a run_dir in a bucket; CTR_WORK_DIR, if set, is its root.
+  """Returns the local directory in which a run whose run_dir is in a bucket works.
+
+  It lies below CTR_WORK_DIR or, if that is not set, below a cache directory of the user.
 
   Raises:
-    UserError: if it is not set and the ranks run on several hosts, which must share the directory.
+    UserError: if CTR_WORK_DIR is not set and the ranks run on several hosts, which must share it.
   """
   if not os.environ.get('CTR_WORK_DIR') and launched().host:
     raise UserError(
@@ -127,7 +135,7 @@ def working_directory(run_dir: str) -> str:
 
 
 def rank() -> int:
-  """Returns the rank that horovodrun gave this process; 0 without it."""
+  """Returns the rank that horovodrun gave this process; 0 without horovodrun."""
   text = os.environ.get('HOROVOD_RANK', '0')
   return int(text) if _DIGITS.fullmatch(text) else 0  # `launched` says what is wrong with it
 
@@ -137,7 +145,11 @@ _HOST = re.compile('[0-9A-Za-z_.:%-]{1,255}')  # a name, or an address of IPv4 o
 
 
 def _number(name: str, default: str = '', least: int = 0, most: int = 999_999) -> int:
-  """Returns the whole number in an environment variable; raises a UserError for other text."""
+  """Returns the whole number in an environment variable.
+
+  Raises:
+    UserError: if it holds other text, or a number below `least` or above `most`.
+  """
   text = os.environ.get(name, default)
   if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
     raise UserError(
@@ -153,7 +165,13 @@ def is_terminal() -> bool:
 
 
 def _address_of(interface: str) -> str:
-  """Returns the address of a network interface, IPv4 if it has one, else IPv6."""
+  """Returns the address of a network interface: IPv4 if there is one, else IPv6.
+
+  Link-local addresses come last.
+
+  Raises:
+    UserError: if the interface has no address.
+  """
   interfaces, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
   addresses = [a.address for a in interfaces.get(interface, []) if a.family in families]
   if not addresses:
@@ -170,7 +188,11 @@ def _address_of(interface: str) -> str:
 
 
 def tf_config() -> Json:
-  """Returns TF_CONFIG as a dict, or None if it is not set."""
+  """Returns the value of TF_CONFIG, decoded from JSON; None if it is not set.
+
+  Raises:
+    UserError: if the value is not JSON.
+  """
   text = os.environ.get('TF_CONFIG')
   if not text:
     return None
@@ -222,7 +244,7 @@ def keep_freed_memory() -> None:
 
 
 def start_serving() -> None:
-  """Imports TensorFlow and prepares it for many small requests at a time, on CPUs; see `start`."""
+  """Imports TensorFlow and prepares it to serve many small requests at once, on CPUs only."""
   import tensorflow as tf
 
   tf.config.set_visible_devices([], 'GPU')
@@ -261,7 +283,11 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
 
 
 def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
-  """Returns the GPU of `gpus` that this rank uses; None if the host has none."""
+  """Returns the GPU of `gpus` that this rank uses; None if the host has none.
+
+  Raises:
+    UserError: if the host has fewer GPUs than ranks.
+  """
   if gpus and local_rank >= len(gpus):
     raise UserError(
       f'local rank {local_rank} has no GPU: this host has {len(gpus)}; wanted at most {len(gpus)} '
@@ -271,21 +297,21 @@ def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
 
 
 def dense_device() -> str:
-  """Returns the device of layers and their optimizer: this process's GPU if it has one."""
+  """Returns the device of dense layers and their optimizer: this process's GPU, else the CPU."""
   import tensorflow as tf
 
   return 'GPU:0' if tf.config.get_visible_devices('GPU') else HOST
 
 
 def _threads(local_size: int) -> int:
-  """Returns the threads of one process: CTR_THREADS, or an equal share of the cores it may use."""
+  """Returns the number of threads of one process: CTR_THREADS, or an equal share of its cores."""
   if 'CTR_THREADS' not in os.environ:
     return max(1, len(os.sched_getaffinity(0)) // local_size)
   return _number('CTR_THREADS', least=1, most=4096)
 
 
 def seed_everything(seed: int) -> None:
-  """Sets the seed of Python, NumPy and TensorFlow; it is the same on every rank."""
+  """Seeds Python, NumPy and TensorFlow, on every rank alike."""
   import tensorflow as tf
 
   random.seed(seed)

@@ -15,23 +15,23 @@ Outputs = TypeVar('Outputs')  # tensors, nested
 def _clock(after: tf.Tensor) -> tf.Tensor:
   """Returns when `after` was computed, float64 [], in seconds of a monotonic clock.
 
-  Unlike tf.timestamp it does not wait for the other stateful ops of its function. The graph
-  optimiser makes it a constant if `after` is one.
+  Unlike tf.timestamp it does not wait for the other stateful ops of its function. If `after` is a
+  constant, the graph optimizer folds the clock into a constant too.
   """
   return load().ctr_clock(after=after)
 
 
 class Spans:
-  """Measures exchanges in a graph: adds a clock at the beginning and at the end of each."""
+  """Measures exchanges in a graph: adds a clock before and after each of them."""
 
   def __init__(self):
     self._stamps: list[tf.Tensor] = []
 
   def timed(self, exchange: Callable[[], Outputs], inputs: Sequence[tf.Tensor]) -> Outputs:
-    """Adds an exchange to the graph, with clocks before and after it; returns its outputs.
+    """Adds an exchange to the graph, with clocks before and after; returns the exchange's outputs.
 
     Args:
-      inputs: the exchange, and its measured span, begin once these tensors are computed.
+      inputs: the exchange and its measured span begin once these tensors are computed.
     """
     with tf.device(HOST), tf.control_dependencies(inputs):
       begins = _clock(inputs[-1])
@@ -43,13 +43,17 @@ class Spans:
     return outputs
 
   def collect(self) -> tf.Tensor:
-    """Returns and forgets when each exchange begins and ends, in seconds, float64 [n, 2]."""
+    """Returns when each exchange begins and ends, in seconds, float64 [n, 2], and forgets it."""
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 
 
 def seconds_of(spans: np.ndarray) -> float:
-  """Returns how many seconds are within any of these spans, [n, 2]; overlaps count once."""
+  """Returns how many seconds lie within at least one span.
+
+  Args:
+    spans: float64 [n, 2], when each span begins and ends, in seconds.
+  """
   total, reached = 0.0, -np.inf
   for begins, ends in sorted(spans.tolist()):
     total += max(0.0, ends - max(begins, reached))

@@ -18,9 +18,9 @@ class AsynchronousJob(Job):
 
   The next unit goes to the worker that asks next, so a slow worker delays nobody, and the units
   that a lost worker held go to others. All workers meet before and after a pass, and for
-  checkpoints. In ps_async, a unit is a whole global batch, and each push is a step on the model on
-  the servers. In ps_geo, a unit is one slice of a global batch for each worker; each worker trains
-  a copy of the model, and the copies are averaged.
+  checkpoints. In ps_async, a unit is a whole global batch, and each push is one step of the model
+  on the servers. In ps_geo, a global batch is cut into one slice for each worker, and a unit is a
+  slice; each worker trains a copy of the model, and the copies are averaged.
   """
 
   def open_run(self) -> None:
@@ -78,10 +78,10 @@ class AsynchronousJob(Job):
       self.save()
 
   def _let_first_report(self) -> None:
-    """Lets the first of the present workers own the run_dir and write the reports; all call it.
+    """Hands the run_dir and the reports to the first of the present workers; every worker calls it.
 
     Raises:
-      UserError: on all workers, if the first cannot own the run_dir.
+      UserError: on all workers, if the first one cannot own the run_dir.
     """
     is_first = self.communicator.rank == 0
     begins, ends = is_first and not self._reported, self._reported and not is_first

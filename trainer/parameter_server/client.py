@@ -1,4 +1,4 @@
-"""A process's connection to the coordinator; it is also the communicator of the workers."""
+"""A process's connection to the coordinator; for workers, it is also their communicator."""
 
 import os
 import queue
@@ -29,23 +29,23 @@ class Process:
     os._exit(status)
 
   def restart(self) -> None:
-    """Replaces the process by a new one with the same command."""
+    """Replaces this process by a new one with the same command."""
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
   def ask_to_stop(self) -> None:
-    """Sends itself SIGTERM, at which the job saves its state and ends."""
+    """Sends this process SIGTERM, at which its job saves the state and ends."""
     signal.raise_signal(signal.SIGTERM)
 
 
 class CoordinatorClient(Communicator):
   """Connects a process to the coordinator, and waits until the job has formed.
 
-  A thread of it ends this process if the coordinator is lost or ends the job. `close_pass` may
-  change rank and size.
+  A thread of its own ends this process if the coordinator is lost or ends the job.
 
   Args:
     settings: {name: value}; all processes must have the same.
   Attributes:
+    rank, size: this worker's rank and the number of workers; `close_pass` may change both.
     generation: how often the job has formed.
     independent: whether this worker claims units of a pass; collectives then return its own values.
     late: whether this worker joined a running job. Such a worker calls `enter` first, and has rank
@@ -113,14 +113,20 @@ class CoordinatorClient(Communicator):
   # Work
 
   def enter(self) -> Plain:
-    """Waits until the others are within a pass. Returns the `state` that they gave `open_pass`."""
+    """Waits, in a late worker, until the others are within a pass, and joins this pass.
+
+    Returns:
+      The `state` that the others passed to `open_pass`.
+    """
     self._connection.send(['enter'])
     state = self._replies.get()
     self.late, self._entered = False, True
     return state
 
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
-    """Begins a pass, whose units workers then claim; all workers call it, and wait for each other.
+    """Begins a pass, whose units workers then claim; all workers call it, and wait for one another.
+
+    A worker that has called `enter` is in the pass already, and does not wait.
 
     Args:
       work: arguments of WorkQueue: slices, first, total and pause_after.
@@ -133,42 +139,47 @@ class CoordinatorClient(Communicator):
     self.independent = True
 
   def claim(self, stop: bool, save: bool, is_merged: bool = True) -> Claimed:
-    """Reports this worker's last unit as done, and waits for the next; see WorkQueue.claim."""
+    """Reports this worker's last unit as done, and waits for the next one.
+
+    Args:
+      stop, save, is_merged: see WorkQueue.claim.
+    """
     self._connection.send(['claim', stop, save, is_merged])
     return Claimed(*self._replies.get())
 
   def close_pass(self) -> None:
-    """Waits until all workers of the pass have called it, then takes its new rank and the size."""
+    """Waits until all workers of the pass have called it, then updates `rank` and `size`."""
     self.rank, self.size = self._meet('close_pass', None)
     self.independent = False
 
   # The end
 
   def bye(self, status: int) -> None:
-    """Reports this worker's exit status and disconnects; after the last one, servers end."""
+    """Reports this worker's exit status and disconnects; the servers end after the last worker."""
     self._leaving = True
     self._connection.send(['bye', status])
     self._connection.close()
 
   def wait(self) -> int:
-    """Waits, on a server, until the job has ended; returns the exit status."""
+    """Waits, on a server, until the job has ended; returns the job's exit status."""
     return self._statuses.get()
 
   def stop(self) -> None:
-    """Asks all workers to save the state and to stop."""
+    """Asks all workers to save the state and then to stop."""
     self._connection.send(['stop'])
 
   def end(self, text: str, status: int) -> None:
-    """Ends the job: every process, this one too, prints the text and ends with the status."""
+    """Ends the job: every process, including this one, prints the text and ends with the status."""
     self._connection.send(['fail', text, status])
     self._ended.wait(min(10, self._lost_seconds))  # the coordinator's answer ends this process
     self._end(text, status)
 
   def end_by(self, error: Exception) -> None:
-    """Ends the job because of an exception.
+    """Ends the job because of an exception in this process.
 
     If a request to a server was aborted, all workers go back to the last checkpoint instead. If
-    TensorFlow reports that another process is gone, this one waits for the coordinator to name it.
+    TensorFlow reports that another process is gone, this process waits for the coordinator to name
+    it.
     """
     if isinstance(error, tf.errors.AbortedError):  # see Servers._repeat
       self._connection.send(['refused', one_line(error)])

@@ -45,8 +45,9 @@ class Cluster:
 
     Args:
       tf_config: the value of `TF_CONFIG`, decoded from JSON; None if it is not set.
+      mode: `sync.mode`, for messages.
     Raises:
-      UserError: if it is wrong; the message names the key, and what was found and wanted.
+      UserError: if `tf_config` is wrong; the message names the key, and what was found and wanted.
     """
     if tf_config is None:
       raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
@@ -81,7 +82,7 @@ class Cluster:
     return cls(servers, workers, 'ps' if kind == 'ps' else 'worker', index)
 
   def settings(self) -> JsonObject:
-    """Returns the settings that must be equal on all processes of a job, name -> value."""
+    """Returns the settings that must be equal on all processes of a job, {name: value}."""
     return {
       'TF_CONFIG.cluster.ps': list(self.servers),
       'TF_CONFIG.cluster.worker': list(self.workers),
@@ -106,7 +107,11 @@ class Cluster:
       time.sleep(1)
 
   def start_server(self) -> tf.distribute.Server:
-    """Starts this process's TensorFlow server; raises UserError if its port is in use."""
+    """Starts and returns this process's TensorFlow server.
+
+    Raises:
+      UserError: if the server's port is in use.
+    """
     port = int(self.address.rpartition(':')[2])
     in_use = UserError(
       f'{_VARIABLE}: the port {port} of {self.name} is in use on this host; wanted a free one, or '

@@ -8,7 +8,10 @@ from trainer.plain_data import Plain
 
 
 def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-  """Sums arrays of the same name, in the order of ranks: the same values give the same bits."""
+  """Sums the arrays of each name over the workers; returns one reply for each worker.
+
+  Arrays are added in the order of ranks, so that the same values give the same bits.
+  """
   layouts = [{k: (str(v.dtype), v.shape) for k, v in value.items()} for value in values]
   for layout in layouts:
     if layout != layouts[0]:
@@ -31,12 +34,12 @@ _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
 
 
 def replies(calls: Mapping[int, tuple[str, Plain]]) -> dict[int, Plain]:
-  """Returns {worker: its reply}; the ranks of workers follow their numbers.
+  """Returns {number of a worker: its reply}; ranks are in the order of these numbers.
 
   Args:
-    calls: {worker: (a key of `_REPLIES`, its value)}.
+    calls: {number of a worker: (a key of `_REPLIES`, the value that it sent)}.
   Raises:
-    ValueError: if they call different collectives.
+    ValueError: if the workers call different collectives.
   """
   workers = sorted(calls)
   kinds, values = zip(*(calls[worker] for worker in workers))

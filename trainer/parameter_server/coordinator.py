@@ -1,13 +1,13 @@
 """The coordinator of a parameter-server job, in the process of server 0.
 
-Every process keeps a connection to it, for the workers' collectives (metrics, counts, barriers),
-the units of work that asynchronous workers claim, beats that show that a process is alive, and the
-goodbyes after which servers end.
+Every process keeps a connection to the coordinator. It carries the workers' collectives (metrics,
+counts, barriers), the units of work that asynchronous workers claim, beats that show that a process
+is alive, and the goodbyes after which servers end.
 
 All waits are bounded. A process counts as lost if it is silent for `sync.lost_peer_seconds`, if its
-beats report no progress for `sync.stalled_peer_seconds`, or if it has not come
-`sync.lost_peer_seconds` after the last process that came. The coordinator names the lost process,
-and the mode decides whether the job ends, goes on without it, or goes back to the last checkpoint.
+beats report no progress for `sync.stalled_peer_seconds`, or if it has not joined within
+`sync.lost_peer_seconds` of the last process that joined. The coordinator names the lost process.
+The mode decides whether the job ends, goes on without it, or goes back to the last checkpoint.
 """
 
 import dataclasses
@@ -44,10 +44,10 @@ class _Member:
 
 
 class Coordinator:
-  """Knows the processes of a job and answers their messages.
+  """Keeps track of the processes of a job and answers their messages.
 
-  The job forms when all processes have come. Then its workers meet in collectives; within a pass of
-  an asynchronous mode they claim units of work instead, and do not wait for one another.
+  The job forms when all processes have joined. Then its workers meet in collectives; within a pass
+  of an asynchronous mode they claim units of work instead, and do not wait for one another.
 
   Args:
     settings: {name: value}; all processes must have the same.
@@ -102,7 +102,7 @@ class Coordinator:
     return self._status
 
   def stop(self) -> None:
-    """Asks all workers to save the state and to stop; a signal handler may call it."""
+    """Asks all workers to save the state and then to stop; a signal handler may call it."""
     # In another thread, because this one may hold the lock when the signal comes.
     threading.Thread(target=self._stop_workers, daemon=True).start()
 
@@ -188,7 +188,7 @@ class Coordinator:
     return member
 
   def _difference(self, member: _Member, settings: JsonObject) -> str:
-    """Describes the first setting in which a process differs from this one; '' if none does."""
+    """Describes the first setting in which another process differs from this one; '' if none."""
     for key in sorted(settings.keys() | self._settings.keys()):
       theirs, own = settings.get(key), self._settings.get(key)
       if theirs != own:
@@ -204,7 +204,10 @@ class Coordinator:
     return [name for name in servers + workers if name not in self._members]
 
   def _form(self) -> None:
-    """Starts the job if all processes have joined: tells each of them its rank."""
+    """Starts the job if all processes have joined: tells each of them its rank.
+
+    It does not wait for the lost workers in `_left_out`.
+    """
     if set(self._missing()) - self._left_out:
       return
     self._generation += 1
@@ -216,9 +219,9 @@ class Coordinator:
       member.connection.send(['welcome', self._generation, *place, False])
 
   def _watch_forming(self) -> None:
-    """While the job forms, prints for which processes it waits; a thread runs it.
+    """While the job forms, prints which processes have not joined yet; a thread runs it.
 
-    If some do not come in time, the mode decides whether it goes on without them or ends the job.
+    If some do not join in time, the mode decides whether the job goes on without them or ends.
     """
     reminded = time.monotonic()
     while self._status is None:
@@ -275,7 +278,11 @@ class Coordinator:
     self._advance()
 
   def _send_back(self, text: str, when: str = '') -> None:
-    """Restarts all workers, which go back to the last checkpoint; the job then forms again."""
+    """Restarts all workers, which go back to the last checkpoint; then the job forms again.
+
+    Args:
+      when: the end of the line that users read, which says when that happens.
+    """
     text += f'. All go back to the last checkpoint{when}'
     self._cluster.say(text)
     for name in [name for name, m in self._members.items() if m.kind == 'worker']:
@@ -323,11 +330,11 @@ class Coordinator:
   # Collectives and work
 
   def _workers(self) -> list[int]:
-    """Returns the workers that take part in collectives now."""
+    """Returns the numbers of the workers that take part in collectives now."""
     return self._queue.workers if self._queue else self._view
 
   def _advance(self) -> None:
-    """Sends workers all replies that can be given now: to collectives, to `enter` and to claims."""
+    """Sends all replies that are due now: to collectives, to `enter` and to claims of units."""
     workers = self._workers()
     if workers and self._calls.keys() >= set(workers):
       calls = {worker: self._calls.pop(worker) for worker in workers}
