@@ -6,10 +6,10 @@ N workers, each does this after every `sync.geo_steps` of its steps:
   send its own changes:    difference = (local − old) / N;  server += difference;  old += difference
   take others' changes:    local += server − old;  old = server
 
-Optimizer state stays with the worker. A merge changes only FTRL's z, from which FTRL computes the
-weight. Copies are float32, even if the table is bfloat16. The servers admit features: shows and
-clicks go there with the differences, and a copied row gets factors once the row on the server has
-them. A copied row that was not used in the previous pass is updated at its first use.
+The optimizer state stays with the worker; a merge changes none of it but FTRL's z, from which FTRL
+computes the weight. Copies are float32, even if the table is bfloat16. The servers admit features:
+a merge sends them the shows and clicks, and a copied row gets factors once the row on the server
+has them. A copied row that was not used in the previous pass is updated when it is next used.
 """
 
 import dataclasses
@@ -101,14 +101,14 @@ class GeoStep(WorkerStep):
     changes: row_store.PulledRows,
     shows: np.ndarray | None = None,
   ) -> None:
-    """Adds `changes` to the rows of one copy, and `shows`, if given, to their features."""
+    """Adds `changes` to the rows of one copy, and `shows`, if given, to their features' shows."""
     zeros, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
     counts = zeros if shows is None else shows, zeros
     gradients = changes.linear, changes.factors
     store.push(keys, changes, *counts, *gradients, [1.0], hyper, 1, add=True)
 
   def _follow(self, keys: np.ndarray) -> None:
-    """Adds to the copied rows what changed on the servers: local += server − old; old = server."""
+    """Adds to copied rows what changed on the servers: local += server − old; old = server."""
     server, _, _ = self.servers.pull(keys, True)
     for store in (self._local, self._old):
       self._follow_lifecycle(store, keys, has_factors=np.diff(server.offsets) > 0)
@@ -120,9 +120,10 @@ class GeoStep(WorkerStep):
   def _follow_lifecycle(
     self, store: row_store.RowStore, keys: np.ndarray, has_factors: np.ndarray
   ) -> None:
-    """Gives factors to exactly those features of a copy that have them on the servers.
+    """Gives factors to exactly those features of a copy that have factors on the servers.
 
-    It creates absent features, and creates those again that have lost their factors there.
+    It creates features that the copy lacks. It erases features that have lost their factors on the
+    servers, and creates them again.
     """
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)
@@ -143,7 +144,7 @@ class GeoStep(WorkerStep):
     return not self._steps
 
   def merge(self) -> None:
-    """Sends this worker's changes to the servers, and adds the other workers' to the copies."""
+    """Sends this worker's changes to the servers; adds the other workers' changes to its copies."""
     if not self._steps:
       return
     touched = dedupe(*(np.concatenate(column) for column in zip(*self._touched)))
@@ -196,7 +197,7 @@ class GeoStep(WorkerStep):
       variable.assign(value)
 
   def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
-    """Sets FTRL's z so that the new weight follows from it, as AddToRow in C++ does for rows.
+    """Sets FTRL's z so that the weight `value` follows from it, as AddToRow (C++) does for rows.
 
     The factor of the weight is the denominator in TensorFlow's ResourceApplyFtrl.
     """

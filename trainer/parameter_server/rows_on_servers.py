@@ -20,9 +20,9 @@ _HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
 class RowsOnServers:
   """The rows on all servers as one RowTable, whose work the workers share.
 
-  Verbs on features (select, export_state) cover the logical shards that this worker would own if
-  the workers kept the rows. Verbs on whole servers (size, decay, age, evict) are called by exactly
-  one worker for each server. ops.row_store.RowStore describes each verb.
+  `ops.row_store.RowStore` describes each verb. Verbs on features (select, export_state) cover the
+  logical shards that this worker would own if the workers kept the rows. Verbs on whole servers
+  (size, decay, age, evict) cover this worker's own servers; each server is one worker's own.
   """
 
   def __init__(self, servers: Servers, communicator: CoordinatorClient):
@@ -43,12 +43,12 @@ class RowsOnServers:
     return owner_of(shard, self._servers.count)
 
   def _own(self) -> list[FeatureLifecycle]:
-    """Returns the stores that this worker alone calls: their first shard is one of its shards."""
+    """Returns the stores of this worker's own servers: their first shard is one of its shards."""
     stores = enumerate(self._remote)
     return [s for i, s in stores if shards_of(i, self._servers.count)[0] in self._shards()]
 
   def _together(self, verb: Callable[[FeatureLifecycle], None]) -> None:
-    """Applies a verb to all servers while all workers wait; every worker calls it."""
+    """Applies a verb to the stores of all servers while all workers wait; every worker calls it."""
     self._communicator.barrier()
     for store in self._own():
       verb(store)

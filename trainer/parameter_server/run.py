@@ -1,11 +1,11 @@
-"""A process of a parameter-server job: servers keep rows and dense variables, workers train.
+"""Runs one process of a parameter-server job: servers keep rows and dense variables, workers train.
 
 `TF_CONFIG` says which process is which.
 
   mode      what the servers apply                                                 who takes a step
   ps        the sum of all workers' gradients, as one process would                all together
   ps_async  each worker's gradients, as they come                                  each alone
-  ps_geo    the differences of copies that workers train, every so many steps      each alone
+  ps_geo    the changes of the workers' copies, every `sync.geo_steps` steps       each alone
 
 The parts:
   cluster              the processes that TF_CONFIG describes
@@ -46,12 +46,12 @@ v1 = tf.compat.v1
 
 
 def run(cfg: Config, cluster: Cluster) -> int:
-  """Runs this process's part of a job, until the job ends; returns the exit status.
+  """Runs this process's part of a job until the job ends; returns the exit status.
 
   Once the processes have met, an error or a lost process ends this process at once.
 
   Raises:
-    UserError: for a mistake that was found before the processes met.
+    UserError: for a mistake that is found before the processes meet.
   """
   # The servers need our ops too, and TFRA's if it keeps the rows.
   library.load()
@@ -102,7 +102,7 @@ def _on_signals(stop: Callable[[], None]) -> None:
 
 
 def _coordinator_variable() -> tf.Variable:
-  """Adds to the graph the variable of server 0 that holds the coordinator's address and secret."""
+  """Adds to the graph a variable on server 0, which holds the coordinator's address and secret."""
   with tf.device('/job:ps/task:0/device:CPU:0'):
     return v1.get_variable('coordinator', initializer='', use_resource=True, trainable=False)
 
@@ -118,7 +118,7 @@ def _publish(target: str, coordinator: Coordinator) -> None:
 
 
 def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes]:
-  """Waits until server 0 has published the coordinator's address and secret; returns them.
+  """Waits until server 0 has published the coordinator's address and secret; returns both.
 
   Raises:
     UserError: if that takes more than `patience` seconds.

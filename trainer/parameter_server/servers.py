@@ -2,7 +2,8 @@
 
 Rows and dense variables are on the servers. Every worker builds the same graph, and workers share
 its resources by name, in a new container each time the job forms. In a step, workers and servers
-exchange keys, values (in `sparse.exchange_dtype`), counts and dense tensors; optimizer state stays.
+exchange keys, values (in `sparse.exchange_dtype`), counts and dense tensors; the optimizer state
+stays on the servers.
 """
 
 import contextlib
@@ -57,7 +58,7 @@ class Servers:
     dense: this worker's dense part; the servers' dense variables have the same shapes.
   Attributes:
     count: the number of servers.
-    stores: for each server its store of rows, within the graph.
+    stores: for each server, its store of rows, within the graph.
     bytes: how many bytes this worker's steps have sent and received.
     patience: how many seconds to wait for the answer to a request.
   """
@@ -115,13 +116,13 @@ class Servers:
 
   @contextlib.contextmanager
   def _placed(self, server: int) -> Iterator[None]:
-    """Places the ops of its `with` block on a server, in the container of this generation."""
+    """Places the ops of the `with` block on a server, in the container of this generation."""
     container = f'generation{self._communicator.generation}'
     with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
       yield
 
   def _dense_variables(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Variable]:
-    """Makes the dense variables, zeros at first, each on the server that has the fewest numbers."""
+    """Makes dense variables of zeros, each on the server that has the fewest numbers so far."""
     sizes, variables = [0] * self.count, []
     for i, shape in enumerate(shapes):
       server = sizes.index(min(sizes))
@@ -159,7 +160,11 @@ class Servers:
     return fetches, [keys]
 
   def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
-    """Returns a push's placeholders, and for each server its part (keys, shows, clicks, buffer)."""
+    """Adds the placeholders of a push.
+
+    Returns:
+      The placeholders; and for each server, its part of the keys, shows, clicks and buffer.
+    """
     with self._on_worker():
       feeds = Push(
         keys=v1.placeholder(tf.int64, [None]),
@@ -232,8 +237,10 @@ class Servers:
   def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Modes ps_async and ps_geo: the servers apply a worker's push without waiting for others.
 
-    A push holds gradients, which are divided by the weight of this worker's samples; or, in ps_geo,
-    `differences` to add to rows and dense variables, with counts[0] steps in which they arose.
+    Args:
+      differences: false if a push holds gradients, which are divided by the weight of this worker's
+        samples; true in ps_geo, where it holds differences to add to rows and dense variables, and
+        `counts[0]` is the number of steps in which they arose.
     """
     feeds, parts = self._push_feeds()
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
@@ -265,9 +272,12 @@ class Servers:
   # A step
 
   def start(self, state: Sequence[np.ndarray]) -> None:
-    """Initialises the servers' variables, and prepares the chief's queues in mode ps.
+    """Initialises the servers' variables and, in mode ps, prepares the chief's queues.
 
-    Only the first worker calls it, with the values of the dense variables, then the optimizer's.
+    Only the first worker calls it.
+
+    Args:
+      state: the values of the dense variables, then those of the optimizer's variables.
     """
     self.session.run(self._initialize)
     self.assign(state=state)
@@ -275,7 +285,7 @@ class Servers:
       self.session.run(self._synced.start_chief)
 
   def start_worker(self, failed: Callable[[Exception], None]) -> None:
-    """Prepares this worker for steps in mode ps; called after `start`.
+    """Prepares this worker for the steps of mode ps, after `start`; does nothing in other modes.
 
     On the first worker it starts a thread, which takes each step once all workers have sent their
     gradients, and which calls `failed` if a step fails.
@@ -320,10 +330,10 @@ class Servers:
   def push(self, push: Push) -> np.ndarray:
     """Sends what a step changes, and waits until the servers have applied it.
 
-    In modes ps_async and ps_geo it warns and returns if no answer comes in time.
+    In modes ps_async and ps_geo, it logs a warning and returns if no answer comes in time.
 
     Returns:
-      In mode ps the counts of all workers' samples, float32 [5]; else the number of steps so far.
+      In mode ps, the counts of all workers' samples, float32 [5]; else the number of steps so far.
     """
     arrays = tf.nest.flatten(push)
     self.bytes += sum(array.nbytes for array in arrays)
@@ -338,7 +348,7 @@ class Servers:
       return self.state()[1]
 
   def _repeat(self, read: Callable[..., Fetched]) -> Fetched:
-    """Runs a read, again each time that it gets no answer in time, and once again if aborted.
+    """Runs a read until it is answered: again after each time-out, and once more if it is aborted.
 
     TensorFlow draws the ids of requests at random, and a server aborts a request whose id is among
     its last 100,000: about once in 50,000 runs. If a worker aborts its part of a run, the server
@@ -361,12 +371,16 @@ class Servers:
     return self._repeat(functools.partial(self.session.run, self._state_fetches))
 
   def state(self) -> tuple[list[np.ndarray], int]:
-    """Returns the dense variables and the optimizer's variables in one list; and the step."""
+    """Returns the dense variables followed by the optimizer's variables, and the step's number."""
     parts = self._read_state()
     return parts['state'], parts['step']
 
   def assign(self, **parts: Fetched) -> None:
-    """Sets parts of the state (state, step, rate, first_step); call it while no worker trains."""
+    """Sets parts of the state on the servers; call it while no worker trains.
+
+    Args:
+      parts: new values of some of state (as in `start`), step, rate and first_step.
+    """
     values = tf.nest.flatten(self._read_state() | parts)
     self.session.run(self._assign_state, dict(zip(self._state_feeds, values)))
 
@@ -382,8 +396,9 @@ class Servers:
 
     Args:
       only_reads: whether the op changes nothing, so that it may run again if it gets no answer.
-      function: makes the op from `args` and `kwargs`. Arrays among these are fed. The others become
-        part of the graph, to which the op is added once for each function and such arguments.
+      function: makes the op from `args` and `kwargs`. Arrays among these are fed at each call. The
+        other arguments become part of the graph; the op is added to it once for each function and
+        each set of such arguments.
     """
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))
@@ -408,7 +423,7 @@ class Servers:
 
 
 def cpu_config(**options: object) -> v1.ConfigProto:
-  """Returns session options that use no GPU, and as many threads as this process has."""
+  """Returns session options that use no GPU, and as many threads as this process's TensorFlow."""
   threads = tf.config.threading.get_intra_op_parallelism_threads()
   return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **options)
 

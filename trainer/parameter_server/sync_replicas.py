@@ -50,7 +50,7 @@ def synced_step(
   """Adds to a v1 graph a step that all workers take together.
 
   Args:
-    sums: the tensors that this worker sends, sums over its samples.
+    sums: the tensors that this worker sends: sums over its samples.
     variables: one variable for each of `sums`, of the same shape.
     apply_sums: makes the op that takes the step, from the sums over all workers.
   """

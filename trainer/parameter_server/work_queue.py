@@ -1,4 +1,4 @@
-"""The units of work of a pass, and the workers that train on them."""
+"""The units of work of a pass: hands them out to the workers that train on them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -17,13 +17,16 @@ _MERGE = Claimed(None, 'merge')
 
 
 class WorkQueue:
-  """Hands out each unit of a pass once, and the units that a lost worker held once more.
+  """Hands out each unit of a pass once, and once more if the worker that held it was lost.
 
   A worker holds the units whose changes the servers do not have yet: the one that it works on and,
   in mode ps_geo, those since its last merge. Unit u is slice u % slices of batch u // slices. The
   work ends after a whole batch: with the pass, or earlier for a checkpoint or a stop.
 
   Args:
+    workers: the numbers of the workers that begin the pass.
+    slices: the number of units in a batch.
+    first: the first unit to hand out.
     total: the number of units in the whole pass.
     pause_after: after how many units to pause for a checkpoint; None: do not pause.
     max_ahead: by how many units a worker may be ahead of the slowest; None: any number.
@@ -66,12 +69,12 @@ class WorkQueue:
     self._returned += self._held.pop(worker, [])
 
   def claim(self, worker: int, stop: bool, save: bool, is_merged: bool = True) -> None:
-    """Records that a worker has done its last unit and asks for another.
+    """Records that a worker has done its last unit and asks for another one.
 
     Args:
-      stop: whether it was asked to stop; all workers then stop after a whole batch.
-      save: whether it wants a checkpoint; all workers then pause after a whole batch.
-      is_merged: whether the servers have the changes of all units that it has done.
+      stop: whether the worker was asked to stop; all workers then stop after a whole batch.
+      save: whether the worker wants a checkpoint; all workers then pause after a whole batch.
+      is_merged: whether the servers have the changes of all units that the worker has done.
     """
     if worker in self._working:
       self._working.remove(worker)
@@ -85,7 +88,7 @@ class WorkQueue:
     self._waiting.add(worker)
 
   def hand_out(self) -> dict[int, Claimed]:
-    """Returns the answers that can be given now, worker -> answer, and marks them as given."""
+    """Returns {worker: answer} for the claims that can be answered now; forgets these claims."""
     answers = {}
     slowest = self._slowest()
     for worker in sorted(self._waiting):

@@ -1,6 +1,6 @@
-"""The training step of a worker in modes ps and ps_async; geo.py beside it has mode ps_geo.
+"""The training step of a worker in modes ps and ps_async; geo.py beside it has that of mode ps_geo.
 
-Rows and dense variables come from servers, gradients go there.
+Rows and dense variables come from the servers; gradients go to the servers.
 """
 
 import time
@@ -43,7 +43,9 @@ def rows_spec(cfg: config.Config) -> row_store.PulledRows:
 
 
 class WorkerStep(Step):
-  """What the steps of all modes share. Its dense part is a copy of the variables on the servers.
+  """Base class of a worker's training steps in the modes on parameter servers.
+
+  A worker's dense part is a local copy of the variables on the servers.
 
   Args:
     target: the address of this worker's tf.distribute.Server.
@@ -88,14 +90,14 @@ class WorkerStep(Step):
     return probabilities.numpy(), known[deduped.inverse.numpy()]
 
   def merge(self) -> None:
-    """Sends the changes that the servers do not have."""
+    """Sends the changes that the servers do not have yet; only mode ps_geo has any."""
 
   def finish_pass(self) -> None:
-    """Called after this worker's last step of a pass: its copy of the model is out of date now."""
+    """Called after this worker's last step of a pass; from then on its copy is out of date."""
     self._stale = True
 
   def _take(self, state: list[np.ndarray]) -> None:
-    """Sets the copy to the servers' state: dense variables, then the optimizer's variables."""
+    """Sets this worker's copy to the servers' state: dense variables, then the optimizer's."""
     for variable, value in zip(self._copied(), state):
       variable.assign(value)
 
@@ -104,7 +106,10 @@ class WorkerStep(Step):
     super().consolidate()
 
   def traffic(self) -> dict[str, float]:
-    """Returns the bytes per sample between workers and servers since the last call; all call it."""
+    """Returns the bytes per sample between workers and servers since the last call.
+
+    Every worker calls it, and gets the figure of all workers.
+    """
     own = np.array([self.servers.bytes, self._samples], np.int64)
     sent, samples = self._communicator.sum_arrays({'bytes': own})['bytes']
     self.servers.bytes = self._samples = 0
@@ -119,7 +124,10 @@ class WorkerStep(Step):
     return [v.numpy() for v in self._copied()]
 
   def _refresh(self) -> None:
-    """Updates the copy from the servers if it may differ. Call it only while no worker trains."""
+    """Fetches dense variables and optimizer state from the servers if the copy may be out of date.
+
+    Call it only while no worker trains.
+    """
     if self._stale:
       state, steps = self.servers.state()
       self._take(state)
@@ -127,7 +135,10 @@ class WorkerStep(Step):
       self._stale = False
 
   def _assign(self, **values: object) -> None:
-    """Sets values on the servers, by worker 0; every worker calls it and waits."""
+    """Sets parts of the state on the servers, see `Servers.assign`; worker 0 does it.
+
+    Every worker calls it, and waits until it is done.
+    """
     self._communicator.barrier()
     if self._communicator.rank == 0 and not self._communicator.independent:
       self.servers.assign(**values)
@@ -160,11 +171,11 @@ class WorkerStep(Step):
     return [self.dense.embedding.stats, *self.dense.model.non_trainable_variables]
 
   def local_state(self) -> dict[str, np.ndarray]:
-    """Returns the variables that only workers have, {name: value}, for a worker that comes late."""
+    """Returns {name: value} of the variables that only workers have, for one that joins late."""
     return {v.name: v.numpy() for v in self._local_variables()}
 
   def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """Sets this worker's own variables to the `local_state` of another worker."""
+    """Sets the variables that only workers have to the `local_state` of another worker."""
     for variable in self._local_variables():
       variable.assign(arrays[variable.name])
 
@@ -241,15 +252,16 @@ class ServerStep(WorkerStep):
     lower: tf.Tensor,
     total_weight: tf.Tensor,
   ) -> tuple[tf.Tensor, ...]:
-    """Computes this worker's gradients; sets its dense variables to the servers' values first.
+    """Computes this worker's gradients; first sets its dense variables to the servers' values.
 
     Args:
       sent: int32 [servers], how many keys go to each server.
+      dense: the servers' values of the dense variables.
       lower: int64 [], how many samples of this step are on workers of lower rank.
       total_weight: the weight of all samples of the step; with several tasks [T].
     Returns:
       Σ weight·loss, Σ weight, the dense gradients, the packed gradients of rows, and how many of
-      the packed values go to each server.
+        the packed values go to each server.
     """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)
