@@ -19,7 +19,11 @@ FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
 def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
-  """Returns what most likely made a loss or gradient infinite or NaN; `batch` holds tensors."""
+  """Returns a text for the user: what most likely made a loss or gradient infinite or NaN.
+
+  Args:
+    batch: the batch of the step that failed, of TensorFlow tensors.
+  """
   for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
     if largest > HUGE_VALUE and column.transform == 'none':
@@ -39,7 +43,7 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
 
 
 def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
-  """Returns a warning if data.valid has too few clicks to choose the best epoch by, else None."""
+  """Returns a warning if data.valid has too few clicks to choose the best epoch by; else None."""
   label, plateau = cfg.deciding_label, cfg.train.plateau
   has_clicks = label.loss != 'squared_error' and not cfg.model.retrieval
   if not (has_clicks and valid and cfg.train.epochs > 1):
@@ -60,11 +64,13 @@ def why_worse_than_constant(
   steps: int,
   later_was_worse: bool = False,
 ) -> str:
-  """Returns why a model likely predicts worse than the constant share of clicks.
+  """Returns a text for the user: why the model most likely predicts worse than a constant.
 
   Args:
-    trained_auc: the AUC of the last training pass, if known.
-    later_was_worse: whether the run was trained for more steps, and this state was better.
+    values: the metrics of the evaluation that found this.
+    trained_auc: the AUC of the last training pass; None if unknown.
+    steps: the number of training steps of the state that was evaluated.
+    later_was_worse: whether the run was trained for more steps, but this state was better.
   """
   for key, rule, _ in cfg.sparse.optimizers():
     usual = config.row_defaults(rule.kind)['learning_rate']
@@ -89,10 +95,11 @@ def why_worse_than_constant(
 
 
 def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
-  """Says that a finished run has nothing left to train, and how to train more.
+  """Returns a text for the user: the run is finished, and how to train more.
 
   Args:
-    has_ended_early: whether train.plateau ended it.
+    epochs: the number of epochs that were trained.
+    has_ended_early: whether train.plateau ended the run.
   """
   run_dir = cfg.run_dir
   why = ', where train.plateau ended it' if has_ended_early else ''

@@ -4,19 +4,25 @@ from trainer.plain_data import JsonObject
 
 
 class Callback:
-  """A subclass overrides the methods that it needs, as with Keras.
+  """Base class of callbacks. A subclass overrides the methods that it needs, as with Keras.
 
-  `logs` is {name of a metric: value}, like an event of metrics.jsonl.
+  `logs` holds the fields of an event of metrics.jsonl, {name: value}.
   """
 
   def on_train_begin(self) -> None:
-    """Called when the run_dir is open and the last checkpoint is restored."""
+    """Called once the run_dir is open and the last checkpoint, if any, is restored."""
 
   def on_pass_end(self, name: str, logs: JsonObject) -> None:
-    """Called after each pass; `logs` has the metrics of its samples while they were trained."""
+    """Called after each pass; `logs` has the metrics of the pass, taken while it was trained on."""
 
   def on_epoch_end(self, epoch: int, logs: JsonObject) -> None:
-    """Called after each epoch, counted from 0; `logs` has the metrics of data.valid, if any."""
+    """Called after each epoch, counted from 0.
+
+    `logs` has the metrics of data.valid; it is empty if data.valid was not evaluated.
+    """
 
   def on_train_end(self, logs: JsonObject) -> None:
-    """Called after the last epoch; `logs` has the metrics of data.test, if any."""
+    """Called after the last epoch.
+
+    `logs` has the metrics of data.test; it is empty if the config has no data.test.
+    """

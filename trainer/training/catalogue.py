@@ -19,17 +19,19 @@ _DRAWS = 0x6E65676174697665  # keeps these random numbers apart from others of t
 
 
 class Catalogue:
-  """The keys and the shows of all items; the same on every rank.
+  """All items that can be ranked, with their keys and shows; the same on every rank.
 
-  The items are those of data.items. Without it they are those of the current pass and those with a
-  row, so items join with a pass and leave when they are evicted. The shows of an item are those of
-  its row at the start of the pass, plus those in the pass. Items and shows do not change during a
-  pass; checkpoints hold them.
+  With data.items, the items are those of that table. Without it, they are the items that occur in
+  the current pass or have a row. So an item joins with a pass, and leaves when its row is evicted.
+
+  The shows of an item are those of its row at the start of the pass, plus its samples in the pass.
+  Items and shows do not change during a pass. Checkpoints hold them.
 
   Attributes:
     keys: int64 [C], ascending.
-    shows: float64 [C].
-    table: data.items, which the owner of the catalogue sets; None if the config has none.
+    shows: float64 [C], in the order of `keys`.
+    table: what data.items holds; the caller sets it. None if the config has no data.items.
+    field: the index of the slot of items in Config.ordered_slots.
   """
 
   def __init__(self, cfg: config.Config):
@@ -46,11 +48,14 @@ class Catalogue:
   def refresh(
     self, store: RowTable, communicator: Communicator, prepared: PreparedPass | None = None
   ) -> None:
-    """Rebuilds the catalogue from the rows and, if given, the next pass; every rank calls it.
+    """Rebuilds the catalogue from the rows of all ranks. Every rank calls it.
 
+    Args:
+      store: the rows that this rank owns.
+      prepared: the next pass to train on, whose items are added; None: only items with a row.
     Raises:
-      UserError: if the pass has no item, or none of data.items, so that there is nothing to train
-        with.
+      UserError: if there is nothing to train with: the pass has no item and no item has a row, or
+        data.items lacks the items of all samples.
     """
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]
@@ -79,7 +84,12 @@ class Catalogue:
     self._set(self.table.keys, np.where(place < 0, 0, np.append(shows, 0)[place]))
 
   def _of_pass(self, prepared: PreparedPass) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the items of a pass, including its histories, and the number of samples of each."""
+    """Returns the items of a pass, including those that occur only in histories.
+
+    Returns:
+      Keys, int64 [n], ascending, and the number of samples of each, float64 [n]; 0 for an item that
+      occurs only in histories.
+    """
     all_keys, times = [np.zeros([0], np.int64)], [np.zeros([0])]
     for batch in prepared.batches(_SAMPLES_AT_ONCE):
       in_batch = np.unique(batch.keys)
@@ -116,12 +126,16 @@ class Catalogue:
     return values.places(self.keys, keys)
 
   def for_step(self, batch: SlotBatch, step: int) -> SlotBatch:
-    """Prepares a batch of arrays for a training step.
+    """Prepares a batch of NumPy arrays for a training step.
 
-    Samples that are not positives get weight 0, and the negatives of the step are appended.
+    Samples that are not positives, or whose item is not in the catalogue, get weight 0. Unless the
+    loss is in_batch_softmax, the items that are drawn as negatives are appended.
 
     Args:
-      step: the number of the step, from 0; with the seed it decides which negatives are drawn.
+      step: the number of the step, from 0. Together with the seed it decides which negatives are
+        drawn.
+    Returns:
+      The batch with `item` and `log_share` set, and the columns of data.items added.
     """
     items = sole_features(batch, self.field, self._slots)
     if self.table is not None:
@@ -149,7 +163,12 @@ class Catalogue:
     return self._with_columns(batch, items)
 
   def _with_columns(self, batch: SlotBatch, items: np.ndarray) -> SlotBatch:
-    """Adds the columns of data.items to a batch; `items`, int64 [B], is −1 where blank."""
+    """Returns the batch with the columns that data.items holds.
+
+    Args:
+      items: the key of each sample's item, and then of each negative, int64 [B + negatives]; −1 for
+        a sample without an item.
+    """
     if not self._of_table:
       return batch
     known, columns = self.table.columns(items)
@@ -170,7 +189,7 @@ class Catalogue:
     )
 
   def _draw(self, step: int) -> np.ndarray:
-    """Returns the indices of the step's negatives, int64 [negatives]."""
+    """Returns the indices in the catalogue of the step's negatives, int64 [negatives]."""
     generator = np.random.default_rng([_DRAWS, self._seed, step])
     count = self._settings.negatives
     if self._settings.sampling == 'uniform':
@@ -179,16 +198,21 @@ class Catalogue:
     return np.minimum(at, len(self.keys) - 1)
 
   def _log_share_of(self, items: np.ndarray) -> np.ndarray:
-    """Returns the log of each item's share, float32; an unknown item gets the least share."""
+    """Returns the log of each item's share, float32 [n], which the logQ correction uses.
+
+    An item that is not in the catalogue gets the smallest share.
+    """
     if not len(self.keys):
       return np.zeros(items.shape, np.float32)
     place = self.places(items)
     return np.where(place < 0, self._log_shares.min(), self._log_shares[place])
 
   def batches(self, batch_size: int, rank: int, size: int) -> Iterator[SlotBatch]:
-    """Yields the items [rank·C // size, (rank + 1)·C // size) as samples that have only an item.
+    """Yields this rank's part of the catalogue in batches, each item as a sample of its own.
 
-    Every rank gets the same number of batches.
+    The part is the items [rank·C // size, (rank + 1)·C // size). Such a sample has only the item's
+    key and its columns of data.items. Every rank yields the same number of batches; some may be
+    empty.
     """
     count = len(self.keys)
     start, end = (r * count // size for r in (rank, rank + 1))

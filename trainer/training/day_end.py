@@ -1,4 +1,4 @@
-"""Lets the tables' features decay, age and be evicted at the end of a day; counts what is left."""
+"""Ends a day in the tables: decays and ages features, evicts some, and counts what is left."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,10 @@ from trainer.embedding.row_table import RowTable
 
 
 def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
-  """Returns `features`, `admitted` and `table_bytes`, summed over all processes."""
+  """Returns the numbers of `features` and `admitted` features, and `table_bytes`, of all processes.
+
+  Every process calls it.
+  """
   own = np.array([store.size(), store.admitted_size(), store.bytes()], np.int64)
   total = communicator.sum_arrays({'counts': own})['counts'].tolist()
   return dict(zip(('features', 'admitted', 'table_bytes'), total))
@@ -19,12 +22,13 @@ def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
 def age_tables(
   store: RowTable, communicator: Communicator, slot_ids: Mapping[str, int]
 ) -> dict[str, int]:
-  """Decays shows and clicks, evicts features, then ages the others; every process calls it.
+  """Decays shows and clicks, evicts features, then ages those that are left.
 
-  It changes only memory. A job that crashes before the next checkpoint repeats the whole day end.
+  Every process calls it. It changes only memory: a job that crashes before the next checkpoint
+  repeats the whole day end.
 
   Args:
-    slot_ids: {name: id} of the slots that have features of their own.
+    slot_ids: {slot: id}, without the slots that share the features of another.
   Returns:
     {slot: number of evicted features}, summed over all processes.
   """

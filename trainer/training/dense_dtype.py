@@ -1,8 +1,8 @@
 """Chooses the dtype of matrix products in training steps if `train.dense_dtype` is bfloat16.
 
-Some processors multiply in bfloat16 more slowly than in float32, so a new run measures both. It
-keeps its choice in the run_dir: the model depends on it, and must not depend on the machine of a
-restart.
+Some processors multiply in bfloat16 more slowly than in float32, so a new run measures both. The
+choice is kept in a file of the run_dir: it changes the model, so a restart on another machine must
+not choose anew.
 """
 
 import os
@@ -19,7 +19,7 @@ FILE = 'dense_dtype'  # the file in the run_dir that holds the choice
 
 
 def chosen(cfg: Config, communicator: Communicator) -> str:
-  """Returns float32 or bfloat16, the same on every process; every process calls it."""
+  """Returns 'float32' or 'bfloat16', the same on every process. Every process calls it."""
   if cfg.train.dense_dtype == 'float32':
     return 'float32'
   everywhere = all(communicator.gather(bfloat16.available()))
@@ -44,7 +44,7 @@ def chosen(cfg: Config, communicator: Communicator) -> str:
 
 
 def _measured() -> str:
-  """Returns the dtype that multiplies faster on this machine, and prints it."""
+  """Measures which dtype multiplies faster on this machine; prints and returns it."""
   seconds = bfloat16.seconds()
   dtype = min(seconds, key=seconds.__getitem__)
   told = ', '.join(f'{1000 * s:.2f} ms in {name}' for name, s in seconds.items())
@@ -53,7 +53,14 @@ def _measured() -> str:
 
 
 def _kept(path: str, everywhere: bool) -> str:
-  """Returns the choice that the run made when it began, and prints it."""
+  """Returns the dtype that the run chose when it began, and prints it.
+
+  Args:
+    path: the file that holds the choice.
+    everywhere: whether the processors of all processes can multiply in bfloat16.
+  Raises:
+    UserError: if the file holds something else.
+  """
   with open(path, encoding='utf-8', errors='replace') as f:
     dtype = f.read()
   if dtype not in ('float32', 'bfloat16'):

@@ -1,4 +1,4 @@
-"""The dense part of a model: layers, loss, optimizer, and the pooling of rows."""
+"""The dense part of a model: layers, loss and optimizer. It also pools the rows of a batch."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -45,19 +45,21 @@ def dense_optimizer(settings: config.DenseOptimizer) -> tf.keras.optimizers.lega
 class DensePart:
   """The layers with their loss, optimizer and metrics, on one process.
 
-  Layers, optimizer and their gradients lie on the GPU, if there is one; rows, their pooling, counts
-  and metrics on the host. So slot sums and their gradients cross in a step, and no rows.
+  The layers, the optimizer and the dense gradients are on the GPU, if there is one. Rows, their
+  pooling and the metrics are on the host. So a step copies the slot sums and their gradients
+  between the two, but no rows.
 
   Args:
-    sum_across_ranks: float32 tensor -> its sum over ranks, differentiable; sync batch norm uses it.
+    sum_across_ranks: returns the sum of a float32 tensor over ranks, and is differentiable; sync
+      batch norm uses it.
     dense_dtype: see trainer.model.builder.build.
 
   Attributes:
     device: where the layers and their optimizer are.
     model: what trainer.model.builder.build returned.
-    embedding: turns the rows of a batch into what the layers read.
+    embedding: turns the rows of a batch into the inputs of the layers.
     metrics: sums over the samples trained on since the last reset.
-    rates: the factor of all learning rates.
+    rates: the factor by which all learning rates are multiplied.
   """
 
   def __init__(
@@ -95,18 +97,21 @@ class DensePart:
     total_weight: tf.Tensor | None = None,
     samples: tf.Tensor | None = None,
   ) -> Gradients:
-    """Differentiates Σ weight·loss over this process's samples, and counts them in the metrics.
+    """Computes the gradients of Σ weight·loss over this process's samples; updates the metrics.
 
-    The caller divides once, by the weight of all samples of the step, so N ranks with b samples
-    each equal one process with N·b samples. With several tasks, each loss must be divided by the
-    weight of its own labels. The caller divides all by the greatest of these weights, so losses of
-    tasks with fewer labels are scaled up here.
+    The gradients are sums. The caller adds them up over ranks and divides once, by the weight of
+    all samples of the step. So N ranks with b samples each equal one process with N·b samples.
+
+    With several tasks, each task's loss must be divided by the weight of its own labels. The caller
+    divides everything by the greatest of these weights, so the losses of the other tasks are scaled
+    up here.
 
     Args:
-      position: int64 [2], (step, samples of this step on lower ranks), the seed of dropout.
-      total_weight: float32 [T], with several tasks the weight of each task's labels over all
-        samples of the step; None if this process has all samples.
-      samples: int64 [], the number of samples of the step; only model.retrieval reads it.
+      position: int64 [2], (step, number of this step's samples on lower ranks); dropout's seed.
+      total_weight: float32 [T], only with several tasks: the weight of each task's labels over all
+        samples of the step. None if this process has all samples.
+      samples: int64 [], the number of samples of the step on all ranks; only model.retrieval reads
+        it.
     """
     with tf.device(HOST):
       weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
@@ -146,24 +151,25 @@ class DensePart:
   def _loss_of(
     self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor | None
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns Σ weight·loss, and each sample's probabilities, which the metrics read."""
+    """Returns Σ weight·loss, and what the metrics measure of each sample: its probabilities."""
     del samples
     logits = self.model(inputs, training=True)
     loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
     return loss, self.model.probability(logits, in_log=True)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
-    """Returns probabilities, float32 [B]; [B, T] with several tasks. Changes nothing."""
+    """Returns probabilities, float32 [B]; [B, T] with several tasks. It changes no state."""
     with tf.device(HOST):
       inputs = self.embedding.embed(batch, deduped, rows)
     with tf.device(self.device):
       return self.model.probability(self.model(inputs, training=False))
 
   def apply(self, gradients: list[tf.Tensor], scale: tf.Tensor, steps: TensorLike) -> None:
-    """Takes one step of the optimizer.
+    """Takes one step of the dense optimizer.
 
     Args:
-      gradients: sums over all samples of the step.
+      gradients: of the trainable variables, in order; sums over all samples of the step.
+      scale: float32 [], the factor that turns these sums into means.
       steps: whole number [], the number of steps before this one.
     """
     self.optimizer.learning_rate.assign(self._learning_rate * self.rates.at(steps))
@@ -173,7 +179,11 @@ class DensePart:
         self.optimizer.apply_gradients(zip(scaled, self.trainable))
 
   def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
-    """Returns the hyperparameters of row optimizers after so many steps, float32 [T, 2, H]."""
+    """Returns the hyperparameters of the row optimizers after `steps` steps.
+
+    Returns:
+      float32 [tables, 2, H]; on the second axis, linear weights come first, then factors.
+    """
     return self.embedding.hyper(self.rates.at(steps))
 
   def _variables(self) -> dict[str, tf.Variable]:
@@ -188,7 +198,7 @@ class DensePart:
     """Loads what `state` returned.
 
     Raises:
-      UserError: naming a variable that is missing or of another shape.
+      UserError: if a variable is absent or has another shape; the message names it.
     """
     for name, variable in self._variables().items():
       shape = tuple(variable.shape)

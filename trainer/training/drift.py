@@ -1,4 +1,4 @@
-"""Compares the distribution of samples over the bins of a number with that of the first day."""
+"""Compares how a day's samples spread over the bins of a number with those of the first day."""
 
 import numpy as np
 from absl import logging
@@ -16,7 +16,11 @@ _MOST_CHUNKS = 8  # of a pass, from its first on
 
 
 def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> None:
-  """Adds the bins of a pass's samples to the day's counts, which are equal on every process."""
+  """Counts a pass's samples by bin, for each slot of bins, and adds them to the day's counts.
+
+  Only the first chunks of the pass are counted. Every process calls it, reads the same samples, and
+  keeps equal counts in `progress.bins`.
+  """
   ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
   for i, slot in enumerate(cfg.ordered_slots):
     if not isinstance(slot.made, config.Bins) or slot.shares is not None:
@@ -32,14 +36,21 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
 
 
 def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:
-  """Begins a new day; compares the one that ends with the first day, and writes an event `drift`.
+  """Ends the day's counts: compares them with the first day's, and writes an event `drift`.
 
-  For each slot the event has `psi`, the population stability index Σ (p − q) ln(p / q) over its
-  bins. p is the share of the day's samples in a bin, q that of the first day's samples; each counts
-  as at least half a sample. `first` and `last` are these shares.
+  The event has three figures for each slot:
+
+    psi      the population stability index over the bins, Σ (p − q) ln(p / q). Here p is a bin's
+             share of this day's samples, q its share of the first day's; each count is taken as at
+             least half a sample.
+    first    the shares of the first day's samples.
+    last     the shares of this day's samples.
+
+  On the first day there is nothing to compare; its counts are kept for later days.
 
   Args:
-    place: the day, or the pass of a log without days.
+    warns: whether to warn of a slot whose psi is above TOLD.
+    place: a field of the event: `day`, or `pass` for a log without days.
   """
   today = progress.bins.pop('today', {})
   first = progress.bins.setdefault('first', today)

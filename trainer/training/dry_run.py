@@ -25,7 +25,7 @@ LIFECYCLE_BYTES = 48  # about what a feature takes: its key, counters and place 
 
 
 def tell(cfg: config.Config) -> Iterator[str]:
-  """Yields lines about passes, slots, parameters and memory.
+  """Yields lines for the user about passes, slots, parameters and memory.
 
   Raw passes are converted into run_dir/prepared, where the run itself then finds them.
 
@@ -88,7 +88,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
 
 
 def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
-  """Returns the passes announced in data.watch, and lines about missing and refused ones."""
+  """Returns the passes that data.watch announces, and lines on those that are absent or refused."""
   watch = cfg.data.watch
   try:
     watched, missing, wrong = announced(cfg)
@@ -106,14 +106,14 @@ def _refused(reason: str) -> str:
 
 
 def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:
-  """Returns the mean of the first label."""
+  """Returns the mean of the first label over the samples of a pass."""
   batches = prepared.batches(cfg.train.batch_size)
   total = sum(float(b.label.reshape(len(b.label), -1)[:, 0].sum()) for b in batches)
   return total / max(1, prepared.num_samples)
 
 
 def _count(cfg: config.Config, prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
-  """Adds the keys of a pass to `distinct`, by slot id."""
+  """Adds the keys of a pass to `distinct`, {slot id: distinct keys, ascending}."""
   for batch in prepared.batches(max(cfg.train.batch_size, 65536)):
     keys = np.unique(batch.keys)
     ids, starts = np.unique(keys >> HASH_BITS, return_index=True)

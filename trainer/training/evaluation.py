@@ -1,4 +1,4 @@
-"""Prediction and evaluation over all processes of a job."""
+"""Prediction and evaluation, shared by all processes of a job."""
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,11 +27,12 @@ from trainer.training.ranking_evaluation import RankingEvaluation
 
 
 class Evaluation:
-  """Scores passes with the current model.
+  """Predicts passes with the current model, and measures the predictions.
 
   Attributes:
-    predictions: the prediction_histogram (trainer.model.calibration) of the last evaluation.
-    slots_before: the SlotCalibration.result of earlier evaluations.
+    predictions: the prediction_histogram (trainer.model.calibration) of the last evaluation; None
+      before the first.
+    slots_before: the result of SlotCalibration for each earlier evaluation.
   """
 
   def __init__(self, inputs: Inputs):
@@ -50,7 +51,10 @@ class Evaluation:
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
   def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
-    """Yields this process's batches of tensors in order, with probabilities [B] or [B, T]."""
+    """Yields this process's batches of tensors, in order, each with its probabilities.
+
+    The probabilities are float32 [B] in NumPy, or [B, T] with several tasks.
+    """
     for staged in self._inputs.staged(prepared):
       self._inputs.progress_made()
       probabilities, known = self._step.predict_and_know(staged)
@@ -58,7 +62,10 @@ class Evaluation:
       yield staged.batch, probabilities
 
   def tell_unknown(self) -> None:
-    """Warns of slots whose predicted features are mostly unknown; every process calls it."""
+    """Warns of slots in which far more samples than usual have features that the model lacks.
+
+    It looks at all samples that `predict` has scored since the last call. Every process calls it.
+    """
     state = self._communicator.sum_arrays(self._predicted.state())
     self._tell_unknown(self._predicted.result(state))
     self._predicted = SlotCalibration(self._slots)
@@ -75,17 +82,19 @@ class Evaluation:
   def evaluate(
     self, prepared: Sequence[PreparedPass], in_log: bool = False
   ) -> dict[str, float | int | None]:
-    """Returns metrics over the samples of all processes; every process calls it.
+    """Predicts passes; returns metrics over the samples of all processes. Every process calls it.
 
     Args:
-      in_log: whether the passes lack negatives as the training log does
-        (model.negative_sampling_rate); then predictions are not corrected for it.
+      in_log: whether the passes lack negatives in the same way as the training log
+        (model.negative_sampling_rate). If so, predictions are not corrected for that.
     Returns:
-      auc, logloss, calibration, examples, ctr, the deciles, ranking, spread and slots of
-      trainer.model.calibration and, with data.group, gauc; for squared error rmse, base_rmse (of
-      predicting the mean for all samples) and examples. A figure that the samples do not define is
-      None. With several tasks these are the figures of the first one, and `tasks` is {name:
-      figures} of all.
+      {name: figure}. A figure that the samples do not define is None.
+
+      - For clicks: auc, logloss, calibration, ctr, examples and, with data.group, gauc. Also the
+        figures of trainer.model.calibration: deciles, ranking, spread and slots.
+      - For squared error: rmse, examples, and base_rmse, which is the RMSE of predicting the mean
+        label for every sample.
+      - With several tasks: the figures of the first task, and `tasks`, {name: figures of the task}.
     """
     self._metrics.reset()
     slots = SlotCalibration(self._slots)
@@ -132,9 +141,14 @@ class Evaluation:
 
 
 def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:
-  """Returns the RMSE of predicting the mean label for all samples; None if nothing is weighed.
+  """Returns the weighted RMSE of predicting the mean label for every sample.
 
-  Every process has all passes, so each computes it by itself.
+  It needs no communication, because every process can read all passes.
+
+  Args:
+    task: the index of the label.
+  Returns:
+    None if the weights sum to 0.
   """
   columns = [np.zeros([2, 0]), *(data_pass.labels(task) for data_pass in prepared)]
   labels, weights = (np.concatenate(parts) for parts in zip(*columns))
@@ -145,22 +159,23 @@ def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:
 
 
 def evaluation_of(inputs: Inputs) -> Evaluation | RankingEvaluation:
-  """Returns the evaluation for the config's model: of clicks, or of rankings."""
+  """Returns a RankingEvaluation for a model with model.retrieval, else an Evaluation."""
   return (RankingEvaluation if inputs.cfg.model.retrieval else Evaluation)(inputs)
 
 
 def group_auc(
   columns: Sequence[tuple[np.ndarray, ...]], communicator: Communicator
 ) -> float | None:
-  """Returns the mean AUC within groups, weighted by impressions, over all processes' samples.
+  """Returns the mean AUC within groups over all processes' samples, weighted by impressions.
 
-  All samples of a group are sent to one process, so its AUC is exact.
+  All samples of a group are sent to one process, so the group's AUC is exact. Every process calls
+  it.
 
   Args:
-    columns: for each batch of this process (group int64, label, probability, weight float32), each
-    [B].
+    columns: for each batch of this process: group (int64), label, probability and weight (float32),
+      each [B].
   Returns:
-    None if no group has both classes.
+    None if no group has both a positive and a negative.
   """
   size = communicator.size
   empty = [np.zeros([0], np.int64)] + [np.zeros([0], np.float32)] * 3

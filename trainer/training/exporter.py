@@ -16,7 +16,7 @@ from trainer.training.run_state import RunState
 
 
 class Exporter:
-  """Exports the model for serving; every process calls it."""
+  """Exports the model for serving. Every process calls each method."""
 
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
@@ -25,20 +25,20 @@ class Exporter:
     self._rankings = RankingEvaluation(inputs) if inputs.cfg.model.retrieval else None
 
   def export_day(self) -> None:
-    """Writes the base and the SavedModel of a day, if the config asks for them."""
+    """Writes the base and the SavedModel at the end of a day, each if the config asks for it."""
     if self._cfg.export.base:
       self._write(self._base)
     if self._cfg.export.saved_model:
       self._write('saved_model')
 
   def export_kept(self, last_step: int) -> None:
-    """Exports the state that a finished run keeps, if it is not the last state.
+    """Exports the best state of a finished run, which is kept in place of the last state.
 
-    The last state was exported after its pass, so it is what is served until this export comes.
+    The last state was exported after its pass, so it is served until this export is written.
 
     Args:
-      last_step: the step of the last state. It distinguishes this export from an earlier one of the
-        kept state, which may exist but is no longer the newest.
+      last_step: the step of the last state. It is part of what identifies this export: an earlier
+        export of the same best state may exist, but is no longer the newest.
     """
     if self._cfg.export.base or self._cfg.export.delta_every_passes:
       self._write(self._base, kept_at=last_step)
@@ -46,7 +46,12 @@ class Exporter:
       self._write('saved_model', kept_at=last_step)
 
   def export_pass(self, marker: str | None) -> None:
-    """Writes a delta if one is due after the last trained pass."""
+    """Writes a delta if one is due after the last trained pass.
+
+    Args:
+      marker: the file that announced the pass, for the event's `seconds_since_announced`; None if
+        nothing announced it.
+    """
     every = self._cfg.export.delta_every_passes
     if every and self._state.progress.done % every == 0:
       self._write('delta', marker)
@@ -96,7 +101,10 @@ class Exporter:
     self._log.write('export', **fields)
 
   def _items(self) -> Items | None:
-    """Returns all items, on process 0; every process calls it."""
+    """Returns all trained items with their texts and vectors on process 0, None on the others.
+
+    Every process calls it.
+    """
     keys, vectors = self._rankings.all_item_vectors()
     table, dumps = self._rankings.catalogue.table, []
     if table is None:

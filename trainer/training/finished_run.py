@@ -26,13 +26,13 @@ _RESTORE_ATTEMPTS = 3  # a trainer at work may delete a checkpoint while it is r
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-  """The model of a run, restored from a checkpoint, on one of the ranks that share the work.
+  """The model of a run, restored from a checkpoint. Each rank that shares the work has one.
 
   Attributes:
     cfg: the run's config, with overrides.
     progress: the place in the data when the checkpoint was saved.
     progress_made: call it after each chunk of slow work, for the heartbeat.
-    checkpoint: best or last, as the caller asked.
+    checkpoint: 'best' or 'last', as the caller asked.
   """
 
   cfg: config.Config
@@ -53,18 +53,21 @@ def open_run(
   here: runtime.Runtime = runtime.Runtime(),
   only_trained: bool = False,
 ) -> Iterator[FinishedRun]:
-  """Restores a run. Changes nothing in the run_dir, where a trainer may be at work.
+  """Restores a run, for a `with` statement. Every rank that shares the work calls it.
 
-  Passes are converted in a temporary directory, which is removed at the end. It lies in the run_dir
-  only if the ranks run on several hosts, because these may share no other directory.
+  It leaves the run's files as they are, because a trainer may be at work in the run_dir. Passes are
+  converted in a temporary directory, which is removed at the end. That directory lies in the
+  run_dir only if the ranks run on several hosts, because these may share no other directory.
 
   Args:
-    overrides: strings `a.b=value`.
-    checkpoint: best (by validation; the last if there was none) or last.
+    overrides: strings `a.b=value` that change the run's config.
+    checkpoint: 'best' or 'last'. The best state is chosen by validation; if there is none, the last
+      one is taken.
     here: the place of this process among the ranks that share the work; by default it is alone.
-    only_trained: whether to refuse a model that no step has trained, instead of a warning.
+    only_trained: whether to raise an error, rather than warn, if no step has trained the config's
+      model.
   Raises:
-    UserError: if there is no checkpoint, or for `only_trained` if the model is untrained.
+    UserError: if there is no checkpoint, or the model is untrained and `only_trained` is set.
   """
   if here.host and is_remote(run_dir):
     raise UserError(f'--run_dir {run_dir}: is in a bucket; wanted all ranks on one host to read it')
@@ -102,7 +105,11 @@ def open_run(
 
 
 def _restore(state: RunState, best: bool) -> bool:
-  """Restores the best state if `best`, else the last; returns whether there was one."""
+  """Restores the best state if `best` and there is one, else the last.
+
+  Returns:
+    Whether there was a state to restore.
+  """
   for attempt in range(_RESTORE_ATTEMPTS):
     try:
       # The best state may be of the model of an earlier config.

@@ -1,8 +1,8 @@
 """Withholds exports while the model predicts new passes worse than it used to.
 
-Each pass is judged by its progressive validation, that is, before it is trained on. It is trained
-on in any case. If it fails, nothing is exported until a later pass is good; the next delta then
-carries the changes of all these passes.
+Each pass is judged by its progressive validation, that is, by predictions made before it is trained
+on. The pass is trained on in any case. If it fails, nothing is exported until a later pass is good;
+the next delta then carries the changes of all these passes.
 """
 
 import collections
@@ -29,8 +29,10 @@ def judge(
   """Sets `progress.withheld` to what is wrong with a pass, or to None if nothing is.
 
   Args:
-    progress: the run's progress; its `gate_reference` is updated by good and bad passes.
-    values: metrics of the pass before it was trained on.
+    progress: the run's progress. The pass also moves its `gate_reference`, unless the metric is not
+      finite or a slot is blank.
+    values: the metrics of the pass before it was trained on.
+    present: what `presence` returned for the pass.
   """
   value = values[gate.metric]
   if value is None or not math.isfinite(value):
@@ -59,10 +61,10 @@ def judge(
 def presence(
   cfg: config.Config, prepared: PreparedPass, most_chunks: int | None = None
 ) -> dict[str, float]:
-  """Returns {slot: share of a pass's samples that have a feature in it}.
+  """Returns {slot: share of a pass's samples that have a feature in the slot}.
 
   Args:
-    most_chunks: how many chunks of samples to look at, beginning with the first; None: all.
+    most_chunks: how many chunks of samples to read, from the first on; None: all.
   """
   present, samples = collections.Counter(), 0
   for chunk in range(prepared.num_chunks)[:most_chunks]:

@@ -21,7 +21,10 @@ _LEAST_BATCH = 1024
 
 
 def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
-  """Returns `slot_importance` as a table, the most important slot or column first."""
+  """Returns what `slot_importance` finds as a table, the most important slot or dense column first.
+
+  The columns are `auc_worse_by`, `auc_plus_minus` and so on, for each metric.
+  """
   importance = slot_importance(inputs, prepared, MOST_PREDICTIONS)
   columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]
   table = pd.concat(columns).astype(float).rename_axis('column')
@@ -35,18 +38,21 @@ def slot_importance(
   """Measures how much worse metrics get if a slot or a dense column is permuted over samples.
 
   This is permutation importance (Breiman 2001, "Random Forests"). Each column is permuted over all
-  scored samples, several times if `most_predictions` allows. Every process calls it, and all find
-  the same, whatever their number and the batch size.
+  scored samples, several times if `most_predictions` allows. Every process calls it. The result is
+  the same on all, and does not depend on their number or on the batch size.
 
   Args:
-    most_predictions: bounds samples · columns · repetitions; of more samples, a random part is
-      scored.
+    most_predictions: the limit of samples · columns · repetitions. If there are more samples, a
+      random part of them is scored.
   Returns:
-    `examples`, the number of scored samples, and `repetitions`; auc and logloss of these samples as
-    they are; and `slots` and `dense`, {name: {auc: how much it falls, auc_plus_minus: half of its
-    95 % interval, logloss: how much it rises, logloss_plus_minus}}. The interval covers both the
-    choice of the samples and of the permutations. For squared error, rmse in place of both metrics.
-    A figure that the samples do not define is None.
+    A dict with these keys. A figure that the samples do not define is None.
+
+    - examples: the number of scored samples.
+    - repetitions: how often each column was permuted.
+    - auc, logloss: the metrics of the samples as they are; for squared error, rmse instead.
+    - slots, dense: {name: {auc: how much it falls, logloss: how much it rises, auc_plus_minus and
+      logloss_plus_minus: half of the 95 % interval}}. The interval covers both the choice of the
+      samples and of the permutations.
   """
   cfg = inputs.cfg
   slots, dense = ([column.name for column in kind] for kind in (cfg.ordered_slots, cfg.data.dense))
@@ -80,7 +86,12 @@ def slot_importance(
 
 
 def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Measured | None:
-  """Returns the metric of the samples as they are minus its mean over permutations."""
+  """Returns the metric of the samples as they are, minus its mean over the permutations.
+
+  Args:
+    whole: the metric of the samples as they are; None if it is undefined.
+    rounds: the metric after each permutation of one column.
+  """
   if whole is None:
     return None
   value, influence = (np.mean(parts, axis=0) for parts in zip(*rounds))
@@ -90,7 +101,9 @@ def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Me
 def _predictions(
   inputs: Inputs, samples: '_Samples', columns: np.ndarray, donors: np.ndarray
 ) -> np.ndarray:
-  """Returns the predictions of the first task, float64 [R, n]; every process makes some.
+  """Returns the predictions of the first task in all rounds, float64 [R, n], on every process.
+
+  Every process calls it and makes its share of the predictions.
 
   Args:
     columns: the column that is permuted in each round, int64 [R].
@@ -112,11 +125,11 @@ def _predictions(
 
 
 class _Samples:
-  """Samples in memory, from which batches are made.
+  """Samples in memory, from which batches with permuted columns are made.
 
   Args:
-    chosen: their numbers over all passes, int64 [n], ascending.
-    slots: F.
+    chosen: the indices of the samples, counted over all passes, int64 [n], ascending.
+    slots: the number of slots, F.
   """
 
   def __init__(self, prepared: Sequence[PreparedPass], chosen: np.ndarray, slots: int):
@@ -139,7 +152,7 @@ class _Samples:
     self._values = np.concatenate(values)
 
   def first_task(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the labels and weights of the first task, float64 [n]."""
+    """Returns the first task's labels and weights, float64 [n]; both are 0 for a blank label."""
     label = self._label if self._label.ndim == 1 else self._label[:, 0]
     blank = np.isnan(label)
     return tuple(np.where(blank, 0, a).astype(np.float64) for a in (label, self._weight))
@@ -148,9 +161,10 @@ class _Samples:
     """Returns a batch of samples, each of which takes one column from another sample.
 
     Args:
-      columns: which column each of them takes: the index of a slot, or F plus the index of a dense
-        column.
-      donors: the sample from which each takes it, int64 [B].
+      samples: the indices of the samples among the chosen ones, int64 [B].
+      columns: the column that each sample takes, int64 [B]: the index of a slot, or F plus the
+        index of a dense column.
+      donors: the sample that each takes the column from, int64 [B].
     """
     slots = self._slots
     sources = np.repeat(samples[:, None], slots + self._dense.shape[1], axis=1)

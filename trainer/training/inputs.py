@@ -34,14 +34,15 @@ SECONDS_BETWEEN_LINES = 0.5  # between lines about a conversion that the job wai
 
 
 class _Stopped(Exception):
-  """Ends a conversion because the job ends."""
+  """Ends a background conversion because the job ends."""
 
 
 class Inputs:
-  """Gives each process its share of every pass.
+  """Converts and opens passes, and gives each process its share of every batch.
 
   Args:
-    step: the model and its rows; stages the batches.
+    step: the training step, which turns batches into tensors.
+    progress_made: called after each chunk of slow work, for the heartbeat.
     folder: where converted passes go, one folder per split.
     show: called with a line of text about the progress of slow work.
   """
@@ -69,7 +70,7 @@ class Inputs:
     self._stopped = threading.Event()
 
   def read_by(self, cfg: config.Config) -> 'Inputs':
-    """Returns inputs that convert passes by another config, into the same folder."""
+    """Returns Inputs that read passes by another config, and convert them into the same folder."""
     return Inputs(cfg, self.communicator, self.step, self.progress_made, self._folder, self.show)
 
   def prepared(
@@ -77,12 +78,13 @@ class Inputs:
   ) -> list[PreparedPass]:
     """Converts the raw passes, each on one process, and opens all passes on every process.
 
-    If there are fewer passes than processes, the processes convert a large file together.
+    If there are fewer passes than processes, the processes convert a large file together. Every
+    process calls it.
 
     Args:
       passes: the same on every process.
-      split: the folder that converted passes go to.
-      labelled: whether labels, weights and groups are read; prediction needs none.
+      split: the name of the folder that converted passes go to.
+      labelled: whether to read labels, weights and groups; prediction needs none of them.
     Raises:
       UserError: on every process, if a pass is wrong.
     """
@@ -109,9 +111,9 @@ class Inputs:
     return self.communicator.together('cannot read passes', opened)
 
   def items(self) -> ItemTable | None:
-    """Reads data.items, again if it has changed; None if the config has none.
+    """Returns what data.items holds; None if the config has no data.items.
 
-    Every process calls it.
+    The table is read again only if it has changed. Every process calls it.
 
     Raises:
       UserError: on every process, if the table is wrong.
@@ -144,7 +146,7 @@ class Inputs:
     return [(i, LogFile(*file)) for i, file in shared]
 
   def _share(self, data_pass: Pass, path: str, file: LogFile, place: str, labelled: bool) -> None:
-    """Converts a raw pass of one file, each process a part of it; every process calls it.
+    """Converts a raw pass that is one file, each process a part of it. Every process calls it.
 
     Raises:
       UserError: on every process, if the file is wrong.
@@ -182,7 +184,7 @@ class Inputs:
   def look_at(self, passes: Sequence[Pass], split: str) -> None:
     """Reads the beginning of each raw pass, so that plain mistakes are reported before training.
 
-    Every process calls it, with the same passes, and reads some of them.
+    Every process calls it with the same passes; each process reads some of them.
 
     Raises:
       UserError: on every process, if a pass is wrong.
@@ -199,13 +201,13 @@ class Inputs:
     self.communicator.together('cannot read passes', look)
 
   def convert_ahead(self, passes: Sequence[Pass], split: str, processes: int) -> None:
-    """Converts raw passes in the background, in order, each on one process.
+    """Starts to convert raw passes in the background, in order, each on one process.
 
-    `prepared` waits for them, and raises what is wrong with one. Every process calls it, with the
-    same passes.
+    `prepared` waits for these conversions, and raises the error of a pass that is wrong. Every
+    process calls it with the same passes.
 
     Args:
-      split: the folder that converted passes go to.
+      split: the name of the folder that converted passes go to.
       processes: how many processes, from rank 0 on, take turns.
     """
     for data_pass in passes:
@@ -241,11 +243,11 @@ class Inputs:
     ahead.result()
 
   def is_ready(self, data_pass: Pass, split: str) -> bool:
-    """Returns whether a pass is prepared, so that it needs no conversion."""
+    """Returns whether a pass is already converted, or needs no conversion."""
     return os.path.exists(os.path.join(self._path(data_pass, split), META))
 
   def remove_unfinished(self) -> None:
-    """Removes the files of killed conversions; process 0 calls it before the first conversion."""
+    """Removes what killed conversions left; process 0 calls it before the first conversion."""
     for path in glob.glob(os.path.join(glob.escape(self._folder), '*', f'*{UNFINISHED}*')):
       shutil.rmtree(path, ignore_errors=True)
 
@@ -267,7 +269,11 @@ class Inputs:
       prepare_pass(self.cfg, data_pass.path, path, labelled, self._on_block(data_pass, place))
 
   def _on_block(self, data_pass: Pass, place: str) -> Callable[[int], None]:
-    """Returns a function that shows a conversion's progress, given its number of samples so far."""
+    """Returns a function that reports a conversion's progress, given its number of samples so far.
+
+    Args:
+      place: which pass it is, such as 'train pass 1 of 3'.
+    """
 
     def on_block(samples: int) -> None:
       self.progress_made()
@@ -276,7 +282,7 @@ class Inputs:
     return on_block
 
   def remove(self, names: Collection[str], split: str) -> None:
-    """Removes converted passes, by the names of their passes; process 0 calls it."""
+    """Removes the converted form of the passes with these names. Only process 0 calls it."""
     for name in names:
       path = os.path.join(self._folder, split, folder_name(name))
       if os.path.isdir(path):
@@ -293,9 +299,11 @@ class Inputs:
     """Yields this process's share of each global batch of a pass, staged by another thread.
 
     Args:
-      shuffle: whether the samples are shuffled, by seed, pass and epoch.
-      ready: (batch of arrays, number of the step) -> the batch to stage; with it model.retrieval
-        adds negatives.
+      epoch: with the seed and the pass, it decides the order of shuffled samples.
+      shuffle: whether to shuffle the samples.
+      start: the index of the first batch.
+      ready: (batch of arrays, number of the step) -> the batch to stage; model.retrieval adds
+        negatives by it.
     """
     batches = prepared.batches(
       self.cfg.train.batch_size,

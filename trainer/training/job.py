@@ -40,18 +40,18 @@ SECONDS_BETWEEN_LOOKS = 0.5  # between looks at the watched directory
 
 
 class Job:
-  """Trains a model on its passes and days; every process of the job runs one.
+  """Trains a model on its passes and days. Every process of the job runs one.
 
   Args:
     step: the training step of ranks, or of workers on parameter servers.
     progress_made: called after each step and each chunk of slow work, so that the heartbeat can
       tell other processes that this one makes progress.
-    init_from: a run_dir whose model a new run begins with.
+    init_from: the run_dir of another run, whose model a new run begins with; None: none.
     bucket: where the run_dir is copied to; None: nowhere.
 
   Attributes:
     state: how far the run has come, and its checkpoints.
-    lock: keeps other jobs off the run_dir from `open_run` on.
+    lock: taken in `open_run`; prevents other jobs from using the run_dir.
   """
 
   def __init__(
@@ -90,11 +90,12 @@ class Job:
     return self.communicator.rank == 0
 
   def run(self) -> int:
-    """Trains as the config says; continues from the last checkpoint if there is one.
+    """Trains as the config says, continuing from the last checkpoint if there is one.
 
     Returns:
-      0 if all is trained. If a signal stopped the job and its state is saved, the number of the
-      signal, the same on every process.
+      0 if all is trained. If a signal stopped the job, its state is saved, and the result is the
+      number of the signal, the same on every process; but 0 for SIGTERM if the job follows a stream
+      (data.watch).
     """
     try:
       self.open_run()
@@ -154,10 +155,10 @@ class Job:
       self.log.show(f'continuing after step {p.step}: epoch {p.epoch} has trained {trained}', True)
 
   def close(self) -> list[str]:
-    """Prints the closing table, writes report.html and ends the trackers, on process 0.
+    """On process 0, prints the closing table, writes report.html and ends the trackers.
 
     Returns:
-      A line for each report of the run that could not be written.
+      A line for the user for each report that could not be written.
     """
     if self._is_reporter:
       with self.log.events.guarded('report.html'):
@@ -187,7 +188,7 @@ class Job:
       self.communicator.on_first('', self._bucket.upload)
 
   def tell_lost(self, reason: str) -> None:
-    """Writes the event that a rank was lost and the job ends; any thread may call it."""
+    """Writes an event: a rank was lost, so the job ends. Any thread may call it."""
     self.log.events.append({'event': 'lost', 'step': self.step.steps, 'reason': reason})
 
   # Passes
@@ -196,7 +197,7 @@ class Job:
     """Trains on the remaining passes of this epoch, in the order of the stream.
 
     Returns:
-      Whether all were trained on; False if the job was asked to stop.
+      True if all passes were trained on; False if the job was asked to stop.
     """
     is_waiting = False
     if not self.cfg.data.watch and not self.stream.limit:
@@ -236,10 +237,10 @@ class Job:
     return self.communicator.size
 
   def _train_on_pass(self, action: TrainPass) -> bool:
-    """Trains on a pass, or sets it aside if it cannot be read.
+    """Trains on a pass, or refuses it if it cannot be read.
 
     Returns:
-      Whether the stream goes on; False if the job was asked to stop.
+      False if the job was asked to stop within the pass, else True.
     """
     cfg, progress, data_pass = self.cfg, self.progress, action.data_pass
     prepared = self._prepare(data_pass)
@@ -289,7 +290,7 @@ class Job:
     return True
 
   def _prepare(self, data_pass: Pass) -> PreparedPass | None:
-    """Converts and opens a pass; returns None if it cannot be read and was set aside."""
+    """Converts and opens a pass. Returns None if the pass cannot be read and was refused."""
     if not self.inputs.is_ready(data_pass, 'train'):
       self.log.show(f'epoch {self.progress.epoch} · {data_pass.name} · waiting for its conversion')
     try:
@@ -304,12 +305,12 @@ class Job:
     return prepared
 
   def _check_classes(self, prepared: PreparedPass) -> None:
-    """Refuses a pass in which a label has one class; every process calls it.
+    """Refuses a pass in which all values of a label are alike. Every process calls it.
 
-    In a stream, a pass without clicks may be right; the first such pass is reported.
+    In a stream (data.watch), a pass without clicks may be right. The first such pass is reported.
 
     Raises:
-      BadPass: if the label looks misread, or outside of a stream.
+      BadPass: if the label looks misread, or the passes are no stream.
     """
     # Retrieval learns from positives alone.
     alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)
@@ -322,10 +323,12 @@ class Job:
       self.log.show(f'{alike.text} (reported once)', keep=True)
 
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
-    """Trains on this process's share of a pass from `progress.batch` on.
+    """Trains on this process's share of a pass, from batch `progress.batch` on.
 
+    Args:
+      on_step: called after each step.
     Returns:
-      Whether the pass is finished; False if a process was asked to stop.
+      True if the pass is finished; False if a process was asked to stop.
     """
     dense = self.step.dense
     batches = self.inputs.staged(
@@ -345,7 +348,7 @@ class Job:
     )
 
   def _tell_fate(self, name: str, fate: str, reason: str) -> None:
-    """Reports the fate of a pass that is late, skipped, seen before or refused."""
+    """Reports a pass that is late, skipped, seen before or refused, as a line and an event."""
     self.log.write('pass', **{'pass': name, 'fate': fate, 'reason': reason})
     self.log.show(f'{fate}: {reason}', keep=True)
     if self._is_reporter:  # the next checkpoint writes it again
@@ -355,7 +358,10 @@ class Job:
   # Ends
 
   def _end_day(self, ended: EndDay) -> None:
-    """Exports, then decays, evicts and ages features; every process calls it once a day."""
+    """Exports, then decays, evicts and ages features. Every process calls it once a day.
+
+    In a stream (data.watch), it also evaluates data.valid and data.test, and writes report.html.
+    """
     if not ended.is_empty:
       self.exporter.export_day()
       drift.compare_day(self.progress, self.log, self._is_reporter, day=ended.day)
@@ -386,7 +392,10 @@ class Job:
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _disk(self) -> dict[str, int]:
-    """Returns how many bytes of its disk the run of a stream takes, and how many are free."""
+    """Returns the bytes of the run_dir and the free bytes of its disk; {} outside of a stream.
+
+    Only process 0 measures them; the others return {}.
+    """
     if not self.cfg.data.watch or not self._is_reporter:
       return {}
     free = shutil.disk_usage(self.cfg.run_dir).free
@@ -400,7 +409,7 @@ class Job:
       callback.on_epoch_end(self.progress.epoch, values)
 
   def _finish(self) -> None:
-    """Tests and exports the state that is kept, once all epochs are trained."""
+    """Ends a run that has trained all epochs: tests and exports the state that is kept."""
     fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
     progress = self.progress
     epochs = f' in {progress.epoch + 1} epochs' if progress.epoch else ''
@@ -427,7 +436,7 @@ class Job:
     return 0 if self.cfg.data.watch and stopped_by == signal.SIGTERM else stopped_by
 
   def _remove_prepared(self) -> None:
-    """Removes converted passes that no further epoch needs; keeps data.keep_prepared_passes."""
+    """Removes converted passes that no epoch reads again; keeps data.keep_prepared_passes of them."""
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
     if keep is None or not is_last_epoch or not self._is_reporter:

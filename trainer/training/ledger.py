@@ -32,16 +32,16 @@ class Entry:
 
   Attributes:
     path: absolute, or the URL of a remote pass.
-    day: the day that its name or path gives.
+    day: the day that the pass's name or path gives.
     size: the size in bytes; None if there was no such file.
-    crc32: checksum of the bytes of its files in order, or of a prepared pass' meta.json; None if
+    crc32: the checksum of the pass's files, in order, or of a prepared pass's meta.json. None if
       they were not read.
-    modified: when it was last changed, in ns since 1970; None: it counts as changed at the next
-      look.
+    modified: when the pass was last changed, in ns since 1970. None: the pass counts as changed
+      when it is next looked at.
     fate: entered (training has begun), trained, late (trained after its day had ended), skipped
       (late, and data.late is skip), seen (a pass of the same name or bytes was trained before) or
       refused (it cannot be trained on).
-    reason: why it is late, skipped, seen or refused; else empty.
+    reason: why the pass is late, skipped, seen or refused; else empty.
   """
 
   path: str
@@ -56,27 +56,27 @@ class Entry:
 
   @property
   def content(self) -> tuple[int | None, int | None]:
-    """Size and checksum, by which passes of equal bytes are recognised."""
+    """Size and checksum; passes in which both are equal count as the same."""
     return self.size, self.crc32
 
 
 def _files(path: str) -> list[LogFile]:
-  """Returns the files that identify a pass: its raw files, or a prepared pass' meta.json."""
+  """Returns the files that identify a pass: its raw files, or a prepared pass's meta.json."""
   meta = os.path.join(path, META)
   return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
 
 
 def stamp(path: str) -> tuple[int, int]:
-  """Returns the size and the time of change of a pass's files, without reading them.
+  """Returns the size in bytes of a pass's files and when they last changed, in ns since 1970.
 
-  If they are as before, the pass counts as unchanged.
+  It does not read the files. A pass whose stamp is the same as before counts as unchanged.
   """
   files = _files(path)
   return sum(f.bytes for f in files), max(f.mtime_ns for f in files)
 
 
 def stamp_if_any(path: str) -> tuple[int | None, int | None]:
-  """Returns `stamp`; (None, None) if nothing is at this path, (0, 0) if it cannot be read."""
+  """Returns the stamp of a path; (None, None) if nothing is there, (0, 0) if it cannot be read."""
   try:
     return stamp(path)
   except (OSError, UserError):
@@ -91,7 +91,7 @@ def refused_entry(data_pass: Pass, epoch: int, reason: str) -> Entry:
 
 
 def entry_of(data_pass: Pass, epoch: int) -> Entry:
-  """Returns the entry of a new pass; reads the whole pass for its checksum."""
+  """Returns the entry of a new pass. It reads all files of the pass for the checksum."""
   size, modified = stamp(data_pass.path)
   crc32 = 0
   for file in _files(data_pass.path):
@@ -102,17 +102,18 @@ def entry_of(data_pass: Pass, epoch: int) -> Entry:
 
 
 def _mark(*what: Json) -> bytes:
-  """Returns a hash of a path, a name or a content."""
+  """Returns a short hash of the kind ('path', 'name' or 'content') and its values."""
   return hashlib.blake2b(json.dumps(what).encode(), digest_size=_MARK_BYTES).digest()
 
 
 class Ledger:
   """The entries of the passes so far, in the order in which they arrived.
 
-  Every process of a job holds the same ledger. An entry belongs to an epoch, and in the next epoch
-  each pass may be trained on again. Old entries are folded: only the number of entries with each
-  fate is kept, and hashes of path, name and bytes. By these the ledger recognises a pass that
-  arrives again.
+  Every process of a job holds the same ledger. An entry belongs to an epoch: in the next epoch,
+  each pass may be trained on again.
+
+  Old entries are folded. Of these the ledger keeps only how many have each fate, and hashes of
+  their path, name and content, by which it recognises a pass that arrives again.
 
   Args:
     state: the `state` of another ledger; None for an empty ledger.
@@ -134,7 +135,7 @@ class Ledger:
     return iter(self._entries.values())
 
   def put(self, entry: Entry) -> None:
-    """Adds an entry; replaces an earlier one with the same path and epoch."""
+    """Adds an entry. It replaces an entry of the same path and epoch."""
     self._entries[entry.epoch, entry.path] = entry
     if entry.fate in TRAINED:
       self._by_name.setdefault((entry.epoch, entry.name, entry.day), entry.path)
@@ -142,21 +143,23 @@ class Ledger:
         self._by_content.setdefault((entry.epoch, *entry.content), entry.path)
 
   def of(self, data_pass: Pass, epoch: int) -> Entry | None:
-    """Returns the entry of the pass with this path, or None."""
+    """Returns the entry of the pass's path in this epoch; None if there is none or it is folded."""
     return self._entries.get((epoch, absolute(data_pass.path)))
 
   def has_folded(self, path: str, epoch: int) -> bool:
-    """Whether the entry of the pass at this path was folded."""
+    """Returns whether the pass at this path had an entry in this epoch that was folded."""
     return self._has(epoch, 'path', absolute(path))
 
   def _has(self, epoch: int, *what: Json) -> bool:
     return bool(self._marks) and epoch == self._epoch and _mark(*what) in self._marks
 
   def trained_before(self, entry: Entry, by_name: bool) -> str | None:
-    """Describes the earlier pass of this epoch that a new one repeats; returns None if none does.
+    """Returns a text that names the earlier trained pass which a new pass repeats; None if none.
 
     Args:
-      by_name: whether equal name and day make a repetition; equal bytes always do.
+      entry: the entry of the new pass.
+      by_name: whether a pass of equal name and day counts as repeated; one of equal bytes always
+        does.
     """
     epoch, name = entry.epoch, (entry.name, entry.day)
     for how, path, what in (
@@ -175,11 +178,11 @@ class Ledger:
     return last[-1] if last else None
 
   def counts(self) -> dict[str, int]:
-    """Returns the number of passes of each fate."""
+    """Returns {fate: number of passes}, including folded entries."""
     return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
   def fold(self, whole: int = WHOLE_ENTRIES) -> None:
-    """Folds all but the last `whole` of the entries whose fate is settled."""
+    """Folds the oldest entries whose fate is settled, so that `whole` of them are left."""
     old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
     newest = max((epoch for epoch, _ in self._entries), default=0)
     if newest != self._epoch:
@@ -205,7 +208,7 @@ class Ledger:
     }
 
   def write(self, run_dir: str) -> None:
-    """Writes ledger.jsonl for people, one entry per line; runs continue from checkpoints."""
+    """Writes ledger.jsonl, one entry per line. People read it; runs continue from checkpoints."""
     path = os.path.join(run_dir, FILE)
     with open(path + '.new', 'w', encoding='utf-8') as f:
       if self._folded:

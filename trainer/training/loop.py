@@ -13,7 +13,7 @@ from trainer.training.step import Staged, StepFlags
 
 
 def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
-  """Returns whether `checkpoint.every_seconds` have passed since the last checkpoint."""
+  """Returns whether the last checkpoint is more than `checkpoint.every_seconds` old."""
   every = cfg.checkpoint.every_seconds
   return every is not None and time.monotonic() - state.last_save > every
 
@@ -27,17 +27,19 @@ def train_in_lockstep(
   stop_requested: Callable[[], bool],
   on_step: Callable[[], None],
 ) -> bool:
-  """Trains on this rank's batches until no rank has any; ranks may have different numbers.
+  """Trains on this rank's batches of a pass until no rank has any left.
 
-  Ranks do not agree on a number of steps beforehand. A rank that has no more batches takes part
-  with an empty one. A flag in the sums of each step says whether any rank has another batch; if
-  none has, all stop together.
+  Ranks may have different numbers of batches, and do not agree on a number of steps beforehand. A
+  rank without further batches takes part in a step with an empty batch. The sums of each step tell
+  how many ranks have another batch; once none has, all stop together.
 
   Args:
     state: its `progress.batch` counts the steps of the pass.
     save: writes a checkpoint; it is called at the same step on every rank.
+    stop_requested: returns whether this rank was asked to stop.
+    on_step: called after each step.
   Returns:
-    Whether all batches were trained on; False if a rank was asked to stop.
+    True if all batches were trained on; False if a rank was asked to stop.
   Raises:
     UserError: if the loss or a gradient is not finite.
   """

@@ -21,7 +21,11 @@ _MOST_CHUNKS_FOR_BLANKS = 8
 
 
 class PassMeter:
-  """Reports the training on one pass. Every process calls it; metrics cover all processes."""
+  """Reports the training on one pass. Every process calls each method; metrics cover all processes.
+
+  Args:
+    name: the name of the pass in the reports.
+  """
 
   def __init__(
     self, inputs: Inputs, progress: Progress, log: RunLog, prepared: PreparedPass, name: str
@@ -60,7 +64,13 @@ class PassMeter:
     )
 
   def finish(self, further: JsonObject) -> JsonObject:
-    """Reports the whole pass; returns the fields of its event, including those in `further`."""
+    """Reports the whole pass: a line, and an event `train`.
+
+    Args:
+      further: fields to add to the event.
+    Returns:
+      All fields of the event.
+    """
     if exchanged := self._step.exchange_seconds - self._exchanged_before:
       self._log.clock.move(exchanged, 'exchange', within='step')
     values = result(self._sums()) | self._counts()
@@ -93,12 +103,18 @@ class PassMeter:
     return table_counts(self._step.store, self._communicator)
 
   def _rate(self) -> dict[str, float]:
-    """Returns the factor of the learning rates in the last step."""
+    """Returns the field `learning_rate_factor`, the factor of all learning rates in the last step."""
     rate = self._step.dense.rates.at(max(0, self._step.steps - 1))
     return {'learning_rate_factor': round(float(rate), 6)}
 
   def _slot_statistics(self, features: int) -> dict[str, JsonObject]:
-    """Returns statistics of each slot's rows, estimated from a part that is quick to read."""
+    """Returns {slot: statistics of its rows}, estimated from a part that is quick to read.
+
+    It also writes histograms of the rows' norms.
+
+    Args:
+      features: the number of features on all processes.
+    """
     statistics = SlotStatistics(self._cfg, {t.name: t.width for t in self._step.store.tables})
     own = shards_of(self._communicator.rank, self._communicator.size)
     shards, share = shards_to_read(features, own)

@@ -11,10 +11,13 @@ from trainer.training.run_state import Progress
 
 
 def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int) -> Iterator[str]:
-  """Compares an epoch with the best one; updates `progress`.
+  """Compares an epoch's metrics of data.valid with the best epoch so far.
 
-  It sets `best`, `best_step`, `best_passes`, `stalls`, `rate` and `finished`.
+  It sets `best`, `best_step`, `best_passes`, `stalls`, `rate` and `finished` of `progress`.
 
+  Args:
+    values: the metrics of data.valid after the epoch.
+    step: the number of steps taken.
   Yields:
     Lines for the user.
   """

@@ -25,15 +25,15 @@ _SECONDS_BETWEEN_LINES = 0.5
 class RankingEvaluation:
   """Ranks the catalogue for the users of passes; has the methods of Evaluation that a job calls.
 
-  Every process calls them. Each process computes the vectors of its share of the queries and of the
-  items, receives the vectors of all queries, and ranks its share of the items for them. The best
-  items of all processes make the ranking.
+  Every process calls each method. A process computes the vectors of its share of the queries and of
+  the items. It receives the vectors of all queries, and ranks its share of the items for each. The
+  best items of all processes make the ranking.
 
   Positives are held as a table of distinct pairs, int64 columns `user` and `item`, sorted by user.
 
   Attributes:
     catalogue: the items at the time of the last ranking.
-    predictions: None: there are no probabilities.
+    predictions: None, because there are no probabilities.
     slots_before: empty.
   """
 
@@ -52,16 +52,18 @@ class RankingEvaluation:
   ) -> dict[str, float | int]:
     """Measures how high the rankings place the positives that users have in the passes.
 
-    Positives of data.train and, unless it is evaluated, of data.valid are neither recommended nor
-    counted. With data.watch, none is left out.
+    Items that a user already has as positives in data.train are neither ranked for that user nor
+    counted as positives. The same holds for data.valid, unless it is the split that is evaluated.
+    With data.watch, all items are ranked.
 
     Args:
       in_log: has no effect.
     Returns:
-      The result of trainer.model.ranking.judge, and the numbers of queries, of items in the
-      catalogue, and of examples (positives).
+      The result of trainer.model.ranking.judge, and the numbers of `queries` (users), of `items` in
+      the catalogue, and of `examples` (positives).
     Raises:
-      UserError: if a K is above the size of the catalogue, or there is no positive.
+      UserError: if a K of model.retrieval.eval_at is above the size of the catalogue, or if no
+        positive is left.
     """
     del in_log
     self._refresh()
@@ -83,16 +85,16 @@ class RankingEvaluation:
     return values | {'queries': len(users), 'items': len(keys), 'examples': len(wanted)}
 
   def tell_unknown(self) -> None:
-    """Does nothing; a ranking has no unknown features."""
+    """Does nothing; rankings do not measure unknown features."""
 
   def recommend(
     self, prepared: Sequence[PreparedPass], k: int
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the best k items of each sample, in order, for a block of n samples at a time.
+    """Yields the best k items of each sample, in the order of samples, for n samples at a time.
 
     Positives that the sample's user has in data.train or data.valid are left out, unless the run
-    follows a stream (data.watch). A query of vector 0, none of whose features has a row, finds
-    nothing; a warning has the number of these.
+    follows a stream (data.watch). A sample gets no items if none of its query's features has a row,
+    so that the query's vector is 0; a warning tells how many these are.
 
     Yields:
       keys int64 [n, k], −1 where there are fewer items, and scores float32 [n, k], descending.
@@ -132,11 +134,15 @@ class RankingEvaluation:
   def rank(
     self, queries: np.ndarray, left_out: tuple[np.ndarray, np.ndarray], k: int, items: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best k items of each query: indices in the catalogue and scores, [Q, k].
+    """Returns the best k items of each query, the best first.
 
     Args:
-      queries: float32 [Q, d], the same on every process.
-      left_out: sorted pairs (query, index), int64 [n] each, that are not ranked.
+      queries: vectors, float32 [Q, d], the same on every process.
+      left_out: pairs (query, index in the catalogue) that are not ranked, two int64 [n], sorted.
+      items: the vectors of this process's share of the catalogue, from `item_vectors`.
+    Returns:
+      Indices in the catalogue, and scores, each [Q, k], the same on every process. The index is the
+      size of the catalogue where there are fewer items.
     """
     rank, size = self._communicator.rank, self._communicator.size
     first = rank * len(self.catalogue.keys) // size
@@ -170,8 +176,8 @@ class RankingEvaluation:
   def item_vectors(self) -> np.ndarray:
     """Returns the vectors of this process's share of the catalogue, float32 [C', d].
 
-    An item of which nothing is known, no feature with a row and no dense column, has vector 0,
-    whatever the tower computes of its biases.
+    An item none of whose features has a row gets vector 0, whatever the item tower computes from
+    its biases; unless the tower reads dense columns.
     """
     vectors, slots = [], len(self._cfg.data.slots)
     reads_dense = bool(self._cfg.model.retrieval.item.dense)
@@ -188,7 +194,7 @@ class RankingEvaluation:
     """Returns the trained items of the catalogue, the most shown first, the same on every process.
 
     Returns:
-      Keys int64 [C] and vectors float32 [C, d].
+      Keys, int64 [n], and vectors, float32 [n, d].
     """
     self._refresh()
     vectors = np.concatenate(self._communicator.gather(self.item_vectors()))
@@ -200,7 +206,7 @@ class RankingEvaluation:
     """Returns the vector of each user, computed from the user's first sample in the passes.
 
     Args:
-      users: int64 [Q], ascending; each has a positive there.
+      users: int64 [Q], ascending; each has a sample in the passes.
     Returns:
       float32 [Q, d], the same on every process.
     """
@@ -224,12 +230,19 @@ class RankingEvaluation:
     return np.concatenate(self._communicator.gather(own_vectors)) if size > 1 else own_vectors
 
   def _vectors(self, batch: SlotBatch) -> np.ndarray:
-    """Returns the vectors of the queries of this process's samples."""
+    """Returns the query vectors of these samples, float32 [B, d]."""
     self._inputs.progress_made()
     return self._step.predict(self._step.stage(batch))[:, 0]
 
   def _left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the items that each query's user has seen: pairs (query, index in the catalogue)."""
+    """Returns the items that each query's user has seen: pairs (query, index in the catalogue).
+
+    Args:
+      users: the user of each query, int64 [Q].
+      seen: positives, as described at the class.
+    Returns:
+      Two int64 [n], sorted by query.
+    """
     low, high = (np.searchsorted(seen['user'], users, side) for side in ('left', 'right'))
     query = np.repeat(np.arange(len(users)), high - low)
     place = self.catalogue.places(seen['item'].to_numpy()[ranges(low, high - low)])
@@ -261,7 +274,7 @@ class RankingEvaluation:
 
 
 def _distinct(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-  """Joins tables of positives, sorted and without duplicates."""
+  """Joins tables of positives into one, sorted and without duplicates."""
   none = pd.DataFrame({'user': [], 'item': []}, dtype=np.int64)
   pairs = pd.concat([none, *parts]).drop_duplicates()
   return pairs.sort_values(['user', 'item'], ignore_index=True)

@@ -1,4 +1,4 @@
-"""Recommends items by their texts; the rows of a run hold only hashes of items."""
+"""Recommends items by their texts, which must be looked up: rows hold only hashes of the items."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -19,9 +19,9 @@ def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str
 
   Args:
     keys: int64 [n].
-    texts: {key: text}.
+    texts: {key: text}, of at least these keys.
   Raises:
-    UserError: if the text of an item was not kept, and the log that contained it is gone.
+    UserError: if the text of an item is unknown: it was not kept, and no pass of data.train has it.
   """
   if unknown := len(set(keys.tolist()) - texts.keys()):
     slot = cfg.item_slot.name
@@ -40,7 +40,10 @@ def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
 
 
 def items_of(run: FinishedRun) -> Items:
-  """Returns the items of a run in one process, the most shown first."""
+  """Returns the trained items of a run's catalogue, the most shown first.
+
+  Only for a run that a single process has opened.
+  """
   keys, vectors = run.evaluation.all_item_vectors()
   return Items(keys, _texts(run, keys), vectors)
 
@@ -48,11 +51,14 @@ def items_of(run: FinishedRun) -> Items:
 def recommendations(
   run: FinishedRun, prepared: Sequence[PreparedPass], k: int
 ) -> Iterator[pa.Table]:
-  """Yields the best k items of each sample on rank 0, some samples at a time; every rank calls it.
+  """Yields, on rank 0, tables with the best k items of each sample. Every rank calls it.
+
+  An item that the sample's user has as a positive in data.train or data.valid is left out; see
+  RankingEvaluation.recommend.
 
   Yields:
-    sample (int64, from 0 in input order), item (string) and score (float32), the best first; an
-    item that the sample's user has in data.train or data.valid is left out.
+    Tables for some samples at a time, with a row per item and the best first: `sample` (int64, from
+    0 in input order), `item` (string) and `score` (float32).
   """
   blocks, done, few = run.evaluation.recommend(prepared, k), 0, 0
   keys, texts = np.zeros([0], np.int64), np.zeros([0], object)

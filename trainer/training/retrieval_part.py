@@ -1,4 +1,4 @@
-"""The dense part of a model with model.retrieval: its loss over ranks, and its vectors."""
+"""The dense part of a model with model.retrieval: its loss over all ranks, and its vectors."""
 
 import numpy as np
 import tensorflow as tf
@@ -20,9 +20,6 @@ _CANDIDATES_FROM = 1 << 40
 
 class RetrievalPart(DensePart):
   """Trains the two towers by a loss over the items of all ranks.
-
-  Shapes: B samples of this process, G samples of all processes, C candidates, which are the same
-  on all.
 
   Attributes:
     catalogue: the items with their shows; part of the state.
@@ -47,7 +44,7 @@ class RetrievalPart(DensePart):
     place = tf.cast(tf.stack([before, samples - before - tf.cast(size, tf.int64)]), tf.int32)
 
     def of_all(t: tf.Tensor) -> tf.Tensor:
-      """Joins the rows of all ranks; differentiable where they are floats."""
+      """Concatenates the rows of all ranks; differentiable if they are floats."""
       return self._communicator.all_reduce_with_gradient(tf.pad(t, [place, [0, 0]]))
 
     of_users = of_all(tf.stack([batch.group, items], 1))

@@ -1,4 +1,4 @@
-"""Reports a run at work: events, a live line, and the time that each part takes."""
+"""Reports a running job: events, a live line, and the time that each part of the work takes."""
 
 from trainer import runtime
 from trainer.plain_data import Json, JsonObject
@@ -10,14 +10,14 @@ from trainer.training.stopwatch import Stopwatch
 
 
 class RunLog:
-  """The log of a run; only one process of a job writes anything.
+  """The log of a run. Every process has one, but only process 0 writes anything.
 
   Args:
     run_dir: the directory of metrics.jsonl and TensorBoard's files.
 
   Attributes:
-    events: metrics.jsonl and TensorBoard.
-    clock: the seconds that each part of the work takes.
+    events: writes metrics.jsonl and TensorBoard's files.
+    clock: measures the seconds that each part of the work takes.
   """
 
   def __init__(self, run_dir: str, step: Step):
@@ -34,12 +34,12 @@ class RunLog:
     self.events.write(event, self._step.steps, **fields)
 
   def show(self, text: str, keep: bool = False) -> None:
-    """Replaces the live line; `keep` leaves the text on the screen."""
+    """Shows a text in place of the live line; with `keep`, the text stays on the screen."""
     self._live.show(text, keep)
 
 
 def quality(values: JsonObject) -> str:
-  """Returns the main metrics as text for the live line; with several tasks, of each task."""
+  """Returns the main metrics as text for the live line; with several tasks, those of each task."""
   if 'tasks' in values:
     return ' · '.join(f'{name} {quality(of_task)}' for name, of_task in values['tasks'].items())
   shown = {'rmse': 'rmse'} if 'rmse' in values else {'logloss': 'logloss', 'auc': 'AUC'}

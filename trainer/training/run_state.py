@@ -54,7 +54,7 @@ class Progress:
   exported_step: int = 0  # the step of the last base or delta
 
   def forget_best(self) -> None:
-    """Lets the next evaluation of data.valid be the best so far."""
+    """Forgets the best state, so that the next evaluation of data.valid becomes the best so far."""
     self.best, self.best_step, self.stalls = None, None, 0
 
 
@@ -64,8 +64,8 @@ class RunState:
   Attributes:
     progress: how far the run has come.
     ledger: what became of every pass.
-    texts: the texts of features, if data.keep_texts asks for them.
-    fates: what became of the slots and layers of a checkpoint with other settings.
+    texts: the texts of features, for the slots in data.keep_texts.
+    fates: what became of slots and layers if the restored checkpoint had other settings.
     last_save: when the last checkpoint was written, as time.monotonic().
   """
 
@@ -85,18 +85,18 @@ class RunState:
 
   @property
   def is_saved(self) -> bool:
-    """Returns whether a checkpoint of this place in the data exists."""
+    """Whether a checkpoint of this place in the data exists."""
     position = self._saved.metrics_position
     return self._saved == dataclasses.replace(self.progress, metrics_position=position)
 
   @property
   def untrained(self) -> list[str]:
-    """Returns how the config's model differs from the trained one; [] after a training step."""
+    """Texts on how the config's model differs from the trained one; [] after a training step."""
     is_trained = self._step.steps != self.progress.step
     return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 
   def untrained_told(self) -> str | None:
-    """Returns a text: how the model differs from the trained one, and what to do; None if equal."""
+    """Returns a warning that the config's model is not the trained one; None if it is."""
     if not self.untrained:
       return None
     return (
@@ -106,7 +106,10 @@ class RunState:
     )
 
   def note_model(self) -> None:
-    """Records which model the weights belong to; if that changes, forgets the best value so far."""
+    """Records in `progress.trained` which model the weights belong to.
+
+    If they have been trained as another model than before, the best value so far is forgotten.
+    """
     progress, now = self.progress, self._parts
     if self._step.steps == progress.step:
       # Parts that this config leaves out or changes are not saved as they were trained, so they do
@@ -117,12 +120,13 @@ class RunState:
       progress.forget_best()
 
   def save(self, metrics_position: int) -> None:
-    """Writes a checkpoint of everything; every process calls it.
+    """Writes a checkpoint. Every process calls it.
 
-    The best state so far is also linked into run_dir/best.
+    If the state is the best so far, the checkpoint is also linked into run_dir/best.
 
     Args:
-      metrics_position: how many bytes of metrics.jsonl belong to it; only process 0's value counts.
+      metrics_position: the number of bytes of metrics.jsonl that belong to the state; only process
+        0's value counts.
     """
     self.note_model()
     self.progress.step = self._step.steps
@@ -154,7 +158,7 @@ class RunState:
   def keep_best(self) -> None:
     """Links the checkpoint that was written or read last into run_dir/best, if it is the best.
 
-    If no validated state is the best, it removes run_dir/best: the last state then predicts.
+    If no state is the best, it removes run_dir/best; predictions then use the last state.
     """
     best_step = self.progress.best_step
 
@@ -172,12 +176,12 @@ class RunState:
     Args:
       best: whether to restore the best state rather than the last.
     Returns:
-      Whether there was one.
+      Whether there was a checkpoint.
     """
     return self._restore(self._best if best else self._checkpoints)
 
   def take_best(self) -> bool:
-    """Restores the best state where it is not the last one; returns whether it did."""
+    """Restores the best state, unless it is the last one or is gone; returns whether it did."""
     is_last = self.progress.best_step in (None, self._step.steps)
     if self._communicator.broadcast(is_last):
       return False
@@ -189,12 +193,12 @@ class RunState:
   def start_from(self, run_dir: str) -> str:
     """Takes over the features and layers of another run, but not its place in the data.
 
-    It takes the best state if the run has validated its epochs, else the last.
+    It takes the best state of that run, or the last if the run has no best one.
 
     Returns:
-      The path of that checkpoint.
+      The path of the checkpoint that was read.
     Raises:
-      UserError: if it has no checkpoint, or its model is too different.
+      UserError: if the run has no checkpoint, or its model is too different.
     """
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
 
@@ -215,7 +219,11 @@ class RunState:
     return path
 
   def _restore(self, directory: str, check_config: bool = True) -> bool:
-    """Restores from a directory; compares the configs first, if `check_config`."""
+    """Restores the newest intact checkpoint in a directory; returns whether there was one.
+
+    Args:
+      check_config: whether to refuse a checkpoint of a config that this run cannot continue.
+    """
     cfg, before = self._cfg, None
 
     def adapt(text: str) -> Callable | None:
@@ -256,8 +264,11 @@ class RunState:
 def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:
   """Checks that a run can continue with a changed config.
 
+  Args:
+    before: the config of the run's checkpoint.
+    where: the run_dir, for the message.
   Raises:
-    UserError: naming the first key whose change makes it another model.
+    UserError: if the change makes it another model; the message names the first such key.
   """
   other, wanted = f'run_dir {where}: it holds another model', 'or another --run_dir'
   mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
@@ -273,7 +284,7 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
 
 
 def _tell_differences(before: config.Config, cfg: config.Config) -> None:
-  """Prints a line for each key whose value differs from here on."""
+  """Prints a line for each key whose value differs between the two configs."""
 
   def by_name(tree: JsonObject) -> JsonObject:
     for key in ('slots', 'dense', 'labels'):
@@ -295,7 +306,7 @@ def check_run_dir(cfg: config.Config) -> None:
 
 
 def _config_in(directory: str) -> config.Config | None:
-  """Returns the config of the newest checkpoint in a directory whose config is intact."""
+  """Returns the config of the newest checkpoint in a directory whose config is intact, or None."""
   for path in checkpoint.candidates(directory):
     with contextlib.suppress(DataLoss):  # restoring it will report the damage
       return config.parse(checkpoint.config_of(path), path)

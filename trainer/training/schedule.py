@@ -9,10 +9,10 @@ from trainer.config import Schedule
 
 
 class Rates:
-  """The factor of all configured learning rates, dense and sparse.
+  """The factor by which all configured learning rates are multiplied, dense and sparse.
 
   Attributes:
-    factor: float32 variable, the share that plateaus have left.
+    factor: float32 variable, the share of the learning rates that plateaus have left.
     first_step: int64 variable, the step at which the schedule begins.
   """
 
@@ -22,13 +22,13 @@ class Rates:
     self._schedule = schedule
 
   def at(self, steps: TensorLike) -> tf.Tensor:
-    """Returns the factor after so many steps, float32 []."""
+    """Returns the factor after `steps` steps, float32 []."""
     since = steps - self.first_step.read_value()
     return self.factor.read_value() * factor(self._schedule, since)
 
 
 def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:
-  """Returns the factor of the configured learning rates, float32 [].
+  """Returns the schedule's factor of the configured learning rates, float32 [].
 
   With t = `steps` − warmup_steps:
 

@@ -1,4 +1,4 @@
-"""Evaluates the samples of each value of a slot or column by themselves (slices)."""
+"""Evaluates slices: the samples that have the same value in a slot or column, by themselves."""
 
 from collections.abc import Iterable, Sequence
 
@@ -16,10 +16,13 @@ BLANK, OTHER, ALL = -1, -2, -3
 
 
 def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the keys of a slot's values (BLANK for none) and the sample of each, int64 [m].
+  """Returns pairs of a value and a sample that has it: the values' keys and the samples, int64 [m].
+
+  A sample without a value has the key BLANK.
 
   Args:
-    slot: None stands for the column data.group.
+    slot: the index of the slot; None: the column data.group.
+    slots: the number of slots.
   """
   if slot is None:
     group = np.asarray(batch.group)
@@ -49,13 +52,15 @@ def slices(
   Args:
     scored: this process's batches with their predictions, [B] or [B, T].
     names: slots; any other name stands for the column data.group.
-    most: how many values of a slot get a slice: the most frequent ones. All others are in OTHER.
+    most: how many values of a slot get a slice of their own: the most frequent ones. The samples of
+      all other values form the slice OTHER.
   Returns:
-    {name: a list with the slices of each task}. A slice has key (or BLANK, OTHER, ALL), task (None
-    if there is only one) and the figures of trainer.model.slices. The worst slices come first:
-    those whose upper confidence limit of AUC is lowest, so that a slice is not first merely because
-    it is small; for squared error, those of the largest RMSE. Then come slices without such a
-    figure, and last that of all samples.
+    {name: slices}. A slice has `key` (a key, or BLANK, OTHER or ALL), `task` (None if there is only
+    one) and the figures of trainer.model.slices.
+
+    For each task the worst slices come first: those with the lowest upper confidence limit of AUC,
+    so that a slice is not first merely because it is small; for squared error, those with the
+    largest RMSE. Then come slices without such a figure, and last the slice ALL.
   """
   places = {slot.name: i for i, slot in enumerate(cfg.ordered_slots)}
   by_name: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}
@@ -118,7 +123,7 @@ def _of_slot(
 
 
 def _most_frequent(keys: np.ndarray, communicator: Communicator, most: int) -> np.ndarray:
-  """Returns BLANK and the most frequent keys over all processes, ascending."""
+  """Returns the `most` most frequent keys over all processes, and BLANK, int64, ascending."""
   distinct, counts = np.unique(keys, return_counts=True)
   gathered = communicator.gather([distinct, counts])
   all_keys, of = np.unique(np.concatenate([k for k, _ in gathered]), return_inverse=True)

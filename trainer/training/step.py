@@ -1,4 +1,4 @@
-"""One training step: pulls rows, computes gradients, sums them over ranks, updates everything."""
+"""One training step: pulls rows, computes gradients, sums them over ranks, updates the model."""
 
 import abc
 import functools
@@ -44,14 +44,14 @@ LEAST_WEIGHT = 1e-12
 
 
 class Staged(NamedTuple):
-  """A batch prepared while the step before it runs; it depends on no weights."""
+  """A batch, made ready while the step before it runs; it does not depend on the weights."""
 
   batch: SlotBatch  # a batch of tensors; with several tasks, each label has a weight
   deduped: Deduped  # its distinct keys, with their shows and clicks
 
 
 class StepFlags(NamedTuple):
-  """The flags that a rank sends to the others in a step."""
+  """The flags that a rank sends to all others in a step."""
 
   has_next: bool  # it has another batch
   stop: bool  # it was asked to stop
@@ -59,7 +59,7 @@ class StepFlags(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-  """Sums over all ranks of a step."""
+  """Sums over all ranks in a step."""
 
   weight: float  # Σ weight
   loss: float  # Σ weight·loss
@@ -69,16 +69,16 @@ class StepCounts(NamedTuple):
 
 
 class Step(abc.ABC):
-  """A training step, on ranks or on parameter servers.
+  """Base class of training steps, on ranks or on parameter servers.
 
   Args:
     dense: the layers of this process.
 
   Attributes:
-    store: the rows that this process answers for.
+    store: the rows that this process owns.
     in_lockstep: whether all processes take each step together.
-    exchange_seconds: how long this process's steps so far have been exchanging rows, gradients and
-      sums with other processes, and waiting for them.
+    exchange_seconds: how long the steps of this process have been exchanging rows, gradients and
+      sums with other processes so far, including the time spent waiting for them.
   """
 
   exchange_seconds = 0.0
@@ -92,14 +92,14 @@ class Step(abc.ABC):
     self._rows_lag = dense.embedding.catches_up  # whether rows miss steps of their penalty
 
   def stage(self, batch: SlotBatch) -> Staged:
-    """Makes tensors of a batch of NumPy arrays, and finds its distinct keys. Thread-safe."""
+    """Converts a batch of NumPy arrays to tensors, and finds its distinct keys. Thread-safe."""
     batch = SlotBatch(*map(to_tensor, weigh_labels(batch)))
     with tf.device(HOST):
       return Staged(batch, self.dense.embedding.dedupe(batch))
 
   @abc.abstractmethod
   def route(self, staged: Staged) -> Routing:
-    """Sends the keys of a batch to the owners of their rows; `train` takes the result."""
+    """Sends the keys of a batch to the owners of their rows; pass the result to `train`."""
 
   @abc.abstractmethod
   def train(
@@ -108,8 +108,11 @@ class Step(abc.ABC):
     """Trains on this process's share of a step.
 
     Args:
-      following: the batch of the next call, whose keys are routed while this step runs. None: there
-        is no next batch; then every process must pass None.
+      staged: the batch.
+      routed: what `route`, or the call before, returned for this batch.
+      following: the batch of the next call, whose keys are routed while this step runs. None if
+        there is no next batch; then every process must pass None.
+      flags: what this rank tells the others.
     Returns:
       The counts of the step, and the routing of `following`.
     Raises:
@@ -119,7 +122,7 @@ class Step(abc.ABC):
   def predict(self, staged: Staged) -> np.ndarray:
     """Returns probabilities, float32 [B]; [B, T] with several tasks.
 
-    Every process calls it, also without samples.
+    Every process calls it, even one that has no samples.
     """
     return self.predict_and_know(staged)[0]
 
@@ -128,13 +131,13 @@ class Step(abc.ABC):
     """Predicts, and finds which features of the batch the model knows.
 
     Returns:
-      The result of `predict`, and bool [nnz].
+      The result of `predict`, and for each feature of the batch whether it is known, bool [nnz].
     """
 
   def consolidate(self) -> None:
-    """Prepares the state to be read, saved or exported; every process calls it.
+    """Prepares the state to be read, saved or exported. Every process calls it.
 
-    Rows take the steps of their penalty that they missed (l2_mode catch_up), and the moving
+    With l2_mode catch_up, rows receive the steps of the penalty that they missed. The moving
     statistics of local batch norm are averaged over processes.
     """
     if self._rows_lag:
@@ -144,7 +147,7 @@ class Step(abc.ABC):
         variable.assign(total / self._communicator.size)
 
   def traffic(self) -> dict[str, float]:
-    """Returns further figures of a pass for metrics.jsonl."""
+    """Returns further figures of a pass for metrics.jsonl; only parameter servers have some."""
     return {}
 
   @property
@@ -152,16 +155,16 @@ class Step(abc.ABC):
     return int(self._step.numpy())
 
   def set_steps(self, value: int) -> None:
-    """Sets the number of steps taken, after a checkpoint was read."""
+    """Sets the number of steps taken, after a checkpoint was restored."""
     self._step.assign(value)
 
   def set_rates(self, factor: float, first_step: int) -> None:
-    """Sets `trainer.training.schedule.Rates`, which dense variables and rows follow."""
+    """Sets `factor` and `first_step` of the learning rates (trainer.training.schedule.Rates)."""
     self.dense.rates.factor.assign(factor)
     self.dense.rates.first_step.assign(first_step)
 
   def dense_state(self) -> dict[str, np.ndarray]:
-    """Returns DensePart.state; with parameter servers, the state that the servers hold."""
+    """Returns DensePart.state; with parameter servers, the state that they hold."""
     return self.dense.state()
 
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
@@ -176,13 +179,14 @@ def _as_tensor(flags: StepFlags) -> tf.Tensor:
 
 
 def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: float) -> None:
-  """Checks that the loss and the gradients of a step are finite, before anything is updated.
+  """Checks that the loss and the gradients of a step are finite.
 
   Args:
-    step: int64 [], the number of the step; it is read only for the error, since that takes 0.3 ms.
+    step: int64 [], the number of the step. It is read only for the error, because reading it takes
+      0.3 ms.
     loss: Σ weight·loss, NaN if any gradient is not finite.
   Raises:
-    UserError: if they are not; it names the likely cause.
+    UserError: if they are not finite; the message names the likely cause.
   """
   if not np.isfinite(loss):
     found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
@@ -190,7 +194,9 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
 
 
 def traced(function: Callable, *specs: object) -> Callable:
-  """Returns a graph of `function` for arguments of `specs`, on the host unless it says otherwise.
+  """Returns a function that runs the graph of `function`, traced for arguments of `specs`.
+
+  Its ops are on the host unless `function` says otherwise.
 
   Each call of a tf.function looks up the graph and binds arguments by name, which takes 0.8 ms. The
   private `_call_flat` takes the tensors as they are.
@@ -205,11 +211,11 @@ def traced(function: Callable, *specs: object) -> Callable:
 
 
 class TrainStep(Step):
-  """The step of one process, or of one of N Horovod ranks.
+  """The training step of one process, or of one of N Horovod ranks.
 
-  N ranks equal one process that has all their samples, however the samples are divided among ranks;
-  a rank may have none. Every rank differentiates the sum of its losses, one allreduce adds up the
-  gradients, and then they are divided, once, by the weight of all samples.
+  N ranks equal one process that has all their samples. It does not matter how the samples are
+  divided among ranks; a rank may have none. Every rank computes the gradients of the sum of its
+  losses, one allreduce adds them up, and they are then divided, once, by the weight of all samples.
 
   Args:
     dense_dtype: see trainer.model.builder.build.

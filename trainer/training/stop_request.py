@@ -1,11 +1,11 @@
-"""Remembers whether a signal has asked this training process to stop."""
+"""Remembers whether a signal has asked this process to stop training."""
 
 import signal
 from types import FrameType
 
 
 class StopRequest:
-  """Remembers the signal that asked this process to stop; a job looks at it after each step.
+  """Whether a signal has asked this process to stop; a job looks at it after each step.
 
   Attributes:
     signal: the number of the signal; 0 if none came. SIGINT takes precedence over SIGTERM, because
@@ -19,7 +19,7 @@ class StopRequest:
     return self.signal != 0
 
   def listen(self) -> None:
-    """Handles SIGTERM and SIGINT from now on; the main thread calls it."""
+    """Handles SIGTERM and SIGINT from now on. Only the main thread may call it."""
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, self._on_signal)
 

@@ -10,10 +10,10 @@ Item = TypeVar('Item')
 
 
 class Stopwatch:
-  """Counts the seconds of each part of the work; while an inner part runs, the outer one stops.
+  """Counts the seconds of each part of the work. While an inner part runs, the outer one pauses.
 
   Attributes:
-    waited: seconds that `waiting` has waited so far.
+    waited: the seconds that `waiting` has waited so far.
   """
 
   def __init__(self):
@@ -30,7 +30,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def of(self, part: str) -> Iterator[None]:
-    """Counts the time inside a `with` for this part."""
+    """Counts the time inside a `with` statement as this part."""
     self._tick()
     self._running.append(part)
     try:
@@ -40,13 +40,13 @@ class Stopwatch:
       self._running.pop()
 
   def move(self, seconds: float, part: str, within: str) -> None:
-    """Moves seconds from one part to another."""
+    """Counts some seconds as `part` that were counted as the part `within`."""
     self._tick()
     self._seconds[part] += seconds
     self._seconds[within] -= seconds
 
   def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items; the time spent waiting for them counts as the part `wait`."""
+    """Yields the items. The time spent waiting for each counts as the part `wait`."""
     done = object()
     while True:
       began = time.monotonic()
@@ -58,7 +58,7 @@ class Stopwatch:
       yield item
 
   def lap(self) -> dict[str, float]:
-    """Returns {part: seconds} since the last call."""
+    """Returns {part: seconds} since the last call of `lap`."""
     self._tick()
     found = {part: round(seconds, 3) for part, seconds in self._seconds.items()}
     self._seconds.clear()

@@ -1,6 +1,6 @@
 """The order of a run's passes: which one comes next, when days end, which passes are set aside.
 
-Process 0 looks at the files and decides; it broadcasts its decision, so that all processes do the
+Process 0 looks at the files and decides. It broadcasts its decision, so that all processes do the
 same. Every process keeps the ledger, which records what became of each pass.
 """
 
@@ -57,7 +57,7 @@ class EndDay:
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-  """No pass is ready."""
+  """No pass is ready; the run looks again later."""
 
   reason: str
 
@@ -76,13 +76,14 @@ _ACTIONS = {kind.__name__: kind for kind in (TrainPass, EndDay, Wait, End)}
 class Stream:
   """Decides what a run does next.
 
-  A pass is identified by its path, its name and its bytes, and has one fate per epoch (see Entry).
-  A day ends once: when a pass of a later day arrives, at the end of data.train, or by
-  data.close_day_after_hours. A pass that arrives after its day has ended is late.
+  A pass is identified by its path, its name and its bytes, and has one fate per epoch (see
+  trainer.training.ledger.Entry). A day ends once: when a pass of a later day arrives, at the end of
+  data.train, or by data.close_day_after_hours. A pass that arrives after its day has ended is late.
 
   Args:
-    tell: called on every process for each pass that is late, skipped, seen or refused, with its
-        name, its fate and the reason.
+    tell: called on every process for each pass that is late, skipped, seen or refused, with the
+      pass's name, its fate and the reason.
+    clock: returns the seconds since 1970.
 
   Attributes:
     limit: how many passes in a row may be refused.
@@ -112,13 +113,13 @@ class Stream:
     self._settled: set[str] = set()  # paths of passes that the ledger has folded
 
   def next(self, stop: bool = False) -> Action:
-    """Returns what to do next; every process calls it.
+    """Returns what to do next. Every process calls it, and all get the same answer.
 
     Args:
-      stop: whether this process was asked to stop; only the answer of process 0 counts.
+      stop: whether this process was asked to stop; only the argument of process 0 counts.
     Raises:
-      UserError: on every process, for a late pass where data.late is fail, or where more passes
-        were refused than are allowed.
+      UserError: on every process, if a pass is late and data.late is fail, or if more passes were
+        refused than are allowed.
     """
     progress = self._state.progress
     if self._cfg.data.close_day_after_hours is not None:
@@ -147,7 +148,7 @@ class Stream:
     return _ACTIONS[kind](**fields)
 
   def trained(self) -> None:
-    """Records that the pass of the last TrainPass was trained on; every process calls it."""
+    """Records that the pass of the last TrainPass was trained on. Every process calls it."""
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
     progress.refused_in_a_row, self._refusal = 0, None
@@ -155,10 +156,10 @@ class Stream:
       progress.last_time = self._clock()
 
   def refused(self, error: BadPass) -> None:
-    """Records that the pass of the last TrainPass cannot be read; every process calls it.
+    """Records that the pass of the last TrainPass cannot be read. Every process calls it.
 
     Raises:
-      UserError: if no more passes may be refused.
+      UserError: if more passes were refused than are allowed.
     """
     if not self.limit:
       raise self.refusal_error(str(error))
@@ -179,14 +180,25 @@ class Stream:
     return entry
 
   def _count_refused(self, entry: Entry) -> None:
-    """Counts a refused pass, unless its file has vanished; raises BadPass if none is allowed."""
+    """Counts a refused pass, unless its file has vanished.
+
+    Raises:
+      BadPass: if no pass may be refused.
+    """
     self._state.progress.refused_in_a_row += entry.size is not None
     self._refusal = entry.reason
     if not self.limit:
       raise self.refusal_error(entry.reason)
 
   def _check_refused(self, is_last: bool = False) -> None:
-    """Raises an error if too many passes in a row were refused, or all of data.train (is_last)."""
+    """Ends the run if too many passes were refused.
+
+    Args:
+      is_last: whether data.train has ended.
+    Raises:
+      BadPass: if more passes in a row were refused than are allowed, or data.train has ended and no
+        pass of it was trained on.
+    """
     refused, why = self._state.progress.refused_in_a_row, self._refusal
     if why is not None and refused > self.limit:
       raise self.refusal_error(why, refused)
@@ -194,14 +206,19 @@ class Stream:
       raise BadPass(f'{why}; no pass of data.train was trained on')
 
   def refusal_error(self, reason: str, refused: int = 1) -> UserError:
-    """Returns the error that ends a run because passes were refused."""
+    """Returns the error that ends a run because passes were refused.
+
+    Args:
+      reason: why the latest of them was refused.
+      refused: how many passes in a row were refused.
+    """
     if not self.limit:
       return BadPass(reason)
     count = '1 pass was' if refused <= 1 else f'{refused} passes in a row were'
     return BadPass(f'{reason}; {count} refused, data.max_refused_passes allows {self.limit}')
 
   def day_ended(self, ended: EndDay) -> None:
-    """Records that the day-end step of a day is done; every process calls it."""
+    """Records that the day-end step of a day is done. Every process calls it."""
     progress = self._state.progress
     progress.closed_day, progress.day = ended.day, None
     if ended.is_empty:
@@ -211,17 +228,17 @@ class Stream:
       progress.last_time = self._clock()
 
   def epoch_begins(self) -> None:
-    """Begins again with the first pass; every process calls it."""
+    """Starts over with the first pass, for the next epoch. Every process calls it."""
     self._listed, self._settled = None, set()
     self._state.progress.closed_day = None
 
   def upcoming(self, most: int | None = None) -> list[Pass]:
     """Returns the passes that are ready and not yet in the ledger, in order.
 
-    They are what process 0 saw when it last looked. Every process calls it.
+    These are the passes that process 0 saw when it last looked. Every process calls it.
 
     Args:
-      most: the largest number to return; None: all.
+      most: the largest number of passes to return; None: all.
     """
 
     def look() -> list[JsonObject]:
@@ -235,7 +252,7 @@ class Stream:
   # What follows runs on process 0 alone.
 
   def _decide(self, stop: bool) -> tuple[str, JsonObject, list[JsonObject]]:
-    """Returns the name of the next action, its fields, and the ledger's new entries."""
+    """Returns the name of the next action, its fields, and the new entries of the ledger."""
     if stop:
       return 'End', {'is_finished': False}, []
     cfg, progress = self._cfg.data, self._state.progress
@@ -291,7 +308,10 @@ class Stream:
     return decided(End(is_finished=True))
 
   def _ready(self) -> tuple[list[Pass], list[Entry]]:
-    """Returns the passes not yet in the ledger, in order, and entries for misnamed ones."""
+    """Returns the passes that may be trained on now, in order, and entries for misnamed ones.
+
+    These are passes that are not in the ledger, and refused ones that have been repaired.
+    """
     cfg, epoch = self._cfg, self._state.progress.epoch
     if self._listed is None:
       wrong = self._mistakes if self.limit else None
@@ -324,7 +344,7 @@ class Stream:
     return (in_order(ready) if cfg.data.watch else ready), wrong
 
   def _is_settled(self, path: str) -> bool:
-    """Whether the ledger keeps only hashes of this old pass; remembers it if so."""
+    """Returns whether the ledger has folded the entry of this pass; remembers it if so."""
     if path not in self._settled and self._state.ledger.has_folded(
       path, self._state.progress.epoch
     ):
@@ -332,7 +352,10 @@ class Stream:
     return path in self._settled
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
-    """Lists the watched directory; a remote one at most once in some seconds."""
+    """Returns what `announced` finds in data.watch: passes, absent paths, and {path: mistake}.
+
+    A remote directory is listed at most once in SECONDS_BETWEEN_REMOTE_LOOKS.
+    """
     if is_remote(self._cfg.data.watch) and self._looked is not None:
       looked, announcement = self._looked
       if self._clock() - looked < SECONDS_BETWEEN_REMOTE_LOOKS:
@@ -342,7 +365,7 @@ class Stream:
     return announcement
 
   def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
-    """Whether the bytes of a refused pass have changed, and its day is not too far ahead."""
+    """Returns whether a refused pass has changed, and its day is not too far ahead."""
     if self._too_far_ahead(data_pass):
       return False
     if refused.crc32 is None:
@@ -357,7 +380,11 @@ class Stream:
       self._say(f'{data_pass.path}: has changed since it was trained on ({lengths}): ignored')
 
   def _new_content(self, data_pass: Pass, known: Entry) -> tuple | None:
-    """Returns the content of a pass (see Entry) if it can be read and is not the known one."""
+    """Returns the size and checksum of a pass if they differ from those of its entry.
+
+    Returns:
+      None if they do not differ, or the pass cannot be read.
+    """
     path = data_pass.path
     try:
       changed = stamp(path)
@@ -375,7 +402,7 @@ class Stream:
   def _too_far_ahead(self, data_pass: Pass) -> str | None:
     """Returns a text if the day of a pass is so far ahead that it is most likely wrong; else None.
 
-    The day is compared with the newest one so far or, if there is none yet, with today.
+    The day is compared with the newest day so far or, if there is none yet, with today.
     """
     most, reached, which = self._cfg.data.max_days_ahead, self._newest_day, 'the newest day so far'
     if reached is None and is_date(data_pass.day):
@@ -400,7 +427,11 @@ class Stream:
     return progress.closed_day is not None and data_pass.day <= progress.closed_day
 
   def _ends(self, following: Pass | None) -> EndDay | None:
-    """Returns the day that ends before `following` is trained on; None: no pass is ready."""
+    """Returns the day that has to end before the next pass is trained on; None if none.
+
+    Args:
+      following: the next pass; None if no pass is ready.
+    """
     cfg, progress = self._cfg.data, self._state.progress
     if cfg.day_pattern is None:
       return None

@@ -1,4 +1,4 @@
-"""Evaluates data.valid and data.test, and each pass before it is trained on; reports metrics."""
+"""Evaluates data.valid and data.test, and each pass before training on it; reports the metrics."""
 
 import time
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from trainer.training.run_state import RunState
 
 
 class Validation:
-  """Evaluates passes while a run trains; every process calls each method.
+  """Evaluates passes while a run trains. Every process calls each method.
 
   Attributes:
     trained_auc: the AUC of the last trained pass; None if there is none.
@@ -45,7 +45,10 @@ class Validation:
       logging.warning('%s', told)
 
   def judge(self, prepared: PreparedPass, name: str) -> None:
-    """Evaluates the pass to train on next; withholds exports after it if export.gate fails."""
+    """Evaluates the next pass before it is trained on.
+
+    If the pass fails export.gate, exports are withheld after it.
+    """
     values, rule = self._evaluate([prepared], 'next', name), self._cfg.export.gate
     if rule and self._step.steps:
       progress = self._state.progress
@@ -55,13 +58,13 @@ class Validation:
         self._log.show(f'no export after {name}: {reason}', keep=True)
 
   def evaluate_day(self, day: int) -> None:
-    """Evaluates both splits at the end of a day of a stream."""
+    """Evaluates data.valid and data.test at the end of a day of a stream."""
     for split, prepared in self._passes.items():
       if prepared:
         self._evaluate(prepared, split, day=day)
 
   def evaluate_epoch(self) -> JsonObject:
-    """Evaluates data.valid if passes were trained on since the last time; follows train.plateau.
+    """Evaluates data.valid, if passes were trained on since the last time; applies train.plateau.
 
     Returns:
       The metrics; empty if nothing was evaluated.
@@ -86,12 +89,12 @@ class Validation:
     return values
 
   def pass_begins(self, prepared: PreparedPass) -> None:
-    """Forgets the best state if it has not been trained on the pass that begins.
+    """Forgets the best state if that state has not been trained on the pass that begins.
 
-    Such a pass was added after the run had validated an epoch. The learning rates that plateaus
-    lowered rise again.
+    Such a pass was added after an epoch of the run had been validated. The learning rates that
+    train.plateau lowered are restored.
 
-    It warns if data.valid or data.test has a pass with the same samples.
+    It also warns if data.valid or data.test has a pass with the same samples.
     """
     progress, name = self._state.progress, prepared.name
     if progress.epoch == 0 or progress.done >= progress.best_passes:
@@ -120,7 +123,7 @@ class Validation:
     progress.forget_best()
 
   def _judged_by(self) -> JsonObject:
-    """Returns what makes values of two evaluations comparable."""
+    """Returns what values of data.valid depend on; two values compare only if it is equal."""
     plateau = self._cfg.train.plateau
     valid = [[p.name, p.num_samples] for p in self._passes['valid']]
     return {'metric': self._cfg.deciding_metric, 'task': plateau and plateau.task, 'valid': valid}
@@ -129,7 +132,7 @@ class Validation:
     """Evaluates data.test with the kept state of the run, and measures the slots' importance.
 
     Args:
-      took_best: whether the kept state is not the last one.
+      took_best: whether the kept state is an earlier one than the last.
     Returns:
       The metrics of data.test; empty if there is none.
     """
@@ -152,10 +155,11 @@ class Validation:
     name: str | None = None,
     day: int | None = None,
   ) -> JsonObject:
-    """Evaluates passes and reports their metrics.
+    """Evaluates passes, reports the metrics and returns them.
 
     Args:
-      name: the name of the pass in the event; None: their own names.
+      split: valid, test, or next for the pass that is trained on next.
+      name: the name of the pass in the event; None: the names of all passes.
       day: the day in the event; None: the open one.
     """
     progress, steps = self._state.progress, self._step.steps

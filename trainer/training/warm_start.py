@@ -1,11 +1,12 @@
 """Warm start: what a model with changed settings takes over from a checkpoint.
 
-Features are matched by the name of their slot, dense variables by their layer and name. A new slot
-or layer starts fresh, and so does a slot that is made of other columns or bins than before; one
-that is gone is dropped. A layer or table that has become wider keeps what it had, and the rest
-starts fresh. With another row optimizer, or in a table of another width, rows keep their weights,
-and their optimizer state starts fresh. Rows of a table that now uses bfloat16 are rounded to
-nearest.
+Features are matched by the name of their slot, dense variables by the name of their layer and their
+own. Slots and layers that are gone are dropped. A new slot or layer starts fresh; so does a slot
+that is made from other columns or bins than before. A layer or table that has become wider keeps
+its values, and what was added starts fresh.
+
+With another row optimizer, or in a table of another width, rows keep their weights, and their
+optimizer state starts fresh. Rows of a table that now uses bfloat16 are rounded to nearest.
 """
 
 import collections
@@ -44,19 +45,19 @@ _MAY_CHANGE = (
 
 
 class Fate(NamedTuple):
-  """The fate of one part of the model."""
+  """What became of one part of the model."""
 
   what: str
   fate: str  # taken over, weights taken over, rounded, partly, fresh or dropped
 
 
 def _identity(slot: config.Slot) -> JsonObject:
-  """Returns those settings of a slot that, if they change, make the slot start fresh."""
+  """Returns the settings of a slot that may not change when a run continues."""
   return slot.model_dump(exclude={'pooling', 'lifecycle', 'made'})
 
 
 def may_change(key: str, old: config.Config, new: config.Config) -> bool:
-  """Returns whether a run may continue with another value of this key."""
+  """Returns whether a run may continue if the value of this key differs between the two configs."""
   if key.startswith('data.slots.'):
     by_name = {slot.name: slot for slot in old.data.slots}
     kept = [slot for slot in new.data.slots if slot.name in by_name]
@@ -69,7 +70,7 @@ def may_change(key: str, old: config.Config, new: config.Config) -> bool:
 
 
 def too_different(old: config.Config, new: config.Config) -> str | None:
-  """Returns why a new run cannot begin with a run's model, and what is wanted; None if it can."""
+  """Returns why a new run cannot begin with the model of `old`; None if it can."""
   if old.data.dense != new.data.dense:
     listed = ', '.join(f'{c.name} ({c.transform})' for c in old.data.dense)
     return f'its model reads other data.dense: {listed or "none"}; wanted the same, in this order'
@@ -89,12 +90,12 @@ def too_different(old: config.Config, new: config.Config) -> str | None:
 
 
 def _has_ffm(*configs: config.Config) -> bool:
-  """Whether one of the models has field-aware factors (FFM)."""
+  """Returns whether one of the models has field-aware factors (FFM)."""
   return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
 
 
 def _layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
-  """Returns {table: layout of its rows}."""
+  """Returns {table: the layout of its rows}."""
   layers = cfg.model.all_interactions().items()
   needs = {need for key, layer in layers for need in layer_class(layer.kind, key).needs}
   specs = table_specs(cfg, needs if cfg.model.retrieval is None else {'factors'})
@@ -107,7 +108,7 @@ def _slots(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
 
 
 def is_needed(old: config.Config, new: config.Config) -> bool:
-  """Whether `new` needs other rows or dense variables than a checkpoint of `old` has."""
+  """Returns whether `new` needs other rows or dense variables than a checkpoint of `old` has."""
   return (
     _slots(old) != _slots(new)
     or old.model.interactions != new.model.interactions
@@ -120,7 +121,10 @@ def is_needed(old: config.Config, new: config.Config) -> bool:
 def rows(
   old: config.Config, new: config.Config, rank: int, size: int
 ) -> Callable[[Iterator[chunks.Chunk]], Iterator[chunks.Chunk]]:
-  """Returns a function from the old model's rows to the new rows that process `rank` owns."""
+  """Returns a function that converts the rows of the old model to those of the new one.
+
+  The function takes chunks of a checkpoint, and yields the rows that process `rank` owns.
+  """
   new_ids, old_ids = new.slot_ids(), old.slot_ids()
   made = {slot.name: slot.made for slot in new.data.slots}
   new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
@@ -152,10 +156,12 @@ def _lay_out(
   now: Mapping[str, row_store.TableSpec],
   new: config.Config,
 ) -> None:
-  """Changes rows, in place, from the layouts `before` to those of the new config's tables, `now`.
+  """Converts rows, in place, from the table layouts in `before` to the new config's, in `now`.
 
   Args:
-    chunk: columns as in ops.row_store.RowStore, with the new keys and slots.
+    chunk: the rows, in the columns of ops.row_store.RowStore; its keys and slots must already be
+      the new model's.
+    new: the new config.
   """
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
   ids = new.slot_ids()
@@ -191,16 +197,16 @@ def _lay_out(
 
 
 def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
-  """Returns the columns of each part of a table's factors."""
+  """Returns {kind of part: its columns in the table's factors}."""
   ends = list(itertools.accumulate(part.width for part in spec.parts))
   return {p.kind: range(end - p.width, end) for p, end in zip(spec.parts, ends)}
 
 
 def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str, str]:
-  """Returns {name that does not depend on other layers: name in a checkpoint}.
+  """Returns {name that does not depend on other layers: name in the checkpoint}.
 
   The variable '012/dnn_2/kernel_0/m:0' becomes 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn.
-  Units of din are named after their histories.
+  Units of din are named after their histories. Arrays without such a number are left out.
   """
   names, layers, histories = {}, {}, _histories(cfg)
   for name in arrays:
@@ -241,7 +247,7 @@ _AXES = (
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
-  """Returns {key of `_AXES`: names of what these layers read, in the order of the axis}."""
+  """Returns {key of `_AXES`: the names of what the layers read, in the order of the axis}."""
   slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
   vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
@@ -281,15 +287,15 @@ def _places(
   n: int,
   m: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the indices along an axis that are copied: from the old variable, and to the new one.
+  """Returns which entries along an axis are copied: their indices in the old and the new variable.
 
   Args:
-    before: the inputs of the old model.
-    now: the inputs of the new model.
+    before: the `_inputs` of the old model.
+    now: the `_inputs` of the new model.
     own: the names of layers that a user wrote; their axes are recognised by length alone.
-    variable: its name as `_by_layer` returns it.
+    variable: the variable's name, as `_by_layer` returns it.
     n: the length of the axis in the old variable.
-    m: the length in the new one.
+    m: the length of the axis in the new variable.
   """
   keys = [
     match[1] if match.re.groups else key
@@ -313,11 +319,12 @@ def dense(
   saved: Mapping[str, np.ndarray],
   fresh: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], list[Fate]]:
-  """Returns the new model's dense state, and what became of each slot and layer.
+  """Returns the new model's dense state, and what became of each slot, table and layer.
 
   Args:
     old: the config that `saved` was written with.
     new: the config of the new model.
+    saved: the dense state of the checkpoint.
     fresh: the dense state of the new model before training.
   """
   state, was, wanted = dict(saved), _by_layer(saved, old), _by_layer(fresh, new)
@@ -359,9 +366,10 @@ def dense(
 
 
 def parts(cfg: config.Config) -> dict[str, JsonObject]:
-  """Returns the settings that decide what a model predicts from its weights, by slot, table, layer.
+  """Returns {part: the settings that decide what the model predicts from this part's weights}.
 
-  Two models with equal parts predict the same from the same weights.
+  The parts are slots, tables and layers. Two models with equal settings predict the same from the
+  same weights.
   """
   settings = {
     f'data.slots: {s.name}': {'pooling': p} for s, p in zip(cfg.ordered_slots, cfg.poolings())
@@ -387,7 +395,8 @@ def differences(
   """Returns a text for each difference between a model and the trained one.
 
   Args:
-    trained: the `parts` of the trained model, None for a part that is dropped; {} if untrained.
+    trained: the `parts` of the trained model, None for a part that was dropped; {} if untrained.
+    now: the `parts` of the model.
   """
   if not trained:
     return ['all of it is new']
@@ -408,7 +417,7 @@ def differences(
 
 
 def _tables(old: config.Config, new: config.Config) -> list[Fate]:
-  """Returns what became of the tables whose layout differs."""
+  """Returns the fates of the tables whose layout differs between the two configs."""
   before, fates = _layouts(old), []
   for name, now in _layouts(new).items():
     was = before.get(name, now)
