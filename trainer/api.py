@@ -45,7 +45,8 @@ class Run:
   """A trained model in its run_dir.
 
   Attributes:
-    checkpoint: which state to use, best or last. If validation chose no best one, the last is used.
+    checkpoint: which state to use, 'best' or 'last'. If validation chose no best state, the last
+      one is used.
   """
 
   run_dir: str
@@ -54,7 +55,7 @@ class Run:
 
   @property
   def metrics(self) -> pd.DataFrame:
-    """The numbers and texts of metrics.jsonl, an event in each row."""
+    """The events of metrics.jsonl, one in each row, without fields that are lists or dicts."""
     from trainer.reporting.events import read_events
 
     events = read_events(self.run_dir)
@@ -71,10 +72,10 @@ class Run:
       return run.evaluation.evaluate(prepared)
 
   def predict(self, data: Data | None = None) -> np.ndarray:
-    """Returns the predictions in input order.
+    """Returns the predictions, in input order.
 
     Args:
-      data: as for `evaluate`; its labels, weights and groups are not read and may be missing.
+      data: as for `evaluate`; labels, weights and groups are not read and may be missing.
     Returns:
       float32 [samples]; [samples, tasks] with several tasks.
     """
@@ -83,10 +84,10 @@ class Run:
       return np.concatenate(list(predictions(run, prepared)))
 
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
-    """Returns the best k items of each sample, of a run with model.retrieval.
+    """Returns the best k items of each sample. Only for a run with model.retrieval.
 
     Columns: sample (from 0, in input order), item and score, the best first. Items that the
-    sample's user has in data.train or data.valid are left out.
+    sample's user has as positives in data.train or data.valid are left out.
 
     Args:
       data: as for `evaluate`; only the columns of queries and data.group are read.
@@ -98,7 +99,7 @@ class Run:
       return pa.concat_tables(recommendations(run, prepared, k)).to_pandas()
 
   def vectors(self) -> pd.DataFrame:
-    """Returns the vectors of all items of a run with model.retrieval.
+    """Returns the vectors of all trained items. Only for a run with model.retrieval.
 
     Columns: item, key, and one for each dimension.
     """
@@ -117,9 +118,10 @@ class Run:
   def importance(self, data: Data | None = None) -> pd.DataFrame:
     """Returns how much worse AUC and logloss get if a column is permuted over all samples.
 
-    A row for each slot and dense column: auc_worse_by, auc_plus_minus (half of its 95 % interval;
-    where it is the larger one, the column cannot be told from one without an effect),
-    logloss_worse_by and logloss_plus_minus; for squared error rmse_worse_by and rmse_plus_minus.
+    There is a row for each slot and dense column, the most important first. Columns: auc_worse_by,
+    auc_plus_minus, logloss_worse_by and logloss_plus_minus; for squared error, rmse_worse_by and
+    rmse_plus_minus. The plus_minus is half of the 95 % interval. If it is larger than the
+    worse_by, the column cannot be told from one that has no effect.
 
     Args:
       data: as for `evaluate`.
@@ -131,10 +133,11 @@ class Run:
       return importance_table(run.inputs, prepared)
 
   def features(self, slot: str) -> pd.DataFrame:
-    """Returns the features of a slot in descending order of shows.
+    """Returns the features of a slot, those with the most shows first.
 
-    Columns: text (from data.keep_texts or from the passes of data.train; None if neither has it),
-    key, show, click, unseen_days, admitted, linear, and factors if the model has any.
+    Columns: text, key, show, click, unseen_days, admitted, linear, and factors if the model has
+    any. The text comes from data.keep_texts or from the passes of data.train; None if neither has
+    it.
     """
     from trainer.reporting.inspection import Inspection
 
@@ -145,14 +148,17 @@ class Run:
     return table.sort_values('show', ascending=False, ignore_index=True)
 
   def embeddings(self, slot: str) -> pd.DataFrame:
-    """Returns the factors of a slot's admitted features: text, key, one column a dimension."""
+    """Returns the factors of a slot's admitted features.
+
+    Columns: text, key, and one for each dimension.
+    """
     table = self.features(slot)
     table = table[table['admitted']] if 'factors' in table else table[:0]
     factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)
     return pd.concat([table[['text', 'key']], factors], axis=1).reset_index(drop=True)
 
   def report(self) -> 'Report':
-    """Writes report.html; a notebook shows it if the call ends a cell."""
+    """Writes report.html. A notebook shows it if the call ends a cell."""
     from trainer.reporting import report
 
     path = os.path.join(self.run_dir, 'report.html')
@@ -170,7 +176,7 @@ class Run:
   def _prepared(
     self, data: Data | None, labelled: bool = True
   ) -> Iterator[tuple['FinishedRun', list['PreparedPass']]]:
-    """Yields the open run, and the passes of `data` to score; by default those of data.test."""
+    """Yields the opened run, and the passes of `data`; by default those of data.test."""
     # Without labels a bad record is an error: dropping it would shift the predictions after it.
     overrides = [] if labelled else ['data.max_bad_share=0']
     with self._open(overrides) as run, patterns_of(self.cfg, data, labelled) as patterns:
@@ -205,14 +211,15 @@ def fit(
     configuration: a YAML file, or its content as a dict.
     overrides: settings as strings `a.b=value`.
     run_dir: replaces the config's run_dir.
-    train: a frame with the columns of the log (pandas, Polars, Arrow), or a list of
-      frames, one a pass. It replaces data.train, and is written into run_dir/frames as Parquet.
+    train: a frame with the columns of the log (pandas, Polars, Arrow), or a list of frames, one a
+      pass. It replaces data.train, and is written into run_dir/frames as Parquet.
     valid: a frame that replaces data.valid.
     test: a frame that replaces data.test.
+    callbacks: told what happens while the run trains.
   Raises:
-    UserError: with one line, if the config or the data are wrong.
-    KeyboardInterrupt: if Ctrl-C or SIGTERM stopped it. The state is saved; the same call
-      continues.
+    UserError: if the config or the data are wrong; the message is one line.
+    KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training. The state is saved, and the same
+      call continues.
   """
   if isinstance(configuration, Mapping):
     for split in SPLITS:
@@ -244,7 +251,7 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
 
   Args:
     run_dir: a directory that trainer.run or `fit` has trained into.
-    checkpoint: best or last, see `Run`.
+    checkpoint: 'best' or 'last', see `Run`.
   """
   cfg = config.load_of_run(run_dir)
   _start(cfg)
@@ -253,12 +260,12 @@ def load(run_dir: str, checkpoint: str = 'best') -> Run:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The source of a training job's config.
+  """Where a training job's config comes from.
 
   Attributes:
     configuration: a YAML file, or its content as a dict.
     overrides: strings `a.b=value`.
-    run_dir: replaces that of the config.
+    run_dir: replaces the config's run_dir, unless it is None.
   """
 
   configuration: str | Mapping[str, Json]
@@ -267,7 +274,12 @@ class Source:
 
   @functools.cached_property
   def cfg(self) -> config.Config:
-    """The config; raises a ConfigError if a file or directory that it names is not there."""
+    """The config, checked also against the files that it names.
+
+    Raises:
+      UserError: if such a file or directory does not exist, a setting has no effect without days, or
+        the package of a tracker is not installed.
+    """
     cfg, where = self.parsed(), self._where()
     effects.check_effects(cfg, where)
     trackers.check_packages(cfg.report.to)
@@ -281,12 +293,12 @@ class Source:
     return cfg
 
   def with_measured_values(self, tells: bool = True, init_from: str | None = None) -> config.Config:
-    """Returns `cfg` completed by what is measured on the log: batch size, bins, look-up tables.
+    """Returns `cfg` with the values that are measured on the log: batch size, bins, look-up tables.
 
-    This imports TensorFlow, and may read the beginning of the log.
+    It imports TensorFlow, and may read the beginning of the log.
 
     Args:
-      tells: whether to print what was measured and to warn of settings without effect.
+      tells: whether to print what was measured, and to warn of settings without effect.
       init_from: a run_dir whose bins a new run takes over.
     """
     cfg = self.cfg
@@ -311,7 +323,7 @@ class Source:
 
   @functools.cached_property
   def bucket(self) -> str | None:
-    """The URL of the run_dir if it lies in a bucket, else None."""
+    """The URL of the run_dir if it is in a bucket, else None."""
     cfg = self._read()
     if not is_remote(cfg.run_dir):
       return None
@@ -321,9 +333,12 @@ class Source:
     return normal(cfg.run_dir)
 
   def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
-    """Returns the config with measured values of keys that it leaves open.
+    """Returns the config, not checked against the files that it names.
 
-    This machine's working directory replaces a run_dir in a bucket.
+    If the run_dir is in a bucket, this machine's working directory for it takes its place.
+
+    Args:
+      measured: {key: value} for keys that the config leaves open.
     """
     cfg = self._read(measured)
     if self.bucket is None:
@@ -343,10 +358,13 @@ def train_here(
   init_from: str | None = None,
   callbacks: Sequence['Callback'] = (),
 ) -> int:
-  """Trains in this process, which may be one rank of several; returns the exit status.
+  """Trains in this process, which may be one rank of several.
 
   Args:
+    here: the place of this process among the ranks; by default it is alone.
     init_from: a run_dir whose features and layers a new run begins with.
+  Returns:
+    The exit status.
   """
   cfg = source.cfg
   with contextlib.ExitStack() as stack:
@@ -376,7 +394,11 @@ def train_here(
 
 
 def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:
-  """Returns the passes that patterns of files match; without patterns, the passes of data.test."""
+  """Returns the passes that match the patterns of files; without patterns, those of data.test.
+
+  Raises:
+    UserError: if there are neither patterns nor data.test.
+  """
   from trainer.data.passes import passes
 
   patterns = patterns or run.cfg.data.test
@@ -386,7 +408,7 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
 
 
 def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
-  """Yields batches of predictions in order, as `Run.predict`, on rank 0; every rank calls it."""
+  """Yields the predictions of `Run.predict`, in order, in batches, on rank 0. Every rank calls it."""
   communicator = run.communicator
   for data_pass in prepared:
     for _, own in run.evaluation.predict(data_pass):

@@ -1,4 +1,4 @@
-"""What all commands share: --help, exit statuses, and one line for a user's mistake."""
+"""What all commands share: --help, exit statuses, and a user's mistake reported in one line."""
 
 import errno
 import functools
@@ -32,7 +32,7 @@ _WIDTH = 80  # of the text of --help, in characters
 
 
 class LogLines(standard_logging.Formatter):
-  """Puts time and level before each log message, and wraps it at `width` characters."""
+  """Formats log messages: puts time and level first, and wraps lines at `width` characters."""
 
   def __init__(self, width: int = _LOG_WIDTH):
     self._width = width
@@ -44,20 +44,20 @@ class LogLines(standard_logging.Formatter):
 
 
 def wrapped(text: str, width: int = _LOG_WIDTH) -> str:
-  """Returns a text in lines of at most `width` characters; words, such as paths, stay whole."""
+  """Returns a text in lines of at most `width` characters. Words, such as paths, are not broken."""
   keep_words = {'break_long_words': False, 'break_on_hyphens': False}
   return textwrap.fill(text, width, subsequent_indent='  ', **keep_words)
 
 
 class Output(io.TextIOWrapper):
-  """A standard stream that ends the command when it cannot be written.
+  """A standard stream that ends the command if it cannot be written.
 
   If the reader is gone, as with `| head`, the command ends quietly, with the status of SIGPIPE. Any
   other failure, such as a full disk, ends it with one line and status 2.
 
   Attributes:
     is_needed: whether the command ends if this stream fails. Training and serving go on without
-      standard output, and every command goes on without stderr.
+      standard output, and every command goes on without standard error.
     replaced: the stream that this one replaces.
   """
 
@@ -91,13 +91,13 @@ class Output(io.TextIOWrapper):
 
 
 def need_no_output() -> None:
-  """Lets this process go on when standard output is closed or fails."""
+  """Lets this process go on if standard output is closed or fails."""
   if isinstance(sys.stdout, Output):
     sys.stdout.is_needed = False
 
 
 def _open_standard_streams() -> None:
-  """Replaces standard output and standard error by `Output`, even where they are closed."""
+  """Replaces standard output and standard error by `Output`, even if they are closed."""
   while (opened := os.open(os.devnull, os.O_RDONLY)) <= 2:
     pass  # else the next file that is opened would take its number, and its output
   os.close(opened)
@@ -119,7 +119,7 @@ def _script(module: re.Match) -> str:
 
 
 def _help(main: Callable[..., int | None]) -> str:
-  """Returns the text of --help: what the command does and its own flags."""
+  """Returns the text of --help: what the command does, and its own flags."""
   module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
   text = re.sub(r'`python -m trainer\.(\w+)', _script, inspect.getdoc(inspect.getmodule(main)))
   lines = [text, '']
@@ -138,6 +138,7 @@ def status(stopped_by: int, troubles: Sequence[str]) -> int:
 
   Args:
     stopped_by: the number of the signal that stopped the job; 0 if it trained everything.
+    troubles: a line for each report that could not be written.
   """
   for trouble in troubles:
     sys.stderr.write(f'error: the state is saved and whole, but the reports are not: {trouble}\n')
@@ -145,9 +146,10 @@ def status(stopped_by: int, troubles: Sequence[str]) -> int:
 
 
 def status_of_server(asked: Sequence[int]) -> int:
-  """Returns the exit status of a process that serves until it receives the signals `asked`.
+  """Returns the exit status of a server that was stopped by signals: 130 for SIGINT, else 0.
 
-  A supervisor ends a server by SIGTERM, so that is no failure.
+  Args:
+    asked: the signals received. SIGTERM is how a supervisor ends a server, so it counts as success.
   """
   return SIGNALLED + signal.SIGINT if signal.SIGINT in asked else 0
 
@@ -179,7 +181,7 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
 
 
 def _in_place_of(flag: str) -> str:
-  """Says what to type in place of an unknown flag; '' if nothing is known."""
+  """Returns what to type in place of an unknown flag; '' if nothing is known."""
   if flag in _FLAGS_OF_OTHERS or 'set' not in flags.FLAGS:
     return _FLAGS_OF_OTHERS.get(flag, '')
   from trainer import config  # slow to import
@@ -189,15 +191,15 @@ def _in_place_of(flag: str) -> str:
 
 
 def entry(main: Callable[..., int | None]) -> None:
-  """Runs `main` and ends the process with the status that it returns; None counts as 0.
+  """Runs `main`, and ends the process with the status that it returns; None counts as 0.
 
-  A user's mistake ends the process with one line, printed by one rank, and status 2; any other
-  failure with status 1. The status after a signal is 128 + its number: 130 for Ctrl-C, 143 for
-  SIGTERM.
+  A user's mistake ends the process with status 2 and one line, printed by one rank. Any other
+  failure ends it with status 1. After a signal the status is 128 + its number: 130 for Ctrl-C, 143
+  for SIGTERM.
 
   Args:
-    main: the command. If it has a parameter, it receives the arguments that are no flags;
-      otherwise such arguments are refused.
+    main: the command. If it has a parameter, it receives the arguments that are no flags; otherwise
+      such arguments are refused.
   """
   if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set while trainer/__init__.py imports
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def _tell(per_rank: Sequence[Sequence[Check]]) -> None:
-  """Prints a line for each check, from the rank where it is worst."""
+  """Prints a line for each check, with the result of the rank where it is worst; or all as JSON."""
   if JSON.value:
     print(json.dumps({'ranks': [[c._asdict() for c in checks] for checks in per_rank]}), flush=True)
     return
@@ -158,7 +158,7 @@ def _threads(here: runtime.Runtime) -> Check:
 
 
 def _cgroup(name: str) -> list[str]:
-  """Returns the words in a file of this container's limits; [] outside of a container."""
+  """Returns the words in a file of this container's limits; [] if there is no such file."""
   try:
     with open(f'/sys/fs/cgroup/{name}', encoding='utf-8') as f:
       return f.read().split()
@@ -219,7 +219,10 @@ def _ports(sync: config.Sync) -> Check:
 
 
 def _seconds(times: int, action: Callable[[int], None], argument: int) -> float:
-  """Returns the median seconds of an action, after one run to warm up; every rank must call it."""
+  """Returns the median seconds that an action takes, after one run to warm up.
+
+  Every rank must call it.
+  """
   seconds = []
   for _ in range(times + 1):
     began = time.perf_counter()
@@ -299,7 +302,7 @@ def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
 
 
 def _run(run_dir: str) -> Check:
-  """Says where a run stands, by its events and checkpoints."""
+  """Reports the state of a run, from its events and checkpoints."""
   from trainer.reporting.events import read_events
   from trainer.storage.checkpoint import candidates
 

@@ -63,9 +63,10 @@ def main() -> None:
 
 
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:
-  """Yields the names in --by that one evaluation can slice by, and the run that does it.
+  """Yields a run, and the names in --by that one evaluation of it can slice by.
 
-  These are all slots; then each other column but PASS by itself, which is read as data.group.
+  First come all slots together. Then comes each other column by itself, except PASS: the column is
+  read as data.group.
   """
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared
@@ -88,7 +89,7 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
 
 
 def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[JsonObject]]:
-  """Returns the slices of the passes in their order, if --by asks for them."""
+  """Returns {PASS: the slices of the passes, in their order}; {} unless --by asks for them."""
   from trainer.training.slices import ALL, OTHER, slices
 
   if PASS not in BY.value or any(slot.name == PASS for slot in run.cfg.ordered_slots):
@@ -106,7 +107,11 @@ def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[J
 
 
 def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject]:
-  """Returns slices with `value` in place of `key`."""
+  """Returns slices with `value`, a text, in place of `key`.
+
+  Args:
+    values: {key: text}.
+  """
   names = [values.get(row['key'], f'key {row["key"]}') for row in rows]
   return [{'value': n} | {f: row[f] for f in row if f != 'key'} for n, row in zip(names, rows)]
 
@@ -114,9 +119,9 @@ def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject
 def slices_by_text(
   run: 'FinishedRun', passes: list['Pass'], names: list[str]
 ) -> dict[str, list[JsonObject]]:
-  """Returns the slices of each slot or column, with `value` in place of `key`.
+  """Returns {slot or column: its slices}, with `value`, a text, in place of `key`.
 
-  The value is the text in the log or, if the log is gone, the key. Every rank must call this; only
+  The text is the value in the log or, if the log is gone, the key. Every rank must call it; only
   rank 0 receives the texts.
   """
   from trainer.data.texts import texts_of
@@ -141,7 +146,7 @@ def slices_by_text(
 
 
 def print_slices(by_column: dict[str, list[JsonObject]]) -> None:
-  """Prints slices as tables, one for each task."""
+  """Prints slices as tables: one for each slot or column and task."""
   from trainer.reporting.evaluated import slice_table
 
   for name, rows in by_column.items():

@@ -1,4 +1,4 @@
-"""Data frames as the data of a job: written as files that a run can read."""
+"""Data frames as the data of a job: they are written as files that a run can read."""
 
 import contextlib
 import itertools
@@ -24,7 +24,11 @@ def is_frame(data: object) -> bool:
 
 
 def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
-  """Returns a frame as an Arrow table; raises a UserError if an id is no whole number."""
+  """Returns a frame as an Arrow table.
+
+  Raises:
+    UserError: if a column that is read as text has numbers that are not whole.
+  """
   from trainer.data.values import WHOLE_NUMBER, whole_numbers  # imports TensorFlow
 
   if isinstance(frame, pd.DataFrame):
@@ -52,7 +56,11 @@ def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
 
 
 def _lists_as_texts(cfg: config.Config, table: pa.Table) -> dict[str, list[str]]:
-  """Returns the columns of lists that slots read, as they would be written in a CSV file."""
+  """Returns the list columns that slots read, as {column: texts as a CSV file would have them}.
+
+  Raises:
+    UserError: if CSV has no text for a value.
+  """
   columns, t = {}, pa.types
   for slot in cfg.data.slots:
     name = slot.column or slot.name
@@ -87,7 +95,7 @@ def write_passes(
   Args:
     frames: {split: a frame or a list of frames}.
   Yields:
-    The settings, such as `data.SPLIT=[FILES]`, with which a job reads these files.
+    The settings, such as `data.SPLIT=[FILES]`, by which a job reads these files.
   """
   folder = os.path.join(cfg.run_dir, 'frames')
   os.makedirs(folder, exist_ok=True)
@@ -106,7 +114,7 @@ def write_passes(
 def patterns_of(
   cfg: config.Config, data: str | Sequence[str] | Frame | None, labelled: bool = True
 ) -> Iterator[Sequence[str]]:
-  """Yields `data` as patterns of files; writes a frame to a temporary file in the log's format.
+  """Yields `data` as patterns of files. A frame is written to a temporary file in the log's format.
 
   Args:
     data: patterns, a frame, or None for no patterns.

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _importance_text(table: 'pd.DataFrame') -> str:
-  """Returns the table, and a sentence that names the columns whose effect may be chance."""
+  """Returns the table as text, and a sentence on the columns whose effect may be chance."""
   from trainer.reporting.live_line import WIDTH
 
   titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]
@@ -96,7 +96,7 @@ def _in_words(value: object) -> str:
 
 
 def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'pd.DataFrame']]:
-  """Returns the newest checkpoint, and the tables that the flags ask for, keyed by name."""
+  """Returns the newest checkpoint, and {name: table} with the tables that the flags ask for."""
   import pandas as pd
 
   from trainer.reporting.inspection import Inspection

@@ -1,4 +1,4 @@
-"""Types of plain data: what JSON and YAML hold, and messages between processes."""
+"""Types of plain data: what JSON and YAML hold, and what messages between processes hold."""
 
 import numpy as np
 

@@ -34,7 +34,7 @@ CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best is 
 
 
 def _from_standard_input(folder: str) -> str:
-  """Copies standard input to a file, which may be read twice (for --columns)."""
+  """Copies standard input to a file, which can be read twice (for --columns); returns its path."""
   path = os.path.join(folder, 'standard_input')
   with open(path, 'wb') as f:
     shutil.copyfileobj(sys.stdin.buffer, f)

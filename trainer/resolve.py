@@ -22,10 +22,11 @@ DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
-  """Returns a config with the values that its run has measured, or that a run would measure.
+  """Returns a config with the values that its run has measured, or would measure.
 
   Args:
-    path: a YAML file, or a run_dir, which holds what its run was given.
+    path: a YAML file, or a run_dir, which holds the config that its run was given.
+    run_dir: replaces the config's run_dir.
   """
   if os.path.isdir(path):
     run_dir, path = path, os.path.join(path, config.GIVEN)
@@ -45,7 +46,7 @@ def _has_log(cfg: config.Config) -> bool:
 
 
 def explained(cfg: config.Config) -> str:
-  """Returns a config as YAML with explanations, including the dtype that its run chose."""
+  """Returns a config as YAML with explanations, and with the dtype that its run chose."""
   path, notes = os.path.join(cfg.run_dir, 'dense_dtype'), {}
   if cfg.train.dense_dtype != 'float32' and os.path.exists(path):
     with open(path, encoding='utf-8') as f:

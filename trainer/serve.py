@@ -93,7 +93,14 @@ def _opened(stack: contextlib.ExitStack, flag: str, run_dir: str) -> _Run:
 
 
 def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> None:
-  """Raises UserError unless one run can rank what the other one finds."""
+  """Checks that one run can rank the items that another one finds.
+
+  Args:
+    ranker: the config of --run_dir; None if the run has not begun.
+    finder: the config of --retrieve_run_dir; None likewise.
+  Raises:
+    UserError: if it cannot.
+  """
   if ranker is None or finder is None:
     flag = '--run_dir' if ranker is None else '--retrieve_run_dir'
     raise UserError(f'{flag}: has no config.yaml yet; wanted a run that has begun')
@@ -107,7 +114,11 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
 
 
 def _serve(runs: Sequence[_Run]) -> int:
-  """Serves until asked to end: a run, or two of which the second finds items; for [] a store."""
+  """Serves until a signal ends it; returns the exit status.
+
+  Args:
+    runs: a run, or two, of which the second finds the items that the first ranks; [] for --store.
+  """
   try:
     from trainer.serving import http
     from trainer.serving.recommend import Recommender

@@ -1,10 +1,10 @@
 """Splits one log: `python -m trainer.split --data FILE --out DIR --by_time COLUMN`.
 
-It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix. --by_time puts the latest
-samples into test, by --shares or --at; --by_hash keeps all samples of one user (or another column's
-value) together. FILE is CSV, TSV, JSON lines (also .gz, .bz2) or Parquet; COLUMN may be a path in
-JSON, as device.os. No value changes, though fields of CSV are quoted; samples of one time stay
-together.
+It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix. --by_time orders samples by
+time into train, valid and test; --shares gives their sizes, or --at the times at which valid and
+test begin. --by_hash keeps all samples of one user (or another column's value) together. FILE is
+CSV, TSV, JSON lines (also .gz, .bz2) or Parquet; COLUMN may be a path in JSON, as device.os. No
+value changes, though fields of CSV are quoted; samples of one time stay together.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def _delimiter() -> str:
 
 
 def _tables_of_json(name: str) -> Iterator[pa.Table]:
-  """Yields the column `name`, as texts, and the lines themselves, as the column _LINE."""
+  """Yields the log in parts, as tables of two columns: `name`, as text, and _LINE, the lines."""
   for numbers, block in text_blocks(DATA.value):
     lines, texts = block.split(b'\n')[:-1], []
     for number, line in zip(numbers, lines):
@@ -72,7 +72,7 @@ def _tables_of_json(name: str) -> Iterator[pa.Table]:
 
 
 def _tables() -> Iterator[pa.Table]:
-  """Yields the log in parts; all columns of a text file are read as texts."""
+  """Yields the log in parts. All columns of a text file are read as text."""
   path = DATA.value
   if '.jsonl' in path:
     yield from _tables_of_json(BY_TIME.value or BY_HASH.value)
@@ -99,7 +99,7 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _ends() -> np.ndarray:
-  """Returns the shares of the log at which train and valid end."""
+  """Returns the shares of the log at which train and valid end, float64 [2]."""
   try:
     shares = np.array([float(share) for share in SHARES.value])
   except ValueError:
@@ -110,9 +110,10 @@ def _ends() -> np.ndarray:
 
 
 def _by_time(name: str) -> tuple[Split, list[str]]:
-  """Returns a function from rows, in order, to their splits, and the times of each split.
+  """Returns a function that splits the log by time, and a text on the times of each split.
 
-  No time is in two splits.
+  The function must be called on the parts of the log, in order. It returns the index in SPLITS of
+  each row. No time is in two splits.
   """
   # pandas would keep the blocks' own indices.
   texts = pd.concat([_column(t, name).to_pandas() for t in _tables()], ignore_index=True)
@@ -138,7 +139,7 @@ def _by_time(name: str) -> tuple[Split, list[str]]:
 
 
 def _times(texts: pd.Series, name: str) -> pd.Series:
-  """Returns the values that decide the order of texts: times, numbers, or the texts themselves."""
+  """Returns the values by which the texts are ordered: times, numbers, or the texts themselves."""
   if TIME_FORMAT.value is not None:
     try:
       times = pd.to_datetime(texts, format=TIME_FORMAT.value, errors='coerce', utc=True)
@@ -162,7 +163,7 @@ def _times(texts: pd.Series, name: str) -> pd.Series:
 
 
 def _bounds(times: pd.Series) -> list:
-  """Returns the times of --at, of the type of the log's times."""
+  """Returns the two times given in --at, converted to the type of the log's time column."""
   read, wanted = functools.partial(pd.to_datetime, utc=True), 'times'
   if is_numeric_dtype(times):
     read, wanted = float, f'numbers, as {times[0]}'
@@ -179,7 +180,10 @@ def _bounds(times: pd.Series) -> list:
 
 
 def _by_hash(name: str) -> Split:
-  """Returns a function from rows to their splits, by a hash that is the same on every machine."""
+  """Returns a function that splits rows by a hash, which is the same on every machine.
+
+  It returns the index in SPLITS of each row.
+  """
   ends = _ends() * 2.0**64
 
   def split(table: pa.Table) -> np.ndarray:
@@ -192,7 +196,7 @@ def _by_hash(name: str) -> Split:
 def _writer(
   stack: contextlib.ExitStack, path: str, schema: pa.Schema
 ) -> Callable[[pa.Table], None]:
-  """Opens a file until `stack` ends; returns a function that writes rows into it."""
+  """Opens a file, which `stack` closes; returns a function that writes rows into it."""
   if path.endswith('.jsonl'):
     file = stack.enter_context(open(path, 'wb'))
     return lambda table: file.writelines(

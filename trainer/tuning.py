@@ -43,10 +43,13 @@ Distributions = Mapping[str, BaseDistribution]  # by config key
 
 
 class _Search(NamedTuple):
-  """The settings of a search.
+  """What stays the same during a search.
 
   Attributes:
+    folder: the directory of the study.
+    file: the YAML file of the config.
     fixed: the settings that all trials share, KEY=VALUE.
+    metric: the metric of data.valid by which trials are judged.
     launcher: the words before the command of a trial.
   """
 
@@ -78,9 +81,9 @@ def tune(
     launcher: the words before the command of a trial, such as ['horovodrun', '-np', '2'].
   Returns:
     A row for each trial, the best first: run_dir, state, settings, the metric, and AUC with its
-    95 % interval where labels are 0 and 1.
+    95 % interval if labels are 0 and 1.
   Raises:
-    UserError: if a setting is wrong, or no trial ended well.
+    UserError: if a setting is wrong, the first trial fails, or no trial was evaluated.
   """
   os.makedirs(study_dir, exist_ok=True)
   if not isinstance(configuration, str):
@@ -122,7 +125,7 @@ def tune(
 def _without_effect(
   file: str, overrides: Sequence[str], space: Mapping[str, Choices | Range]
 ) -> Iterator[str]:
-  """Yields a line for each setting of the search that no trial would heed."""
+  """Yields a line for each setting of the search that has no effect in any trial."""
   values = {key: of if type(of) is list else of[:2] for key, of in space.items()}
   settings = {key: [f'{key}={json.dumps(v)}' for v in of] for key, of in values.items()}
   for key, own in settings.items():
@@ -158,7 +161,10 @@ def _distribution(key: str, values: Choices | Range) -> BaseDistribution:
 
 
 def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> optuna.Study:
-  """Opens the study in its folder; the first trial of a new one has the settings of the config."""
+  """Opens the study in its folder. A new study begins with a trial of the config's own settings.
+
+  Trials that were running when the search was killed are run again.
+  """
   backend = optuna.storages.journal.JournalFileBackend(os.path.join(setup.folder, 'study.log'))
   study = optuna.create_study(
     storage=optuna.storages.JournalStorage(backend),
@@ -200,7 +206,7 @@ def _holds(of: BaseDistribution, value: Json) -> bool:
 
 
 def _ask(setup: _Search, study: optuna.Study, distributions: Distributions) -> optuna.Trial | None:
-  """Begins a trial with settings that no other one had; None if none are found."""
+  """Starts a trial with settings that no other trial had; returns None if none are found."""
   done = _done(study)
   tried = [_settings(trial.params) for trial in done]
   sampler = study.sampler
@@ -220,13 +226,13 @@ def _ask(setup: _Search, study: optuna.Study, distributions: Distributions) -> o
 
 
 def _done(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-  """Returns the trials that ended; the others were killed with their search and begin again."""
+  """Returns the trials that have ended. The others were killed with their search, and run again."""
   ended, trials = (TrialState.COMPLETE, TrialState.PRUNED), study.get_trials(deepcopy=False)
   return [t for t in trials if t.state in ended or 'failed' in t.user_attrs]
 
 
 def _settings(params: Mapping[str, Json]) -> dict[str, str]:
-  """Returns {key: its value as YAML}; fractions that Optuna drew are rounded to four digits."""
+  """Returns {key: its value as YAML}. Fractions that Optuna drew are rounded to four digits."""
   return {key: f'{v:.4g}' if isinstance(v, float) else str(v) for key, v in params.items()}
 
 
@@ -272,7 +278,10 @@ def _run(setup: _Search, trial: optuna.Trial) -> tuple[TrialState, float | None]
 
 
 def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
-  """Returns the events on data.valid so far, one after each epoch, that have the metric."""
+  """Returns the events of a run that evaluate data.valid, one after each epoch.
+
+  Events without the metric are left out.
+  """
   from trainer.reporting.events import read_events
 
   columns = list(dict.fromkeys(['split', metric, 'auc', 'ctr', 'examples']))
@@ -284,7 +293,11 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
 
 
 def _table(setup: _Search, study: optuna.Study) -> pd.DataFrame:
-  """Returns the table of trials that `tune` returns."""
+  """Returns the table that `tune` returns, and writes it to trials.csv.
+
+  Raises:
+    UserError: if no trial was evaluated.
+  """
   from trainer.model.slices import auc_interval
 
   rows, metric, sign = [], setup.metric, config.direction(setup.metric)
@@ -308,7 +321,11 @@ def _table(setup: _Search, study: optuna.Study) -> pd.DataFrame:
 
 
 def difference(table: pd.DataFrame) -> str:
-  """Says in a sentence whether the best trial of a table differs from the others beyond chance."""
+  """Returns a sentence: does the best trial differ from the others by more than chance?
+
+  Returns:
+    '' if the table has no AUC, or only one trial.
+  """
   if 'auc_low' not in table or not len(table) > 1:
     return ''
   alike = table['auc'].between(*table.loc[0, ['auc_low', 'auc_high']])
@@ -321,7 +338,7 @@ def difference(table: pd.DataFrame) -> str:
 
 
 def _write_report(setup: _Search, study: optuna.Study, table: pd.DataFrame) -> None:
-  """Writes report.html: the trials, the course of the search, and the effect of settings."""
+  """Writes report.html: the trials, the course of the search, and the effect of each setting."""
   from trainer.reporting import report
 
   evaluator = optuna.importance.PedAnovaImportanceEvaluator()

@@ -1,12 +1,13 @@
-"""The configuration: a strict schema read once from YAML.
+"""The configuration: a strict schema, read once from YAML.
 
-`load(path, overrides)` is the only way in. A mistake raises `ConfigError`, whose text is one line:
-what, where (file and key), the value found, the value wanted and, for an unknown key, the nearest
-valid one. Nothing here imports TensorFlow: a mistake is reported before anything slow starts.
+`load(path, overrides)` reads a file, `parse` a text. A mistake raises `ConfigError`, whose text is
+one line: what is wrong, where (file and key), the value found, the value wanted and, for an unknown
+key, the nearest valid one. Nothing here imports TensorFlow, so that a mistake is reported before
+anything slow starts.
 
 Each section of the schema has a file; the string under a key is its description. `schema.py` joins
 the sections, `checks.py` checks what spans several of them, `effects.py` warns of settings without
-effect, `yaml_text.py` reads YAML, `messages.py` writes the line about a mistake, and
+effect, `yaml_text.py` reads YAML, `messages.py` describes a mistake in one line, and
 `schema_text.py` prints the schema.
 """
 

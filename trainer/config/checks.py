@@ -1,4 +1,4 @@
-"""The checks that span several sections. What concerns one section is checked by its class."""
+"""Checks that span several sections. The class of a section checks what concerns it alone."""
 
 from trainer.config.column_checks import Mistakes, made_columns
 from trainer.config.metrics import METRICS
@@ -12,8 +12,10 @@ from trainer.errors import ConfigError, nearest, short
 def check(cfg: Config, where: str) -> None:
   """Checks the relations between sections.
 
+  Args:
+    where: the file that the config comes from, for messages.
   Raises:
-    ConfigError: naming `where` and the first key that is wrong.
+    ConfigError: if a value is wrong; the message names the first such key.
   """
   for mistakes in (
     made_columns,
@@ -122,7 +124,7 @@ def _histories(cfg: Config) -> Mistakes:
 
 
 def _metrics(cfg: Config) -> Mistakes:
-  """Checks train.plateau and the metric that the best epoch is chosen by."""
+  """Finds mistakes in train.plateau and in the metric by which the best epoch is chosen."""
   plateau, names = cfg.train.plateau, [label.name for label in cfg.data.labels]
   if plateau and not cfg.data.valid:
     yield 'train.plateau', 'needs data.valid; found no validation files'
@@ -146,7 +148,7 @@ def _gate(cfg: Config) -> Mistakes:
 
 
 def _metric(cfg: Config, key: str, metric: str, loss: str) -> Mistakes:
-  """Checks that the metric named at `key` can be computed for a label with this loss."""
+  """Yields a mistake if the metric at `key` cannot be computed for a label with this loss."""
   names = [name for name, m in METRICS.items() if m.of_numbers == (loss == 'squared_error')]
   if metric not in names:
     yield key, f"found '{metric}'; the loss '{loss}' has {', '.join(map(repr, names))}"
@@ -174,7 +176,7 @@ def _counts(cfg: Config) -> Mistakes:
 
 
 def _modes(cfg: Config) -> Mistakes:
-  """Finds what a mode does not support; docs/runbook.md has the table of all modes."""
+  """Finds settings that sync.mode does not support; docs/runbook.md has a table of all modes."""
   schedule, exact = cfg.train.schedule, ('allreduce', 'ps')
   by_steps = *exact, 'ps_async'
   refused = [

@@ -1,4 +1,4 @@
-"""Checks of made columns: where each kind may be used, and which columns it may read."""
+"""Checks of made columns: where each kind of `from` may be used, and which columns it may read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -67,7 +67,11 @@ def _reads(data: Data, column: Slot | DenseColumn, key: str) -> Mistakes:
 
 
 def _cycles(made: Mapping[str, Made], path: Sequence[str], key: str) -> Mistakes:
-  """Finds columns that read themselves, by a path of columns each of which reads the next."""
+  """Finds columns that read themselves through others.
+
+  Args:
+    path: columns, each of which reads the next one.
+  """
   for read in made[path[-1]].reads():
     if read in path[:-1]:
       yield key, f'found a cycle: {" reads ".join([*path, read])}; wanted none'

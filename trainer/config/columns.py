@@ -21,7 +21,7 @@ NumberOfBins = Annotated[int, pydantic.Field(ge=2, le=MOST_BINS, strict=True)]
 
 
 class Made(Section):
-  """What a column is made of, as in `bins: age`: the kind, and the columns that it reads."""
+  """How a column is made from others, as in `bins: age`: the kind and the columns that it reads."""
 
   # A kind in which one of these depends on other keys has a property of that name.
   how: ClassVar[Literal['number', 'text', 'features']]  # how it reads columns
@@ -36,7 +36,7 @@ class Made(Section):
     return next(iter(type(self).model_fields))
 
   def reads(self) -> list[str]:
-    """Returns the columns that it reads."""
+    """Returns the names of the columns that are read."""
     columns = getattr(self, self.kind)
     return [columns] if isinstance(columns, str) else columns
 
@@ -261,7 +261,7 @@ MADE = {
 
 
 def _made(value: Json | Made) -> Made | None:
-  """Validates a value of the key `from` by the class of the kind that it names."""
+  """Validates the value of a key `from`, by the class of the kind that the value names."""
   if value is None or isinstance(value, Made):
     return value
   if not isinstance(value, dict):
@@ -281,7 +281,7 @@ From = Annotated[pydantic.SerializeAsAny[Made] | None, pydantic.BeforeValidator(
 
 
 def names_in(tree: ast.expr) -> Iterator[str]:
-  """Yields the columns of an expression; a.b is the column of that path."""
+  """Yields the columns that an expression reads; a.b is the column of that path."""
   if (name := column_of(tree)) is not None:
     yield name
     return
@@ -291,7 +291,7 @@ def names_in(tree: ast.expr) -> Iterator[str]:
 
 
 def column_of(node: ast.AST) -> str | None:
-  """Returns the column that a node of an expression names; None if it names none."""
+  """Returns the column that a node of an expression names; None if it is no name or path."""
   if isinstance(node, ast.Name):
     return node.id
   if isinstance(node, ast.Attribute) and (rest := column_of(node.value)) is not None:
@@ -300,7 +300,7 @@ def column_of(node: ast.AST) -> str | None:
 
 
 def _problems(node: ast.AST) -> Iterator[str]:
-  """Yields the mistakes in an expression."""
+  """Yields what an expression contains that is not allowed, as text for a message."""
   match node:
     case ast.Name() | ast.Attribute() if column_of(node) is not None:
       return
@@ -326,7 +326,7 @@ def _problems(node: ast.AST) -> Iterator[str]:
 
 
 def _check_group(pattern: str) -> None:
-  """Checks that a regular expression is valid in RE2 and has one group."""
+  """Checks that a regular expression is valid in RE2 and has exactly one group."""
   import pyarrow as pa
   import pyarrow.compute as pc
 

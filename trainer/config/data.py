@@ -290,11 +290,14 @@ class Data(Section):
 
   @property
   def made(self) -> dict[str, Made]:
-    """What each made column is made of: {name of a slot or dense column: Made}."""
+    """{name of a slot or dense column: how it is made from other columns}."""
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
   def left_open(self) -> dict[str, Slot | DenseColumn]:
-    """Returns {config key that a run fills in when it begins: the column with this key}."""
+    """Returns {config key: its column}, for the keys below `from` that the config leaves open.
+
+    A run measures or reads the values of these keys when it begins.
+    """
     return {
       f'data.{section}.{i}.from.{key}': column
       for section in ('slots', 'dense')
@@ -303,15 +306,20 @@ class Data(Section):
     }
 
   def log_column(self, name: str) -> str:
-    """Returns the column of the log that `name` stands for in `from`."""
+    """Returns the column of the log that `name`, in a `from`, stands for.
+
+    If `name` is a slot, that is the slot's column; otherwise it is `name` itself.
+    """
     columns = {s.name: s.column for s in self.slots if s.made is None}
     return columns.get(name) or name
 
   def log_columns(self, without: Collection[str] = ()) -> dict[str, bool]:
-    """Returns {column of the log: whether it is read as text} for all slots and dense columns.
+    """Returns the columns of the log that slots and dense columns read, also through `from`.
 
     Args:
-      without: names of slots and dense columns that are left out.
+      without: names of slots and dense columns to leave out.
+    Returns:
+      {column: whether it is read as text rather than as a number}.
     """
     columns: dict[str, bool] = {}
     for column in (*self.slots, *self.dense):
@@ -320,7 +328,7 @@ class Data(Section):
     return columns
 
   def columns_of(self, column: Slot | DenseColumn) -> Iterator[tuple[str, bool]]:
-    """Returns the `log_columns` of one slot or dense column."""
+    """Yields the columns of the log that a slot or dense column reads, as in `log_columns`."""
     if column.made is not None:
       yield from self._leaves(column.name, set())
     elif isinstance(column, Slot):
@@ -329,7 +337,11 @@ class Data(Section):
       yield column.name, False
 
   def _leaves(self, name: str, visited: set[str]) -> Iterator[tuple[str, bool]]:
-    """Returns the `log_columns` that a made column reads, also through other made columns."""
+    """Yields the columns of the log that a made column reads, also through other made columns.
+
+    Args:
+      visited: the made columns that were followed so far; this call adds to it.
+    """
     made = self.made
     visited.add(name)
     for read in made[name].reads():

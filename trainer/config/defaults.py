@@ -1,7 +1,7 @@
 """Defaults that follow from the values of other keys.
 
-They never depend on whether another key was written, so writing a key with the value that it has
-anyway changes nothing. (Only measured keys such as train.batch_size differ.)
+They depend on these values, but not on whether these were given. So giving a key the value that it
+has anyway changes nothing, except for measured keys such as train.batch_size.
 """
 
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ class _Tree:
     self.origins: dict[str, str] = {}
 
   def default(self, key: tuple[str | int, ...], value: Json, origin: str) -> Json:
-    """Sets a key, unless it is given. Returns the value that the key has then."""
+    """Sets a key, unless it is given. Returns the value that the key then has."""
     node: Json = self.values
     for part in key[:-1]:
       node = node[part] if isinstance(node, list) else node.setdefault(part, {})
@@ -55,12 +55,14 @@ class _Tree:
 
 
 def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
-  """Adds the defaults that follow from other keys to a config that has the schema's own defaults.
+  """Adds the defaults that follow from other keys.
 
+  Args:
+    cfg: a config that has only the schema's own defaults.
   Returns:
     The tree of keys to validate next, and {key: what its default follows from}.
   Raises:
-    ConfigError: if thresholds of two modes of admission are given, and no mode.
+    ConfigError: if the thresholds of two modes of admission are given, but no mode.
   """
   tree = _Tree(cfg)
   data = cfg.data

@@ -1,4 +1,4 @@
-"""Finds settings that have no effect or do harm; refuses some and warns of the others."""
+"""Finds settings that have no effect or do harm. It refuses some, and warns of the others."""
 
 import re
 from collections.abc import Iterator
@@ -20,10 +20,12 @@ _OF_FACTORS = re.compile(rf'sparse\.tables\.\w+\.({_KEYS})')
 
 
 def check_effects(cfg: Config, where: str) -> None:
-  """Checks that whatever happens at the end of days is switched on only where there are days.
+  """Refuses settings for the end of days in a config without days.
 
+  Args:
+    where: the file that the config comes from, for messages.
   Raises:
-    ConfigError: naming the first key that would have no effect.
+    ConfigError: if there is one; the message names the first such key.
   """
   if cfg.data.day_pattern is not None:
     return
@@ -60,7 +62,7 @@ Idle = Iterator[tuple[str, object, str]]  # a key without effect, its value, and
 
 
 def _changed(path: str, section: Section, names: list[str], why: str) -> Idle:
-  """Yields those keys among `names` whose values are not the default, each with `why`."""
+  """Yields the keys among `names` whose value is not the default, each with the reason `why`."""
   for name in names:
     value = getattr(section, name)
     if value != type(section).model_fields[name].default:

@@ -23,7 +23,10 @@ def load(
   run_dir: str | None = None,
   measured: Mapping[str, Json] = {},
 ) -> Config:
-  """Reads and checks a YAML file; see `parse`. The default run_dir of NAME.yaml is runs/NAME."""
+  """Reads and checks a YAML file; see `parse`.
+
+  If neither the file NAME.yaml nor an argument gives a run_dir, it is runs/NAME.
+  """
   name = os.path.splitext(os.path.basename(path))[0]
   return parse(_text_of(path), path, overrides, run_dir, measured, f'runs/{name}')
 
@@ -45,7 +48,7 @@ _STAMP = '# crc32 of what follows: '
 
 
 def write_of_run(cfg: Config) -> None:
-  """Writes the resolved config as config.yaml and the given one as given.yaml into its run_dir.
+  """Writes the whole config as config.yaml, and what was given as given.yaml, into the run_dir.
 
   Each begins with a checksum of the rest.
   """
@@ -56,7 +59,11 @@ def write_of_run(cfg: Config) -> None:
 
 
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
-  """Returns {key: value} of what a run has measured for the keys that a config leaves open."""
+  """Returns the values that a run has measured for the keys that a config leaves open.
+
+  Returns:
+    {key: value}; {} if there is no run in `run_dir`.
+  """
   path = os.path.join(run_dir, GIVEN)
   if not os.path.exists(path):
     return {}
@@ -77,7 +84,7 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   """Reads the config.yaml of a run.
 
   Raises:
-    ConfigError: if there is none, or it was changed since it was written.
+    ConfigError: if there is none, or it has been changed since the run wrote it.
   """
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
@@ -87,7 +94,11 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _text_of_run(path: str, remedy: str) -> str:
-  """Returns the text of a file of a run, checked; `remedy` tells users how to repair it."""
+  """Returns the text of a file of a run, after a check of its checksum.
+
+  Args:
+    remedy: how a user can repair the file, for the error.
+  """
   text = _text_of(path)
   stamp, _, rest = text.partition('\n')
   if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
@@ -114,9 +125,9 @@ def parse(
     overrides: strings `a.b=value`.
     run_dir: replaces the `run_dir` of the text, unless it is None.
     measured: {key: measured value} for keys that the config leaves open.
-    default_run_dir: the run_dir of a config that gives none.
+    default_run_dir: the run_dir if neither the text nor `run_dir` gives one.
   Raises:
-    ConfigError: with one line.
+    ConfigError: if something is wrong; the message is one line.
   """
   tree = read_yaml(text, where)
   if not isinstance(tree, dict):
@@ -156,7 +167,7 @@ def parse(
 
 
 def _expand_interactions(tree: JsonObject) -> None:
-  """Replaces short forms of interactions by {kind: …, args: …}, which --set can change."""
+  """Replaces the short forms of interactions by {kind: …, args: …}, which --set can change."""
   model = tree.get('model')
   if not isinstance(model, dict):
     return
@@ -169,7 +180,7 @@ def _expand_interactions(tree: JsonObject) -> None:
 
 
 def dump(cfg: Config) -> str:
-  """Returns the resolved config as YAML text that begins with a checksum."""
+  """Returns the whole config, with defaults, as YAML text that begins with a checksum."""
   return _stamped(cfg.model_dump())
 
 
@@ -180,7 +191,11 @@ def _stamped(tree: Json) -> str:
 
 
 def columns_wanted(cfg: Config, path: str) -> str:
-  """Says in one line which columns the missing files of a config must have."""
+  """Returns a text for the user: which columns the files that a config names must have.
+
+  Args:
+    path: the config's file.
+  """
   data = cfg.data
   names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))
   shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')

@@ -1,4 +1,4 @@
-"""Describes a mistake in a config in one line: file, key, the value found, the value wanted."""
+"""Describes a mistake in a config in one line: file, key, the value found and the value wanted."""
 
 from collections.abc import Iterator, Sequence
 
@@ -64,7 +64,7 @@ _KINDS |= {'bool': 'true or false', 'string': 'a text'}
 
 
 def _section_with(loc: Sequence[str | int]) -> type[Section]:
-  """Returns the section that holds the key at `loc`."""
+  """Returns the class of the section that holds the key at the path `loc`."""
   section: type[Section] = Config
   for part in loc[:-1]:  # the name of a table or the place in a list changes nothing
     section = next((k.section for k in keys(section) if k.name == part and k.section), section)
@@ -72,7 +72,7 @@ def _section_with(loc: Sequence[str | int]) -> type[Section]:
 
 
 def _sections_with(name: str, section: type[Section] = Config, path: str = '') -> Iterator[str]:
-  """Yields the sections, such as `train.dense_optimizer`, that have a key of this name."""
+  """Yields the paths of the sections, such as `train.dense_optimizer`, that have a key `name`."""
   for key in keys(section):
     if key.name == name:
       yield path or 'the top level'
@@ -82,7 +82,7 @@ def _sections_with(name: str, section: type[Section] = Config, path: str = '') -
 
 
 def _as_in(error: ErrorDetails) -> str:
-  """Describes the section or list that pydantic expected, with an example."""
+  """Describes the section or list that pydantic wanted, with an example."""
   value = error['input']
   if error['type'] == 'list_type':
     if not isinstance(value, str):
@@ -97,7 +97,7 @@ def _as_in(error: ErrorDetails) -> str:
 
 
 def _wanted(error: ErrorDetails) -> str:
-  """Describes the value that pydantic expected, in this project's words."""
+  """Describes the value that pydantic wanted, in this project's words."""
   for limit, sign in (('gt', '>'), ('ge', '>='), ('lt', '<'), ('le', '<=')):
     if limit in error.get('ctx', {}):
       return f'wanted a number {sign} {error["ctx"][limit]}'
@@ -108,7 +108,10 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def settings_named(name: str) -> str:
-  """Returns the keys with a name, such as train.epochs, or our key for it; '' if there is none."""
+  """Returns the keys whose last part is `name`, such as train.epochs; '' if there are none.
+
+  For a word of another system, such as early_stopping, it returns what the key is called here.
+  """
   if name in _ELSEWHERE:
     return _ELSEWHERE[name]
   named = ', '.join(f'{section}.{name}' for section in _sections_with(name))
@@ -119,8 +122,9 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
   """Returns the first mistake that pydantic found, in one line.
 
   Args:
-    where: the file.
-    overrides: strings `a.b=value`; one that gives the wrong key stands in place of the file.
+    where: the file that the config comes from.
+    overrides: strings `a.b=value`. If one of them gives the wrong key, the line names it in place
+      of the file.
   """
   first = error.errors()[0]
   loc = first['loc']

@@ -21,5 +21,5 @@ METRICS = {
 
 
 def direction(metric: str) -> int:
-  """Returns 1 if higher is better, as in all metrics of rankings, and -1 if lower is."""
+  """Returns 1 if a higher value is better, and -1 if a lower one is. Ranking metrics have 1."""
   return METRICS[metric].direction if metric in METRICS else 1

@@ -31,7 +31,7 @@ class Interaction(Section):
 
 
 def interaction(item: Json) -> Json:
-  """Returns an interaction in the long form {kind: …, args: …}."""
+  """Returns an interaction, which may be in a short form, in the long form {kind: …, args: …}."""
   if isinstance(item, str):
     return {'kind': item}
   if isinstance(item, dict) and len(item) == 1 and 'kind' not in item:
@@ -82,7 +82,10 @@ class Model(Section):
   """The share of the negatives that the log kept; predictions are corrected for it."""
 
   def all_interactions(self) -> dict[str, Interaction]:
-    """Returns {key: layer} of all layers of the model, including shared parts and tasks."""
+    """Returns {config key: layer} of all layers of the model, including those of tasks.
+
+    model.shared and model.dense_embedding are among them.
+    """
     listed = [('model.interactions', self.interactions)]
     listed += [(f'model.tasks.{n}.interactions', t.interactions) for n, t in self.tasks.items()]
     layers = {f'{key}.{i}': layer for key, some in listed for i, layer in enumerate(some)}

@@ -82,16 +82,20 @@ class Retrieval(Section):
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
 
   def only_of_items(self) -> set[str]:
-    """The slots and dense columns that a query does not need."""
+    """Returns the slots and dense columns that the item tower alone reads."""
     query, item = self.query, self.item
     return {*item.slots, *item.dense} - {*query.slots, *query.dense}
 
   def metrics(self) -> list[str]:
-    """The names of all metrics of a ranking."""
+    """Returns the names of all ranking metrics, such as recall@20."""
     return [f'{name}@{k}' for k in self.eval_at for name in RANKING_METRICS]
 
 
 def refuse_retrieval(retrieval: Retrieval | None, where: str) -> None:
-  """Raises ConfigError if a run has a retrieval model and a command needs a model of clicks."""
+  """Raises ConfigError if a run has model.retrieval; for commands that need a model of clicks.
+
+  Args:
+    where: the flag or the run_dir, for the message.
+  """
   if retrieval is not None:
     raise ConfigError(f'{where}: found a run with model.retrieval; wanted one of interactions')

@@ -1,4 +1,4 @@
-"""The whole config: all sections, and values that follow from several of them."""
+"""The whole config: all sections, and what follows from several of them."""
 
 import os
 from collections.abc import Callable
@@ -56,13 +56,14 @@ class Config(Section):
 
   @property
   def given(self) -> JsonObject:
-    """What the file and --set give, as a tree without defaults."""
+    """What the file and --set gave: nested dicts and lists, without defaults."""
     return self._given
 
   def origin(self, key: str) -> str:
-    """Returns where the value of a key such as 'train.epochs' comes from.
+    """Returns where the value of a key, such as 'train.epochs', comes from.
 
-    This is 'given', 'measured', 'default' or 'from KEY'.
+    Returns:
+      'given', 'measured', 'default', or 'from …' with another key or the file's name.
     """
     given = flatten(self._given)
     if key in self._origins:
@@ -70,9 +71,9 @@ class Config(Section):
     return 'given' if any(k == key or k.startswith(f'{key}.') for k in given) else 'default'
 
   def settings(self) -> JsonObject:
-    """Returns {key: value} for a comparison of runs.
+    """Returns {key: value}, by which runs are compared.
 
-    Empty values are left out, as are boundaries and tables that the run measured or read.
+    It leaves out empty values, and bin boundaries and look-up tables that the run measured or read.
     """
     measured = [key for key, origin in self._origins.items() if origin == 'measured']
     of_data = tuple(key for key in measured if '.from.' in key)
@@ -94,27 +95,27 @@ class Config(Section):
 
   @property
   def ordered_slots(self) -> list[Slot]:
-    """The slots, ordered by table (as in `sparse.tables`), then as listed in data.slots.
+    """The slots, ordered by table (as in `sparse.tables`), then as in data.slots.
 
-    The position of a slot in this list is the index of its field.
+    The index of a slot in this list is the index of its field.
     """
     order = list(self.sparse.tables)
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
 
   @property
   def item_slot(self) -> Slot:
-    """The slot of the item's id, of a config with model.retrieval."""
+    """The slot of the item's id. Only a config with model.retrieval has one."""
     name = self.model.retrieval.item.slots[0]
     return next(slot for slot in self.data.slots if slot.name == name)
 
   def columns_of_items(self) -> set[str]:
-    """Returns the slots and dense columns that data.items holds and the log does not."""
+    """Returns the slots and dense columns that data.items holds in place of the log."""
     if self.data.items is None:
       return set()
     return self.model.retrieval.only_of_items() - {self.item_slot.name}
 
   def poolings(self) -> list[str]:
-    """Returns the pooling of each slot, [F]; 'sum' for a slot with one feature a sample."""
+    """Returns the pooling of each slot, [F]; 'sum' if the slot has one feature a sample."""
 
     def may_hold_several(slot: Slot) -> bool:
       made = slot.made is not None and slot.made.is_several
@@ -123,17 +124,23 @@ class Config(Section):
     return [s.pooling if may_hold_several(s) else 'sum' for s in self.ordered_slots]
 
   def counted_fields(self) -> list[int]:
-    """Returns the indices in `ordered_slots` of the Fc slots with `counts`."""
+    """Returns the indices in `ordered_slots` of the slots with `counts`."""
     return [f for f, slot in enumerate(self.ordered_slots) if slot.counts]
 
   def dense_inputs(self) -> list[str]:
-    """Returns the names of LayerInputs.dense's columns: dense columns, then counts of slots."""
+    """Returns the names of the columns of LayerInputs.dense, in order.
+
+    First come the dense columns, then the `show` and `log-odds` of the slots with `counts`.
+    """
     counted = [self.ordered_slots[f].name for f in self.counted_fields()]
     names = [f'dense {column.name}' for column in self.data.dense]
     return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
 
   def click_shares(self) -> list[float]:
-    """Returns for each label how many clicks a positive label counts."""
+    """Returns, for each label, how many clicks (0 to 1) a positive value adds to its features.
+
+    If no label sets `click`: 1 for the first, 0 for the others.
+    """
     shares = [label.click for label in self.labels]
     if set(shares) == {None}:
       shares[0] = 1.0
@@ -149,7 +156,7 @@ class Config(Section):
 
   @property
   def labels(self) -> list[Label]:
-    """The labels to predict: `data.labels`, or a list of the one label."""
+    """The labels to predict: `data.labels`, or the one label in a list."""
     data = self.data
     one = Label(
       name=data.label or '',
@@ -190,12 +197,12 @@ class Config(Section):
     return plateau.metric if plateau and plateau.metric else default
 
   def own_slot_ids(self) -> dict[str, int]:
-    """Returns the `slot_ids` of the slots that share no other slot's features."""
+    """Returns {slot: id} of the slots that do not share the features of another."""
     ids = self.slot_ids()
     return {s.name: ids[s.name] for s in self.data.slots if s.shares is None}
 
   def policy(self) -> Policy:
-    """Returns the policy of the lifecycle, including the thresholds of single slots."""
+    """Returns the rules of the lifecycle, including the thresholds of single slots."""
     ids = self.slot_ids()
 
     def fields(section: Thresholds) -> JsonObject:

@@ -27,11 +27,12 @@ class Key:
   """One key of a section.
 
   Attributes:
-    attribute: the attribute of the section that holds its value.
-    wanted: the values that are allowed.
+    name: the key in YAML.
+    attribute: the attribute of the section that holds the key's value.
+    wanted: the allowed values, in words.
     default: the default as YAML in one line; None if the key is required.
-    meaning: its description in one line.
-    section: the class of its value if that is a section, or a list or mapping of sections.
+    meaning: the key's description in one line.
+    section: the class of the value, or of the values in a list or mapping, if that is a section.
     container: list or dict if the value holds several sections, else None.
   """
 
@@ -51,7 +52,7 @@ def one_line_yaml(value: Json) -> str:
 
 
 def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
-  """Describes the values that a type takes.
+  """Describes in words the values that a type allows.
 
   Args:
     annotation: the type of a pydantic field.
@@ -83,7 +84,10 @@ def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 
 def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type | None]:
-  """Returns the section in a type, and the container, list or dict, if it holds several."""
+  """Returns the class of section that a type holds, and list or dict if it holds several.
+
+  Both are None where they do not apply.
+  """
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
     return annotation, None
@@ -114,10 +118,10 @@ def keys(section: type[pydantic.BaseModel]) -> Iterator[Key]:
 
 
 def explained(cfg: Config, notes: Mapping[str, str]) -> str:
-  """Returns a config as YAML with comments: the meaning of each key, and the origin of its value.
+  """Returns a config as YAML with comments: each key's meaning, and where its value comes from.
 
   Args:
-    notes: {key: more about the origin of its value}.
+    notes: {key: more about where its value comes from}.
   """
 
   def origin(key: str) -> str:
@@ -135,7 +139,7 @@ def _explained(
     section: a section of the config, or the whole.
     path: the key of the section with a dot at its end; '' for the whole.
     origin: returns where the value of a key comes from.
-    told: the classes of sections whose keys have been explained, which are not explained again.
+    told: the classes of sections whose keys were explained; each is explained once.
   """
   is_new = type(section) not in told
   told.add(type(section))
@@ -160,7 +164,10 @@ def _explained(
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:
-  """Returns the keys whose values differ, with both values as YAML; '-' where a config lacks it."""
+  """Returns the keys whose values differ between two configs, each with both values as YAML.
+
+  A value is '-' if the config does not have the key.
+  """
   of_a, of_b = (flatten(cfg.model_dump()) for cfg in (a, b))
   return [
     (key, *(one_line_yaml(of[key]) if key in of else '-' for of in (of_a, of_b)))

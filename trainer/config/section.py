@@ -9,7 +9,7 @@ import pydantic_core
 
 
 class Section(pydantic.BaseModel):
-  """A part of the config; it refuses unknown keys and never changes."""
+  """A part of the config. It refuses unknown keys, and cannot be changed."""
 
   model_config = pydantic.ConfigDict(
     extra='forbid',
@@ -34,7 +34,7 @@ DropoutRate = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 
 def wrong(key: str, text: str) -> NoReturn:
-  """Refuses a value; to be called in a validator of a section or of a key.
+  """Refuses a value. Only validators of a section or of a key may call it.
 
   Args:
     key: relative to the section; '' in the validator of a key.
@@ -56,7 +56,11 @@ RegularExpression = Annotated[str, pydantic.AfterValidator(_compiles)]
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:
-  """Refuses a list that contains a name twice; `key` as in `wrong`."""
+  """Refuses a list that contains a name twice.
+
+  Args:
+    key: as in `wrong`.
+  """
   twice = {name for name in names if names.count(name) > 1}
   if twice:
     wrong(key, f"the name '{min(twice)}' is there twice; wanted distinct names")

@@ -83,7 +83,7 @@ class Sparse(Section):
   """The tables by name."""
 
   def optimizers(self) -> Iterator[tuple[str, RowOptimizer, int]]:
-    """Yields the key of each row optimizer, its section, and the number of weights it updates."""
+    """Yields each row optimizer: its config key, its section, and how many weights it updates."""
     for name, table in self.tables.items():
       yield f'sparse.tables.{name}.linear', table.linear, 1
       yield f'sparse.tables.{name}.factors', table.factors, table.width

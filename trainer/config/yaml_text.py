@@ -9,7 +9,7 @@ from trainer.plain_data import Json, JsonObject
 
 
 class _Loader(yaml.SafeLoader):
-  """Loads plain values; refuses a duplicate key, and reads a date as a string."""
+  """Loads plain values. It refuses duplicate keys, and reads dates as strings."""
 
   yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(':timestamp')]
@@ -30,7 +30,13 @@ MAX_DEPTH, MAX_NODES = 40, 1_000_000
 
 
 def read_yaml(text: str, where: str) -> Json:
-  """Returns YAML text as plain values; a mistake raises a ConfigError with one line."""
+  """Returns YAML text as plain values.
+
+  Args:
+    where: the file or flag that the text comes from, for messages.
+  Raises:
+    ConfigError: if the text is wrong; the message is one line.
+  """
   try:
     tree = yaml.load(text, _Loader)
   except yaml.YAMLError as e:
@@ -63,7 +69,11 @@ def _children(node: Json) -> list[Json]:
 
 
 def _place(node: Json, part: str, where: str) -> int | str:
-  """Returns the index or key at which `part` of a path lies in a list or mapping."""
+  """Returns the index in a list, or the key in a mapping, that one part of a path stands for.
+
+  Args:
+    where: the path so far, for messages.
+  """
   if isinstance(node, list):
     if not re.fullmatch('[0-9]{1,9}', part) or int(part) >= len(node):
       raise ConfigError(f'{where} is not there; the list has {len(node)} entries')
@@ -74,7 +84,7 @@ def _place(node: Json, part: str, where: str) -> int | str:
 
 
 def set_key(tree: JsonObject, assignment: str) -> None:
-  """Applies one `a.b.0.c=value`; the value is YAML."""
+  """Applies an assignment `a.b.0.c=value` to the tree. The value is YAML."""
   key, equals, text = assignment.partition('=')
   if not equals or not key:
     raise ConfigError(f'--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024')
@@ -82,7 +92,11 @@ def set_key(tree: JsonObject, assignment: str) -> None:
 
 
 def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
-  """Sets a key such as `a.b.0.c`; messages name the assignment."""
+  """Sets a key such as `a.b.0.c` in the tree.
+
+  Args:
+    assignment: the argument of --set, for messages.
+  """
   parts, node = key.split('.'), tree
   for i, part in enumerate(parts):
     place = _place(node, part, f"--set {assignment}: '{'.'.join(parts[: i + 1])}'")
@@ -94,7 +108,7 @@ def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
 
 
 def flatten(tree: Json, prefix: str = '') -> JsonObject:
-  """Returns nested dicts and lists as one dict with keys such as 'data.slots.0.name'."""
+  """Returns nested dicts and lists as one dict, with keys such as 'data.slots.0.name'."""
   if not isinstance(tree, (dict, list, tuple)) or not tree:
     return {prefix[:-1]: tree}
   items = tree.items() if isinstance(tree, dict) else enumerate(tree)

@@ -56,7 +56,7 @@ def close(cfg: config.Config) -> None:
 
 
 def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
-  """Returns a warning if the threshold of admission admits almost no feature, else None."""
+  """Returns a warning if the threshold of admission admits almost no feature; else None."""
   policy, modes = cfg.policy(), config.LIFECYCLE_MODES['admission']
   key = next((key for key, mode in modes.items() if mode == policy.admission), None)
   trained = events.reindex(columns=['event', 'features', 'admitted'])
@@ -73,7 +73,7 @@ def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
 
 
 def print_table(run: RecordedRun) -> None:
-  """Prints the metrics of train, next (progressive validation), valid and test.
+  """Prints a table of the metrics on train, next (progressive validation), valid and test.
 
   Args:
     run: with several tasks, an element of `RecordedRun.by_task`.
@@ -132,7 +132,7 @@ def print_table(run: RecordedRun) -> None:
 
 
 def last_lines(run: RecordedRun) -> Iterator[str]:
-  """Yields lines: the kept state and its metrics, the files of the run, and what to type next."""
+  """Yields lines for the user: the kept state, its metrics, the run's files, what to type next."""
   decides = run.deciding
   if (best := decides.best) is not None:
     what = f'{run.deciding_task} {decides.metric}'.strip()

@@ -17,7 +17,7 @@ _THERE = 'there'
 def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   """Returns a table with a row for each run, and sentences that say how to read it.
 
-  Each run is judged in its kept state; with several tasks, by the task whose metric chose its best
+  Each run is judged by its kept state; with several tasks, by the task whose metric chose its best
   epoch. A difference is a run's metric minus that of the first run.
   """
   decided = [run.deciding for run in runs]
@@ -56,9 +56,8 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
 def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
   """Returns the settings in which runs differ: a row for each key, a column for each run.
 
-  Slots, columns and interactions are matched by name, not by their position in the config. For one
-  that a run lacks, the table has one row, which says which runs have it, and none for the keys
-  below it.
+  Slots, columns and interactions are matched by name, not by their position in the config. If a run
+  lacks one of them, the table has a single row for it, which says which runs have it.
   """
   dropped = {'run_dir', 'report'}
   table = pd.DataFrame([dict(_settings(run.cfg.model_dump(exclude=dropped))) for run in runs]).T
@@ -72,7 +71,7 @@ def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
 def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
   """Yields the keys of a config, each with its value as a string.
 
-  A named entry of a list also gets a key of its own, data.slots.NAME, with the value _THERE.
+  An entry of a list also gets a key of its own, such as data.slots.NAME, with the value _THERE.
   """
   if isinstance(tree, list) and tree and isinstance(tree[0], dict):
     named: dict[str, Json] = {}
@@ -90,7 +89,7 @@ def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
 
 
 def _auc_difference(first: pd.Series, other: pd.Series) -> tuple[float, float]:
-  """Returns the 95 % interval of other's AUC minus first's, from the interval of each AUC.
+  """Returns the 95 % interval of the second AUC minus the first, from the interval of each.
 
   The method (MOVER) is that of Zou and Donner 2008, "Construction of confidence limits about effect
   measures".

@@ -1,4 +1,4 @@
-"""What `trainer.evaluate` prints in a terminal: metrics, also for each value of a column."""
+"""What `trainer.evaluate` prints in a terminal: metrics, and metrics for each value of a column."""
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,11 +36,11 @@ def _cell(row: Figures, fields: Sequence[str], form: str) -> str:
 
 
 def slice_table(column: str, rows: Sequence[Figures]) -> str:
-  """Returns a table in lines of at most 80 characters; long values are cut in their middle.
+  """Returns a table as text, in lines of at most 80 characters; long values are cut in the middle.
 
   Args:
     column: the slot or column of the log, which is the title of the first column.
-    rows: the slices of one task, with `value` and the metrics of trainer.model.slices.
+    rows: the slices of one task, each with `value` and the metrics of trainer.model.slices.
   """
   columns = [
     [title, *(_cell(row, fields, form) for row in rows)]
@@ -59,7 +59,7 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
 
 
 def in_words(values: Figures) -> Iterator[str]:
-  """Yields lines of at most 80 characters: the metrics of each task, then flags that show more."""
+  """Yields lines of at most 80 characters: each task's metrics, then the flags that show more."""
   for task, own in values.get('tasks', {'': values}).items():
     fields = {field: title for title, field in FIGURES.items()}
     fields |= {name: name for name in own if name.partition('@')[0] in RANKING_METRICS}

@@ -32,13 +32,16 @@ class EventLog:
   """Appends events to the reports of a run.
 
   A failure to write (a full disk, a file that was removed or cut, a tracker out of reach) never
-  ends the training. It is reported once, and kept in `troubles`.
+  ends the training. It is reported once, and added to `troubles`.
 
   Args:
     active: whether this process writes; only the first process of a job does.
-    keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues; None: keep
-      all. Later lines are removed, because their work is repeated, except for events in
-      OF_THE_JOB.
+    keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Later
+      lines are removed, because their work is repeated; but events in OF_THE_JOB are kept. None:
+      keep all lines.
+
+  Attributes:
+    troubles: a line for the user for each failure to write.
   """
 
   def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
@@ -57,7 +60,7 @@ class EventLog:
       self._cut(keep_bytes)
 
   def report_to(self, cfg: Config) -> None:
-    """Begins to report to the trackers in `report.to`."""
+    """Starts to report to TensorBoard and the trackers in `report.to`."""
     if not self._active:
       return
     if 'tensorboard' in cfg.report.to:
@@ -69,17 +72,17 @@ class EventLog:
         self._trackers.append(trackers.InBackground(name, cfg, self.guarded))
 
   def close(self, is_waiting: Callable[[], None]) -> None:
-    """Ends the runs in the trackers, and waits up to SECONDS_TO_END for each of them.
+    """Ends the runs in the trackers. Waits at most SECONDS_TO_END for each.
 
     Args:
-      is_waiting: called every second while this waits.
+      is_waiting: called every second during the wait.
     """
     for tracker in self._trackers:
       tracker.close(self._status, is_waiting)
 
   @contextlib.contextmanager
   def guarded(self, what: str) -> Iterator[None]:
-    """Catches an error in a `with` block that writes `what`; reports it once."""
+    """Catches any error in a `with` statement that writes `what`, and reports it once."""
     try:
       yield
     except Exception as e:  # damaged events may raise anything when they are drawn
@@ -91,11 +94,15 @@ class EventLog:
 
   @property
   def position(self) -> int:
-    """Returns how many bytes of metrics.jsonl have been written so far."""
+    """The size of metrics.jsonl after the last write, in bytes; 0 if this process writes none."""
     return self._file.tell() if self._file is not None else 0
 
   def _cut(self, keep_bytes: int | None) -> None:
-    """Removes the lines after `keep_bytes`, which must be the end of a line."""
+    """Removes the lines after the first `keep_bytes` bytes, but keeps the events in OF_THE_JOB.
+
+    Raises:
+      OSError: if no line ends there, so that the file must have changed.
+    """
     size = self._file.tell()
     if keep_bytes is None or size == keep_bytes:
       return
@@ -134,7 +141,7 @@ class EventLog:
     self._show(kind, step, self._validated if kind == 'best' else record)
 
   def _show(self, kind: str, step: int, record: JsonObject) -> None:
-    """Tells TensorBoard and the trackers the metrics of an event."""
+    """Sends the metrics of an event to TensorBoard and the trackers."""
     of_tasks = {f'/{task}': figures for task, figures in record.get('tasks', {}).items()}
     ranked = [name for name in record if name.partition('@')[0] in RANKING_METRICS]
     values = {
@@ -152,7 +159,7 @@ class EventLog:
       tracker.call(lambda to: to.scalars(kind, step, values))
 
   def append(self, record: Mapping[str, Json]) -> None:
-    """Writes one event to metrics.jsonl alone; any thread may call it."""
+    """Writes one event to metrics.jsonl alone. Any thread may call it."""
     if self._active:
       with self.guarded(self._path):
         self._write_line(record | {'time': round(time.time(), 3)})
@@ -164,7 +171,7 @@ class EventLog:
         self._board.histograms(kind, step, histograms)
 
   def _write_line(self, record: Mapping[str, Json]) -> None:
-    """Writes a line; if the file was removed or replaced, begins a new file."""
+    """Appends a line to metrics.jsonl. If the file was removed or replaced, it starts a new one."""
     line = (json.dumps(record) + '\n').encode()
     there = os.stat(self._path) if os.path.exists(self._path) else None
     if not (self._file and there and os.path.samestat(there, os.fstat(self._file.fileno()))):
@@ -189,9 +196,9 @@ class EventLog:
 
 
 def read_events(run_dir: str) -> pd.DataFrame:
-  """Returns the events of a run in order, one in each row; NaN or None for a missing field.
+  """Returns the events of a run, in order, one in each row.
 
-  Lines that were cut or damaged are left out.
+  A field that an event lacks is NaN or None. Lines that were cut or damaged are left out.
   """
   with open(os.path.join(run_dir, 'metrics.jsonl'), 'rb') as f:
     records = [record for line in f if (record := _record(line)) is not None]

@@ -1,6 +1,6 @@
 """The figures of a report, drawn by Plotly.
 
-A figure is None if the run has nothing to show in it yet.
+A function that draws returns None if the run has nothing to show in the figure yet.
 """
 
 import os
@@ -45,10 +45,11 @@ def _rows(run: RecordedRun, split: str) -> pd.DataFrame:
 def _over_steps(
   run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
 ) -> go.Figure:
-  """Draws a field over the steps: a curve for training, and one for each split.
+  """Returns a figure of a field over the steps: a curve for training, and one for each split.
 
   Args:
-    within_passes: whether to draw the values measured in the course of each pass, too.
+    y: the title of the y axis.
+    within_passes: whether to draw also the values that were measured within each pass.
   """
   figure = new_figure('step', y, **layout)
   if within_passes:
@@ -61,7 +62,11 @@ def _over_steps(
 
 
 def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None]:
-  """Returns a function that draws one metric over the steps, with a curve for each split."""
+  """Returns a function that draws one metric over the steps, with a curve for each split.
+
+  Args:
+    title: the title of the y axis.
+  """
 
   def draw(run: RecordedRun) -> go.Figure | None:
     figure = _over_steps(run, metric, title, height=380)
@@ -92,14 +97,14 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
 
 
 def ranking(run: RecordedRun) -> go.Figure | None:
-  """Draws the ranking metric that chooses the best epoch of a model with model.retrieval."""
+  """Draws the ranking metric by which the best epoch of a model with model.retrieval is chosen."""
   return quality(run.metric, run.metric)(run) if run.cfg.model.retrieval else None
 
 
 def _zoomed(figure: go.Figure) -> go.Figure:
-  """Sets the first view to show all values or, if there are many, all but the outliers.
+  """Sets the range of the y axis: all values or, if there are many, all but the outliers.
 
-  The outliers are mostly values of the untrained model.
+  Most outliers are values of the untrained model.
   """
   points = [np.array([trace.x, trace.y], float) for trace in figure.data]
   steps, values = np.concatenate(points, 1)
@@ -175,7 +180,7 @@ def roc(run: RecordedRun) -> go.Figure | None:
 
 
 def lift(run: RecordedRun) -> go.Figure | None:
-  """Draws the lift: click rate of the highest predictions over the click rate of all samples."""
+  """Draws the lift: the click rate of the highest predictions over that of all samples."""
   figure = new_figure('share of the samples', 'times the click rate')
   for split, table in of_scores(run, 'ranking').items():
     if table:
@@ -190,9 +195,9 @@ def lift(run: RecordedRun) -> go.Figure | None:
 
 
 def spread(run: RecordedRun) -> go.Figure | None:
-  """Draws the distribution of predictions, for samples with a click and for those without.
+  """Draws the distribution of the predictions, for samples with a click and for those without.
 
-  The samples are those of test, else of valid, else of next.
+  The samples are those of the test split, else of valid, else of next.
   """
   tables = {split: table for split, table in of_scores(run, 'spread').items() if table}
   if not tables:
@@ -234,7 +239,7 @@ def features(run: RecordedRun) -> go.Figure | None:
 
 
 def time_spent(run: RecordedRun) -> go.Figure | None:
-  """Draws how many seconds each part of the work took in each pass."""
+  """Draws the seconds that each part of the work took in each pass."""
   rows = run.of('train').dropna(subset='seconds')
   if not len(rows):
     return None
@@ -254,7 +259,7 @@ def time_spent(run: RecordedRun) -> go.Figure | None:
 
 
 def speed(run: RecordedRun) -> go.Figure | None:
-  """Draws how many samples a second were trained on and evaluated."""
+  """Draws the samples per second of training and of evaluation."""
   figure = _over_steps(run, 'examples_per_second', 'samples/s')
   return figure.update_yaxes(rangemode='tozero') if figure.data else None
 

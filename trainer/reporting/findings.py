@@ -39,7 +39,7 @@ def _count(number: float, noun: str) -> str:
 
 
 def state(run: RecordedRun) -> str:
-  """Returns finished, stopped, or unfinished if the run is at work or was killed."""
+  """Returns 'finished', 'stopped', or 'unfinished' for a run that is at work or was killed."""
   ends = run.of('end')
   starts = run.of('start')
   is_over = len(ends) and (not len(starts) or ends.index[-1] > starts.index[-1])
@@ -109,7 +109,7 @@ def _duration(seconds: float) -> str:
 
 
 def _kept(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence that says which state is kept and how good it is."""
+  """Yields a sentence on which state is kept, and how good it is."""
   name = f'{run.task} {NAMES.get(run.metric, run.metric)}'.strip()
   if run.best is not None:
     yield (
@@ -131,7 +131,10 @@ def _kept(run: RecordedRun) -> Iterator[str]:
 
 
 def _disk(run: RecordedRun) -> Iterator[str]:
-  """Yields when the disk will be full if the run_dir keeps growing as in the last days."""
+  """Yields a sentence on the disk that the run_dir takes.
+
+  If the run_dir grew over the last days, it says when the disk will be full at that rate.
+  """
   ends = run.of('day_end').dropna(subset='disk_bytes').tail(1 + DAYS_OF_A_FORECAST)
   if not len(ends):
     return
@@ -152,9 +155,11 @@ def faults(run: RecordedRun) -> list[str]:
 
 
 def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
-  """Returns a field of the statistics of slots: events are rows, slots are columns.
+  """Returns one field of the slots' statistics in all events of a kind.
 
-  Events without such statistics, and slots without the field, are left out.
+  Returns:
+    A table: events are rows, slots are columns. Events without such statistics, and slots without
+    the field, are left out.
   """
   of_slots = run.of(event)['slots'].dropna()
   rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
@@ -162,7 +167,10 @@ def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
 
 
 def of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, Json]]:
-  """Returns {split: value of a field} for the evaluations of the kept state where it is a dict."""
+  """Returns {split: value of a field} from the evaluations of the kept state.
+
+  Splits in which the field is no dict are left out.
+  """
   return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
 
 
@@ -197,7 +205,7 @@ def _passes_set_aside(run: RecordedRun) -> Iterator[str]:
 
 
 def _medians_of_others(values: pd.Series) -> pd.Series:
-  """Returns for each value the median of the others."""
+  """Returns for each value the median of all other values."""
   order = np.sort(values.to_numpy())
   own = np.searchsorted(order, values.to_numpy())
   places = np.array([(len(order) - 2) // 2, (len(order) - 1) // 2])  # in the middle of the others
@@ -205,7 +213,10 @@ def _medians_of_others(values: pd.Series) -> pd.Series:
 
 
 def _z_of_many(count: int) -> float:
-  """Returns the |z| that one of `count` values exceeds by chance in 5 % of runs (Bonferroni)."""
+  """Returns the z that any of `count` normal values exceeds by chance in 5 % of runs.
+
+  This is the Bonferroni correction; the sign of the values does not count.
+  """
   return statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, count))
 
 
@@ -299,7 +310,7 @@ def _calibration(run: RecordedRun) -> Iterator[str]:
 
 
 def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
-  """Returns whether calibration is further from 1 than `tolerance` and than chance explains."""
+  """Returns whether calibration is further from 1 than `tolerance`, and than chance explains."""
   calibration, clicks = values.get('calibration'), clicks_of(values)
   if calibration is None or not calibration > 0:
     return False
@@ -308,7 +319,7 @@ def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
 
 
 def worse_than_constant(values: Mapping[str, Json]) -> str | None:
-  """Returns a text if the model is worse than predicting the mean for all samples, else None."""
+  """Returns a text if the model predicts worse than the mean label for every sample; else None."""
   for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
     value, base = values.get(metric), values.get(f'base_{metric}')
     if value is not None and base is not None and value > base:
@@ -321,8 +332,8 @@ def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
   """Returns whether the AUC of new samples is far below that of training, and not by chance.
 
   Args:
-    trained_auc: the AUC on the samples of training; None if it is not known.
-    values: the evaluation of new samples.
+    trained_auc: the AUC on the samples of training; None if unknown.
+    values: the metrics of new samples.
   """
   auc, interval = values.get('auc'), auc_interval_of(values)
   if auc is None or trained_auc is None:
@@ -331,7 +342,7 @@ def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
 
 
 def _constant(run: RecordedRun) -> Iterator[str]:
-  """Reports that the kept state predicts worse than a constant."""
+  """Yields a sentence for each split on which the kept state predicts worse than a constant."""
   for run_of_task in run.by_task():
     for split, row in run_of_task.scores.items():
       if split != 'next' and (told := worse_than_constant(row)):
@@ -340,7 +351,7 @@ def _constant(run: RecordedRun) -> Iterator[str]:
 
 
 def overfitting(run: RecordedRun) -> Iterator[str]:
-  """Reports an AUC that is far higher on data.train than on data.valid."""
+  """Yields a sentence if the AUC is far higher on data.train than on data.valid."""
   run = run.deciding
   trained, valid = run.of('train'), run.evaluated('valid')
   if not len(trained) or not len(valid) or run.cfg.data.watch:
@@ -355,7 +366,7 @@ def overfitting(run: RecordedRun) -> Iterator[str]:
 
 
 def _weights(run: RecordedRun) -> Iterator[str]:
-  """Reports tables that hold far more weights than the log has samples."""
+  """Yields a sentence if the tables hold far more weights than the log has samples."""
   slots = kept_slots(run)
   of_slots = {
     slot: of.get('features', 0) + of.get('admitted', 0) * (of.get('width') or 0)
@@ -372,7 +383,7 @@ def _weights(run: RecordedRun) -> Iterator[str]:
 
 
 def _unique_values(run: RecordedRun) -> Iterator[str]:
-  """Reports slots that have a new value in almost every sample."""
+  """Yields a sentence for each slot that has a new value in almost every sample."""
   scored = next(iter(run.scores.values()), {}).get('slots')
   for slot, values in kept_slots(run).items():
     features, shows = values.get('features', 0), values.get('shows', 0)
@@ -391,7 +402,7 @@ def _unique_values(run: RecordedRun) -> Iterator[str]:
 def kept_slots(run: RecordedRun) -> dict[str, dict]:
   """Returns {slot: statistics of its rows} in the kept state; {} before the first pass.
 
-  `shows` is the mean of an epoch, not the sum over epochs.
+  `shows` is divided by the number of epochs, so that it is that of one epoch.
   """
   trained = run.of_kept('train')
   statistics = trained['slots'].dropna()

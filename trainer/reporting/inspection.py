@@ -1,4 +1,4 @@
-"""Shows what a checkpoint holds, block by block: layers, slots, features."""
+"""Shows what a checkpoint holds: layers, slots and features."""
 
 import difflib
 import json
@@ -37,11 +37,12 @@ class Inspection:
   """A checkpoint of a run.
 
   Args:
-    which: best or last; best means last if there is no best one.
+    which: 'best' or 'last'; 'best' means the last one if there is no best one.
 
   Attributes:
     path: the directory of the checkpoint.
-    progress: RunState.progress as JSON.
+    progress: RunState.progress as JSON, and the state of the ledger.
+
   Raises:
     UserError: if there is no checkpoint.
   """
@@ -61,16 +62,16 @@ class Inspection:
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
   def rows(self, shards: range = _ALL) -> Iterator[Chunk]:
-    """Yields all rows of some logical shards, in blocks."""
+    """Yields the blocks that hold rows of these logical shards, and may hold rows of others too."""
     return checkpoint.read_rows(self.path, self._manifest, shards)
 
   def _widths(self) -> dict[str, int]:
-    """Returns {table: number of factors of a row}."""
+    """Returns {table: the number of factors of a row}."""
     tables = table_specs(self.cfg, build(self.cfg).needs)
     return {table.name: table.width for table in tables}
 
   def layers(self) -> pd.DataFrame:
-    """Returns the dense variables of the model: shape, parameters and bytes."""
+    """Returns the dense variables of the model, one in each row: shape, parameters and bytes."""
     rows = []
     for name, array in self._dense.items():
       variable = name.partition('/')[2] or name
@@ -81,9 +82,10 @@ class Inspection:
     return pd.DataFrame(rows, columns=['variable', 'shape', 'parameters', 'bytes'])
 
   def slots(self) -> pd.DataFrame:
-    """Returns a row for each slot, with statistics of its rows.
+    """Returns statistics of the rows of each slot, a row for each slot.
 
-    They are features, admitted share, shows, clicks, norms, effective rank of the factors, bytes.
+    The columns are the numbers of features, the share that is admitted, shows, clicks, norms, the
+    effective rank of the factors, and bytes.
     """
     statistics = SlotStatistics(self.cfg, self._widths())
     for chunk in self.rows():
@@ -95,7 +97,7 @@ class Inspection:
     return table.rename_axis('slot')
 
   def made(self) -> pd.DataFrame:
-    """Returns the kind and the key `from` of each slot that is computed from other columns."""
+    """Returns the slots that are computed from other columns: their kind and their key `from`."""
     made = {s.name: s.made for s in self.cfg.ordered_slots if s.made is not None}
     rows = [(m.kind, json.dumps(briefly(m))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
@@ -109,8 +111,8 @@ class Inspection:
   def features(self, slot: str) -> pd.DataFrame:
     """Returns the features of a slot, one in each row.
 
-    Columns: key, show, click, unseen_days, admitted, linear, and, if the slot's table has factors,
-    factors: float32 [width of the table], None before admission.
+    Columns: key, show, click, unseen_days, admitted and linear. If the slot's table has factors,
+    also factors: float32 [width of the table], None before admission.
 
     Raises:
       UserError: if there is no such slot.
@@ -132,11 +134,13 @@ class Inspection:
     return pd.DataFrame(columns)
 
   def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
-    """Returns {key: text} of a slot's features, as far as data.keep_texts or a pass has them.
+    """Returns {key: text} of a slot's features.
+
+    These are all texts that data.keep_texts kept for the slot, and those of `keys` that a pass of
+    the run still has.
 
     Args:
-      keys: int64 [n]. Texts of these that were not kept are looked for in the passes of the run.
-        The result has all kept texts of the slot, also those of other keys.
+      keys: int64 [n]. If the text of one of them was not kept, the passes of the run are read.
     """
     self._slot_id(slot)  # checks its name
     texts = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
@@ -153,7 +157,7 @@ class Inspection:
     """Returns what is known of one feature; `known` is False if the checkpoint has no row of it.
 
     Args:
-      text: its value, as written in the log; of a cross its parts, 'a × b'.
+      text: the feature's value, as written in the log; for a cross its parts, 'a × b'.
     Raises:
       UserError: if there is no such slot.
     """
@@ -176,9 +180,9 @@ class Inspection:
     return place | known | {'last_export': self._export_of(key)}
 
   def _near(self, slot: str, text: str) -> JsonObject:
-    """Returns {'near': up to three texts of features of the slot that are similar to `text`}.
+    """Returns {'near': up to three texts of the slot's features that are similar to `text`}.
 
-    The result is {} if there are none, or if the slot has more than MOST_COMPARED features.
+    The result is {} if none is similar, or if the slot has more than MOST_COMPARED features.
     """
     keys = self.features(slot)['key'].to_numpy()
     if len(keys) > MOST_COMPARED:
@@ -214,7 +218,7 @@ class Inspection:
     return known
 
   def _export_of(self, key: int) -> str | None:
-    """Returns the name of the newest base or delta that holds the key's row; None if none does."""
+    """Returns the name of the newest base or delta that has the key's row; None if none has."""
     shard = int(shard_of(np.array([key]))[0])
     for entry in reversed(chain.exports(os.path.join(self.run_dir, 'exports'))):
       if entry.kind in chain.ROW_KINDS:
@@ -224,7 +228,7 @@ class Inspection:
     return None
 
   def against(self, other: 'Inspection') -> pd.DataFrame:
-    """Returns how the rows of this checkpoint and another differ, a row for each slot.
+    """Compares the rows of this checkpoint with those of another, and returns a row for each slot.
 
     Columns: only_here, only_there and in_both (numbers of features), and mean_change_of_linear, the
     mean absolute difference of the linear weights of the features in both.
@@ -247,7 +251,11 @@ class Inspection:
 
 
 def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
-  """Returns after how many day ends an unseen feature is deleted; None: not within 1,000."""
+  """Returns the number of day ends after which a feature is evicted if it is not seen again.
+
+  Returns:
+    None if that is more than 1,000, or never.
+  """
   score, unseen, age = row['score'], row['unseen_days'], row['age_days']
   longest, youngest = limits.delete_after_unseen_days, limits.min_age_days
   for days in range(1, 1001):
@@ -262,7 +270,7 @@ def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
 
 
 def _joined(chunks: Iterator[Chunk], shards: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns keys, slot ids and linear weights of all rows of some logical shards."""
+  """Returns the keys, slot ids and linear weights of all rows in these shards, each [n]."""
   parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))]
   for chunk in chunks:
     columns = chunk['key'], chunk['slot'].astype(np.int64), chunk['linear'][:, 0]

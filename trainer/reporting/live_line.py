@@ -12,12 +12,13 @@ SECONDS_BETWEEN_LINES = 10  # without a terminal
 
 
 class LiveLine:
-  """Shows each new text in the same line of the terminal.
+  """Shows each new text in place of the last one, in one line of the terminal.
 
   Without a terminal, it prints a line at most every 10 s.
 
   Args:
     active: whether this process writes; only the first process of a job does.
+    terminal: whether standard output is a terminal.
   """
 
   def __init__(self, active: bool, terminal: bool = True):
@@ -25,7 +26,7 @@ class LiveLine:
     self._next = 0.0  # when the next line may be written without a terminal
 
   def show(self, text: str, keep: bool = False) -> None:
-    """Shows `text`; if `keep`, it stays and the next text gets a new line."""
+    """Shows `text`. With `keep`, the text stays, and the next one gets a new line."""
     if not self._active:
       return
     if not keep and not self._terminal:
@@ -46,16 +47,19 @@ class LiveLine:
 
 
 def shortened(text: str, width: int) -> str:
-  """Returns a text in one line, cut off after `width` characters."""
+  """Returns the text in one line of at most `width` characters; its end is cut off."""
   text = printable(text)
   return text if len(text) <= width else text[: width - 1] + '…'
 
 
 def short_name(name: str, width: int, shared: str = '') -> str:
-  """Returns a name in one line, cut in its middle, because its end often has the day.
+  """Returns the name in one line of at most `width` characters, cut in its middle.
+
+  The end is kept, because it often has the day.
 
   Args:
-    shared: what the name and those beside it begin with; if that is long enough, only it is cut.
+    shared: what this name and those shown beside it begin with. If cutting this part is enough,
+      nothing else is cut.
   """
   name = printable(name)
   cut = len(name) - width + 1

@@ -1,4 +1,4 @@
-"""Metrics as text: with digits that suit their size, and with ± where clicks are few."""
+"""Metrics as text, with digits that suit their size, and with ± if there are few clicks."""
 
 from collections.abc import Mapping
 
@@ -11,7 +11,12 @@ _ERRORS = ('logloss', 'base_logloss', 'rmse', 'base_rmse')
 
 
 def decimals(name: str, least: float) -> int:
-  """Returns how many decimals a metric is shown with, if `least` is the smallest value shown."""
+  """Returns the number of decimals that a metric is shown with.
+
+  Args:
+    name: the metric.
+    least: the smallest of the values that are shown.
+  """
   return 6 if name in _ERRORS and abs(least) < SMALL_ERROR else 4
 
 
@@ -20,14 +25,14 @@ def metric_text(name: str, value: float) -> str:
 
 
 def clicks_of(values: Mapping[str, Json]) -> float | None:
-  """Returns the number of clicks (weighted) in the metrics of an evaluation, if they are known."""
+  """Returns the weighted number of clicks in an evaluation, from its metrics; None if unknown."""
   ctr, examples = values.get('ctr'), values.get('examples')
   # Events have NaN for a missing metric.
   return None if ctr is None or examples is None or ctr != ctr else ctr * examples
 
 
 def half_interval(values: Mapping[str, Json]) -> float | None:
-  """Returns half the 95 % interval of the AUC; None if it is unknown or clicks are not few."""
+  """Returns half the 95 % interval of the AUC; None if it is unknown, or clicks are many."""
   clicks, interval = clicks_of(values), auc_interval_of(values)
   if interval is None or clicks >= FEW_CLICKS:
     return None
@@ -35,6 +40,6 @@ def half_interval(values: Mapping[str, Json]) -> float | None:
 
 
 def plus_minus(name: str, values: Mapping[str, Json]) -> str:
-  """Returns ' ± 0.09 (43 clicks)' for an AUC of few clicks; '' with more, and for other metrics."""
+  """Returns ' ± 0.09 (43 clicks)' for an AUC of few clicks; '' for many, and for other metrics."""
   half = half_interval(values) if name == 'auc' else None
   return '' if half is None else f' ± {half:.2f} ({clicks_of(values):,.0f} clicks)'

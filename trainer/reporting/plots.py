@@ -42,13 +42,13 @@ _TEMPLATE = {
 
 
 def new_figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure:
-  """Returns an empty figure with titles of its axes."""
+  """Returns an empty figure whose axes have the titles `x` and `y`."""
   axes = {'xaxis': {'title': {'text': x}}, 'yaxis': {'title': {'text': y}}}
   return go.Figure(layout={'template': _TEMPLATE, 'height': height, **axes, **layout})
 
 
 def bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
-  """Returns an empty figure with a row for each slot, whose bars lie along `x`."""
+  """Returns an empty figure for horizontal bars, with a row for each slot; `x` is a title."""
   height = 110 + max(3, len(slots)) * layout.pop('row_height', 34)
   figure = new_figure(x, '', height=height, **layout)
   figure.update_layout(hovermode='y unified', barmode='group', bargap=0.25)

@@ -1,7 +1,7 @@
 """Writes report.html: what is known about a run, on one page that needs no network.
 
-It is made from config.yaml and metrics.jsonl alone, so a run that is at work, was killed, or has
-lost its data has a report too.
+The page is made from config.yaml and metrics.jsonl alone. So there is a report also of a run that
+is at work, was killed, or has lost its data.
 """
 
 import html
@@ -150,7 +150,11 @@ def _sections(run: RecordedRun) -> str:
 def _section(
   run: RecordedRun, heading: str, cards: Sequence[_Card], last: str | None = None
 ) -> str:
-  """Returns one section, or '' where there is nothing to show; `last` is its last card."""
+  """Returns one section of the page, or '' if there is nothing to show.
+
+  Args:
+    last: the HTML of a card to put last; None: none.
+  """
   drawn = [(card, figure) for card in cards if (figure := card.draw(run)) is not None]
   parts, is_right = [], False  # is_right: the next narrow card has one to its left
   for i, (card, figure) in enumerate(drawn):
@@ -228,7 +232,7 @@ def _comparison_of(runs: Sequence[RecordedRun]) -> str:
 
 
 def write(run_dirs: Sequence[str], path: str) -> None:
-  """Writes the report of a run, or the comparison of several.
+  """Writes the report of a run, or the comparison of several, to `path`.
 
   Raises:
     UserError: if a directory is no run_dir.
@@ -242,7 +246,7 @@ def write_page(title: str, cards: Mapping[str, str | pd.DataFrame | go.Figure], 
   """Writes an HTML page of texts, tables and figures, each below its heading.
 
   Args:
-    cards: {heading: what stands below it}. An empty text is left out, with its heading.
+    cards: {heading: what to show below it}. An empty text is left out, with its heading.
   """
   body = f'<h1>{html.escape(title)}</h1>'
   for heading, shown in cards.items():

@@ -24,11 +24,12 @@ EVENT_COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-  """A run, with the figures of one of its tasks.
+  """What a run has recorded, with the figures of one of its tasks.
 
   Attributes:
+    directory: the run_dir.
     events: the result of read_events, with every column of EVENT_COLUMNS.
-    truth: truth.json, which lies beside a synthesized log; {} for other logs.
+    truth: the content of truth.json, which lies beside a synthesized log; {} for other logs.
     task: the name of the task; '' if there is one label.
   """
 
@@ -93,8 +94,8 @@ class RecordedRun:
   def best(self) -> pd.Series | None:
     """The evaluation of data.valid after which the best state was kept.
 
-    None if validation chooses no state; then the last one is kept. With several tasks, the deciding
-    task chooses.
+    None if validation has chosen no state; then the last state is kept. With several tasks, the
+    deciding task chooses.
     """
     chosen = self.events[self.events['event'].isin(['best', 'best_forgotten'])].tail(1)
     if not len(chosen) or chosen['event'].iloc[0] == 'best_forgotten':
@@ -102,16 +103,16 @@ class RecordedRun:
     return self.evaluated('valid').loc[: chosen.index[0]].iloc[-1]
 
   def of_kept(self, event: str) -> pd.DataFrame:
-    """Returns the events of one kind up to the step of the kept state."""
+    """Returns the events of one kind, up to the step of the kept state."""
     events = self.of(event)
     return events if self.best is None else events[events['step'] <= self.best['step']]
 
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
-    """The evaluations of the kept state: {split: evaluation} for valid and test.
+    """The evaluations of the kept state, {split: evaluation}, for valid and test.
 
-    If there is neither, it is {'next': the evaluation of the last pass, before the model trained on
-    it}, or {} if no pass was evaluated.
+    If there is neither, it is {'next': the evaluation of the last pass before training on it}, or
+    {} if no pass was evaluated.
     """
     evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
     last = {split: rows.iloc[-1] for split, rows in evaluated.items() if len(rows)}
@@ -121,11 +122,15 @@ class RecordedRun:
 
   @property
   def samples(self) -> float:
-    """The number of samples trained on; each counts once, whatever the number of epochs."""
+    """The number of samples trained on. A sample counts once, however many epochs there are."""
     return self.of('train').drop_duplicates('pass')['examples'].sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
-    """Returns the metric that the true probabilities reach on a pass; None if unknown."""
+    """Returns the value of a metric that the true probabilities reach on a pass; None if unknown.
+
+    Args:
+      name: the name of the pass.
+    """
     return self.truth.get('passes', {}).get(name, {}).get(metric)
 
 
@@ -141,7 +146,7 @@ def _truth(cfg: config.Config) -> dict:
 
 
 def read_run(run_dir: str) -> RecordedRun:
-  """Reads what a run has written so far; its data may be gone.
+  """Reads what a run has written so far; the data that it was trained on may be gone.
 
   Raises:
     UserError: if `run_dir` is not the directory of a run.

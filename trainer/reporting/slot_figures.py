@@ -1,6 +1,6 @@
 """The figures of a report about slots and columns, drawn by Plotly.
 
-A figure is None if the run has nothing to show in it yet.
+A function that draws returns None if the run has nothing to show in the figure yet.
 """
 
 import numpy as np
@@ -56,7 +56,7 @@ def funnel(run: RecordedRun) -> go.Figure | None:
 
 
 def unknown(run: RecordedRun) -> go.Figure | None:
-  """Draws for each slot and evaluation the share of samples with a feature unknown to the model.
+  """Draws the share of samples with a feature unknown to the model, by slot and evaluation.
 
   The evaluations are those of each pass before it was trained on or, if there are none, those of
   the kept state.
@@ -107,9 +107,9 @@ def drift(run: RecordedRun) -> go.Figure | None:
 
 
 def importance(run: RecordedRun) -> go.Figure | None:
-  """Draws by how much AUC falls, or RMSE rises, if a slot or dense column is permuted.
+  """Draws how much AUC falls, or RMSE rises, if a slot or dense column is permuted.
 
-  A column is grey if its 95 % interval contains 0.
+  The bar of a column is grey if its 95 % interval contains 0.
   """
   measured = run.of('importance')
   if not len(measured):

@@ -1,4 +1,4 @@
-"""Writes TensorBoard's files: a folder for each of train, valid and so on."""
+"""Writes TensorBoard's files, into a folder for each kind: train, valid and so on."""
 
 import os
 import socket
@@ -18,9 +18,9 @@ from trainer.config import Config
 
 
 class TensorBoard:
-  """Writes metrics for TensorBoard; it uses no TensorFlow ops, because their calls leak memory.
+  """Writes metrics for TensorBoard. It calls no TensorFlow ops, because these calls leak memory.
 
-  TensorBoard draws a metric of several folders in one card, a curve for each folder.
+  TensorBoard draws a metric that is in several folders as one card, with a curve for each folder.
   """
 
   def __init__(self, folder: str):
@@ -34,14 +34,18 @@ class TensorBoard:
     self._write('', 0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Writes {name: metric} of a split or an event (`kind`)."""
+    """Writes {name: metric}. `kind` is a split or an event."""
     summary = Summary()
     for name, value in values.items():
       summary.MergeFrom(scalar_pb(name, value))
     self._write(kind, step, summary)
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
-    """Writes {name: float64 [n, 3]}: left edge, right edge and count of each bin."""
+    """Writes histograms.
+
+    Args:
+      histograms: {name: float64 [n, 3]}, the left edge, the right edge and the count of each bin.
+    """
     metadata = create_summary_metadata('', '')
     summary = Summary()
     for name, bins in histograms.items():

@@ -21,7 +21,7 @@ _FILES = ('config.yaml', 'metrics.jsonl', 'report.html')
 
 
 class Tracker(Protocol):
-  """A run in a tracking service. Calls come from one thread and may raise any error.
+  """A run in a tracking service. One thread makes all calls; they may raise any error.
 
   The constructor takes the config and the id of the run to continue, or None for a new run.
 
@@ -32,7 +32,7 @@ class Tracker(Protocol):
   id: str
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Logs {name: metric} of a split or an event (`kind`)."""
+    """Logs {name: metric}. `kind` is a split or an event."""
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
     """Uploads files and directories, and ends the run."""
@@ -46,7 +46,7 @@ def _key(name: str) -> str:
 class MlflowTracker:
   """Reports to MLflow: settings as params, metrics as SPLIT/NAME, and files as artifacts.
 
-  MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say where to.
+  MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say to which server and experiment.
   """
 
   def __init__(self, cfg: Config, known: str | None):
@@ -82,7 +82,7 @@ class MlflowTracker:
 class WandbTracker:
   """Reports to Weights & Biases: metrics as SPLIT/NAME, and all files as one artifact.
 
-  Its own variables say where to: WANDB_PROJECT, WANDB_MODE=offline and others.
+  The variables of Weights & Biases say where to: WANDB_PROJECT, WANDB_MODE=offline and others.
   """
 
   def __init__(self, cfg: Config, known: str | None):
@@ -132,7 +132,7 @@ class InBackground:
   """Calls a tracker in a thread of its own, so that training never waits for a server.
 
   Args:
-    guarded: EventLog.guarded, which reports an error and goes on.
+    guarded: EventLog.guarded, which catches an error and reports it.
   """
 
   def __init__(
@@ -145,16 +145,16 @@ class InBackground:
     self._thread.start()
 
   def call(self, action: Callable[[Tracker], None]) -> None:
-    """Queues `action` for the thread, which calls one after another."""
+    """Queues `action` for the thread, which runs the actions in order."""
     with self._told_once():
       self._calls.put_nowait(action)
 
   def close(self, status: str, is_waiting: Callable[[], None]) -> None:
-    """Uploads the files of the run, and ends the tracker's run.
+    """Uploads the files of the run, and ends its run in the tracker.
 
     Args:
-      status: the status of the run; `finished` if it trained everything.
-      is_waiting: called every second while this waits.
+      status: the status of the run: 'finished' if it has trained everything.
+      is_waiting: called every second during the wait.
     """
     run_dir = self._cfg.run_dir
     paths = [os.path.join(run_dir, name) for name in (*_FILES, 'exports')]
@@ -179,7 +179,7 @@ class InBackground:
           action(tracker)
 
   def _begin(self) -> Tracker:
-    """Begins a run in the tracker, or continues the one of this run_dir."""
+    """Starts a run in the tracker, or continues the one of this run_dir."""
     path = os.path.join(self._cfg.run_dir, f'{self._name}_run')  # holds the run's id
     known = None
     with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8') as f:
@@ -190,7 +190,7 @@ class InBackground:
 
   @contextlib.contextmanager
   def _told_once(self):
-    """Reports only the first error; later ones would repeat it, if the network is down."""
+    """Reports the first error only, because later ones repeat it if the network is down."""
     try:
       yield
     except Exception:

@@ -436,7 +436,7 @@ class Job:
     return 0 if self.cfg.data.watch and stopped_by == signal.SIGTERM else stopped_by
 
   def _remove_prepared(self) -> None:
-    """Removes converted passes that no epoch reads again; keeps data.keep_prepared_passes of them."""
+    """Removes converted passes that no epoch reads again, but keeps data.keep_prepared_passes."""
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
     if keep is None or not is_last_epoch or not self._is_reporter:

@@ -103,7 +103,7 @@ class PassMeter:
     return table_counts(self._step.store, self._communicator)
 
   def _rate(self) -> dict[str, float]:
-    """Returns the field `learning_rate_factor`, the factor of all learning rates in the last step."""
+    """Returns the field `learning_rate_factor`: the factor of all rates in the last step."""
     rate = self._step.dense.rates.at(max(0, self._step.steps - 1))
     return {'learning_rate_factor': round(float(rate), 6)}
 
