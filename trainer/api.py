@@ -277,8 +277,8 @@ class Source:
     """The config, checked also against the files that it names.
 
     Raises:
-      UserError: if such a file or directory does not exist, a setting has no effect without days, or
-        the package of a tracker is not installed.
+      UserError: if such a file or directory does not exist, a setting has no effect without days,
+        or the package of a tracker is not installed.
     """
     cfg, where = self.parsed(), self._where()
     effects.check_effects(cfg, where)
@@ -408,7 +408,7 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
 
 
 def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
-  """Yields the predictions of `Run.predict`, in order, in batches, on rank 0. Every rank calls it."""
+  """Yields batches of what `Run.predict` returns, in order, on rank 0. Every rank calls it."""
   communicator = run.communicator
   for data_pass in prepared:
     for _, own in run.evaluation.predict(data_pass):
