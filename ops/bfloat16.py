@@ -1,4 +1,4 @@
-"""Matrix products in bfloat16 with sums in float32."""
+"""Matrix products of bfloat16 numbers, whose terms are added in float32."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -33,9 +33,9 @@ def product(
 
   On CPUs with avx512_bf16, row i of the result has the same bits however many rows a has and
   however many threads compute it. Other CPUs round a and b too, but multiply in float32, which is
-  slower; they only add the terms in another order. On GPUs this is a layer of Keras' policy
-  mixed_bfloat16: bias, product and result are bfloat16 too. The gradients are products of the same
-  kind.
+  slower; the result differs only by the order in which terms are added. On GPUs this computes what
+  a layer of Keras' policy mixed_bfloat16 does: bias, product and result are bfloat16 too. The
+  gradients are products of the same kind.
 
   Args:
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
@@ -75,7 +75,11 @@ def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable
 
 
 def seconds() -> dict[str, float]:
-  """Measures how long a typical layer and its gradients take; returns {dtype: least seconds}."""
+  """Measures how long a typical layer and its gradients take.
+
+  Returns:
+    {'float32': seconds, 'bfloat16': seconds}, each the least of several measurements.
+  """
   random = np.random.default_rng(0)
   a, b, bias = (
     tf.identity(to_tensor(random.normal(size=shape).astype(np.float32)))  # on the GPU, if any

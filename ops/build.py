@@ -37,7 +37,7 @@ def build(library: str | None = None) -> str:
   Args:
     library: the path to write; None for `library_path()`.
   Raises:
-    SystemExit: if CMake or the compiler fails, which has printed why.
+    SystemExit: if CMake or the compiler fails; it has then printed the reason.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf

@@ -1,7 +1,7 @@
 """Chunks of an exported feature table: checks them, and writes and reads .npz files of chunks.
 
-A chunk here is a dict of columns with some of the table's features, ordered by the table's shards.
-It has the `COLUMNS`, and either a `checksum` or the columns that a `RowStore` adds. (A chunk of a
+A chunk here holds some of a table's features, ordered by the table's shards, as {column: array}. It
+has the `COLUMNS`, and either a `checksum` or the columns that a `RowStore` adds. (A chunk of a
 prepared pass is something else.)
 """
 
@@ -38,7 +38,13 @@ def checksum(chunk: Chunk) -> int:
 
 
 def check(where: str, chunk: object) -> None:
-  """Raises DataLossError, naming `where`, if a chunk's `COLUMNS` have changed since the export."""
+  """Checks that a chunk's `COLUMNS` are what was exported, by their dtypes, shapes and checksum.
+
+  Args:
+    where: names the chunk in messages.
+  Raises:
+    DataLossError: if they are not.
+  """
 
   def fail(text: str) -> NoReturn:
     raise tf.errors.DataLossError(None, None, f'{where}: {text}')
@@ -69,6 +75,7 @@ def select(
   Args:
     chunk: a chunk; its column `factors_NAME` has rows only for admitted features of table NAME.
     kept: bool [n], true for the features to keep.
+    table_slots: {name of a table: the ids of its slots}.
   """
   selected = {}
   for name, column in chunk.items():
@@ -81,7 +88,11 @@ def select(
 
 
 def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
-  """Writes chunks to an .npz file, which appears once it is whole; returns how many features."""
+  """Writes chunks to an .npz file, which appears once it is whole.
+
+  Returns:
+    The number of features in the chunks.
+  """
   temporary = f'{path}.{uuid.uuid4().hex}.tmp'
   features = 0
   try:
@@ -102,7 +113,7 @@ def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
 
 
 def read(source: str | os.PathLike | Iterable[Chunk]) -> Iterable[Chunk]:
-  """Returns the chunks in `source`, which is a file that `write` wrote, or the chunks themselves.
+  """Returns the chunks in `source`: a file that `write` wrote, or chunks, which are returned as is.
 
   A file is read during the iteration, which raises:
     DataLossError: if the file is truncated or damaged.

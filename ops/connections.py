@@ -15,11 +15,13 @@ from ops import library
 class Connections:
   """A set of connections, one to every other rank, that carries one collective at a time.
 
-  Every rank runs the collectives in the same order; those of different sets may overlap.
+  Every rank must run the collectives of a set in the same order. Collectives of different sets may
+  overlap.
 
   Args:
     fds: for each rank, the file descriptor of a stream socket that is connected to it; -1 at
       `rank`. This object closes them.
+    rank: the rank of this process.
   """
 
   def __init__(self, fds: Sequence[int], rank: int):
@@ -32,15 +34,15 @@ class Connections:
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank, and waits for theirs; every rank calls it, even without rows.
+    """Sends rows to every rank, and waits for theirs; every rank calls this, even without rows.
 
     Args:
       values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16, each holding the
         rows for rank 0, then those for rank 1, and so on.
       counts: int32 [N], how many rows go to each rank; they sum to n.
     Returns:
-      The rows that were sent to this rank, in the order of the ranks: tensors [m, …]; and how many
-      each rank sent, int32 [N].
+      The rows that were sent to this rank, in the order of the ranks: a tensor [m, …] for each of
+      `values`; and how many rows each rank sent, int32 [N].
     Raises:
       InvalidArgumentError: if `counts` do not fit `values`.
       AbortedError: if a connection ended; the message names the rank.
@@ -49,7 +51,7 @@ class Connections:
     return library.load().ctr_all_to_all(self._handle, values, counts)
 
   def all_reduce(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors over all ranks, which must all call it; all get the same bits.
+    """Returns the sums of tensors over all ranks. All ranks must call this, and get the same bits.
 
     Args:
       values: tensors of one type, float32, float64 or int64, of the same shapes on every rank.
@@ -60,7 +62,11 @@ class Connections:
     return library.load().ctr_all_reduce(self._handle, values)
 
   def counters(self) -> dict[str, int]:
-    """Returns how many connections there are, and the traffic over them since they were made."""
+    """Returns counts since the connections were made.
+
+    Returns:
+      {name: count}: connections, bytes_sent, bytes_received and system_calls.
+    """
     names = 'connections', 'bytes_sent', 'bytes_received', 'system_calls'
     values = library.load().ctr_connections_counters(self._handle).numpy()
     return dict(zip(names, values.tolist()))

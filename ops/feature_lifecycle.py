@@ -1,7 +1,7 @@
 """The feature lifecycle: admission, decay, eviction and the selection of features to export.
 
 The rules (`Policy`), their defaults and their names come from PaddlePaddle's CTR accessor. The
-table of features and its operations, the verbs, are written in C++; their contracts are in
+table of features and its operations, here called verbs, are written in C++; their contracts are in
 ops/cc/lifecycle/feature_table.h. The verbs work eagerly, in `tf.function` and in v1 graphs.
 """
 
@@ -67,16 +67,17 @@ def _check_kind(kind: str) -> None:
 
 
 def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) -> tf.Tensor:
-  """Finds where the best `capacity` features end, by radix selection over the features' ranks.
+  """Finds the cut between the best `capacity` features and the others.
 
-  A feature's rank is the sort key that `FeatureLifecycle.rank_histogram` describes.
+  This is a radix selection over the features' sort keys, which `FeatureLifecycle.rank_histogram`
+  describes.
 
   Args:
     capacity: the number of features to keep.
     histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
   Returns:
-    int32 [d], the first d digits of the lowest rank to keep: a feature is not kept if the first d
-    digits of its rank are lower. Empty if all features are kept.
+    int32 [d], the shortest prefix of the lowest kept sort key that decides the cut: a feature is
+    kept unless the first d digits of its sort key are lower. Empty if all features are kept.
   """
   cut, wanted = [], capacity
   while True:
@@ -92,11 +93,12 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
 
 
 class Remote:
-  """Lets code outside of a v1 graph call the methods of an object in it.
+  """Lets code outside of a v1 graph call methods that add ops to the graph.
 
   Args:
-    run: called as `run(of.m, …)` for a call of the method `m(…)`: adds its ops to the graph, unless
-      they are there already, and runs them.
+    of: the object with the methods.
+    run: a call `m(…)` of this object becomes `run(of.m, …)`, which adds the ops of the method to
+      the graph, unless they are there already, and runs them.
   """
 
   def __init__(self, of: object, run: Callable):
@@ -107,7 +109,7 @@ class Remote:
 
 
 class FeatureLifecycle:
-  """A table of features, with the verbs of their lifecycle.
+  """A table of features, with the operations (verbs) of their lifecycle.
 
   Keys are int64 [n], >= 0, in any order, and may repeat. A verb that gets invalid input changes
   nothing and raises `tf.errors.InvalidArgumentError`, whose message names the argument, the index
@@ -115,10 +117,10 @@ class FeatureLifecycle:
 
   Args:
     policy: the rules for admission, decay, eviction and exports. None: `Policy()`.
-    name: objects of one name on one device share one table, which lives as long as any of them; in
-      a v1 graph, as long as the session or server. None: the table is not shared.
-    create_handle: makes the resource of the table from `policy` and `shared_name`; only for a
-      subclass that keeps rows beside the features.
+    name: objects with the same name on one device share one table. It lives as long as any of these
+      objects; in a v1 graph, as long as the session or server. None: the table is not shared.
+    create_handle: a function of `policy` and `shared_name` that makes the table's resource; only
+      for a subclass that keeps rows beside the features.
   Raises:
     InvalidArgumentError: if a table of this name has another policy.
   """
@@ -146,11 +148,11 @@ class FeatureLifecycle:
         _deleters[at] = self._deleter
 
   def remote(self, run: Callable, read: Callable) -> 'FeatureLifecycle':
-    """Returns this table of a v1 graph with verbs that work as if they were eager.
+    """Returns an object for this table, of a v1 graph, whose verbs work as if they were eager.
 
     Args:
       run: as in `Remote`; it is called with arrays and with attributes of ops.
-      read: the same for ops that change nothing, so that they may run twice.
+      read: likewise, for ops that change nothing and so may run twice.
     """
     table = copy.copy(self)
     table._ops, table._reads = Remote(self._ops, run), Remote(self._reads, read)
@@ -159,7 +161,7 @@ class FeatureLifecycle:
   def observe(
     self, keys: TensorLike, shows: TensorLike, clicks: TensorLike, slots: TensorLike | None = None
   ) -> tf.Tensor:
-    """Adds shows and clicks to features, and creates absent features.
+    """Adds shows and clicks to features, and creates features that the table does not have.
 
     If a key repeats, its shows and clicks are summed first.
 
@@ -182,10 +184,10 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_admitted(self.handle, _keys(keys))
 
   def lookup(self, keys: TensorLike) -> dict[str, tf.Tensor]:
-    """Returns what the table holds of each key's feature; 0 for an absent feature.
+    """Returns what the table holds for each key's feature; 0 for a feature that it does not have.
 
     Returns:
-      Tensors [n] by name: show, click and delta_score, float64; unseen_days, age_days and slot,
+      {name: tensor [n]}: show, click and delta_score, float64; unseen_days, age_days and slot,
       int32; admitted and exists, bool. delta_score is the score that the feature has gained since
       a delta or base last wrote it.
     """
@@ -196,14 +198,17 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_decay(self.handle)
 
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> tf.Tensor:
-    """Deletes the features that the policy's tests choose, then all but the best `policy.capacity`.
+    """Deletes features that the policy does not keep.
+
+    It deletes those that fail the tests of `policy.eviction`, then all but the best
+    `policy.capacity` of the others.
 
     Args:
       all_reduce: sums an int64 array over all processes that hold parts of one table. The capacity
         then bounds the whole table; the features kept are those that one process with the whole
         table would keep. Eager only.
     Returns:
-      int64 [m], the keys that were deleted here.
+      int64 [m], the keys that this process has deleted.
     """
     if all_reduce is None or self.policy.capacity is None:
       return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle))
@@ -214,28 +219,32 @@ class FeatureLifecycle:
     return tf.concat([by_tests, self.evict_below(cut)], 0)
 
   def evict_by_tests(self) -> tf.Tensor:
-    """Deletes the features that the policy's tests choose; returns their keys, int64 [m]."""
+    """Deletes the features that fail the tests of `policy.eviction`; returns their keys, [m]."""
     return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle, capacity=False))
 
   def rank_histogram(self, prefix: TensorLike) -> tf.Tensor:
-    """Counts the features whose rank starts with `prefix`, by the next digit of their rank.
+    """Counts the features whose sort key starts with `prefix`, by the next digit of the sort key.
 
-    A rank is a feature's sort key, nine digits of 16 bits: the best feature by `policy.capacity_by`
-    has the highest rank, and no two ranks are equal.
+    A sort key has nine digits of 16 bits. The best feature by `policy.capacity_by` has the highest
+    sort key, and no two features have the same.
 
     Args:
       prefix: int32 [d], the first d digits, d < 9.
     Returns:
-      int64 [65536], a count for each value of digit d (from 0).
+      int64 [65536], the number of these features for each value of the digit after the prefix.
     """
     return self._reads.ctr_lifecycle_rank_histogram(self.handle, prefix)
 
   def evict_below(self, cut: TensorLike) -> tf.Tensor:
-    """Deletes the features that rank below a `capacity_cut`; returns their keys, int64 [m]."""
+    """Deletes the features whose sort keys are below a cut; returns their keys, int64 [m].
+
+    Args:
+      cut: int32 [d], what `capacity_cut` returned.
+    """
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Returns `keys`; a subclass with rows outside of the C++ table deletes those of these keys."""
+    """Returns `keys`; a subclass with rows outside of the C++ table deletes the rows of these."""
     return keys
 
   def clear(self) -> None:
@@ -243,15 +252,15 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_clear(self.handle)
 
   def age(self) -> None:
-    """Adds 1 to unseen_days and age_days of every feature; called once a day."""
+    """Adds 1 to unseen_days and age_days of every feature; call it once a day."""
     return self._ops.ctr_lifecycle_age(self.handle)
 
   def select(self, kind: str) -> tf.Tensor:
     """Returns the keys of the features that belong in an export of this kind, int64 [m].
 
-    They are ordered by shard of the table, then by key. For a delta or base, the table remembers
-    the selected features and their present delta_score (see `lookup`), until `commit` or until the
-    same kind is selected again.
+    The keys are ordered by shard of the table, then by key. For a delta or base, the table
+    remembers the selected features and their present delta_score (see `lookup`), until `commit` or
+    until the same kind is selected again.
 
     Args:
       kind: 'delta', 'base' or 'all'.
@@ -260,11 +269,11 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_select(self.handle, kind=kind)
 
   def commit(self, kind: str, keys: TensorLike) -> None:
-    """Marks selected features as written; called once their export is complete.
+    """Marks selected features as written; call it once their export is complete.
 
-    It subtracts from each feature's delta_score the value at the selection, so that only what the
-    feature has gained since then remains; for kind 'all' it subtracts nothing. It skips features
-    that were deleted since then.
+    It subtracts from each feature's delta_score the value at the selection. So only what the
+    feature has gained since then remains. For kind 'all' it subtracts nothing. It skips features
+    that were deleted since the selection.
 
     Raises:
       InvalidArgumentError: for keys that are not in the selection or were committed before.
@@ -290,10 +299,11 @@ class FeatureLifecycle:
     """Exports all that the table holds of its features, without loss. Eager only.
 
     Args:
-      path: an `.npz` file to write; it appears once it is whole.
+      path: an `.npz` file to write; it appears once it is whole. None: no file is written.
+      shards: the logical shards whose features are exported.
     Returns:
       A generator of chunks (ops/chunks.py), each of at most 65536 features and about 16 MiB; with
-      `path`, the number of features.
+      `path`, the number of features instead.
     """
     exported = self._chunks(shards)
     return exported if path is None else chunks.write(path, exported)
@@ -326,7 +336,7 @@ class FeatureLifecycle:
 
     Args:
       source: a file that `export_state` wrote, or chunks.
-      replace: whether to delete the features that the table has; else the imported ones are added.
+      replace: whether to delete the features that the table has first.
     Raises:
       DataLossError: if `source` is damaged; the table is then unchanged.
     """

@@ -12,7 +12,7 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a·b + bias, through a ReLU if `relu`; see ops.bfloat16.product for the arguments."""
+  """Returns a·b + bias, through a ReLU if `relu`; arguments as in ops.bfloat16.product."""
   parts = a if isinstance(a, (list, tuple)) else [a]
   # Multiplies each part by its rows of b and adds the products. Joining the parts first would copy
   # [m, k] once forward and once backward.

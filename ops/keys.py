@@ -17,7 +17,7 @@ MAX_SAMPLES = 65536  # the most that one call of `encode_fields` takes
 
 
 class EncodedFields(NamedTuple):
-  """The fields of n samples in F slots; the distinct fields of a slot are numbered by codes."""
+  """The fields of n samples in F slots; each distinct field of a slot has a number, its code."""
 
   codes: np.ndarray  # uint16 [n, F]
   fields_of: np.ndarray  # int64 [F], the number of distinct fields of each slot
@@ -49,7 +49,7 @@ def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarr
 
 
 def integer_keys(values: np.ndarray, slot_id: int) -> np.ndarray:
-  """Hashes integers to keys, as `text_keys` hashes their decimal digits; int64 [n]."""
+  """Returns the keys of integers, int64 [n]: those that `text_keys` returns for their digits."""
   values = np.ascontiguousarray(values, np.int64)
   keys = np.empty([len(values)], np.int64)
   _functions().ctr_integer_keys(
@@ -83,8 +83,8 @@ def encode_fields(
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
 
   Args:
-    keys: int64 [nnz], sample by sample, and slot by slot within a sample; without `counts` [F, n].
-      Arrays that `ops.tensors.aligned` made are not copied.
+    keys: int64 [nnz], sample by sample, and slot by slot within a sample; if `counts` is None,
+      [F, n]. Arrays that `ops.tensors.aligned` made are not copied.
     values: float32 [nnz]; None if all are 1, and always without `counts`.
     counts: int32 [n, F], the number of features in each field; n is at most MAX_SAMPLES. None if
       each field has one key, which may be NO_FEATURE.

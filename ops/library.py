@@ -21,7 +21,7 @@ TensorLike = tf.types.experimental.TensorLike
 
 @functools.cache
 def load(path: str = PATH) -> types.ModuleType:
-  """Loads the op library. Returns a module with a function for each op.
+  """Loads the op library, and returns a module with a function for each op.
 
   Raises:
     NotBuilt: if the library is missing, or was built for another TensorFlow or from other sources
@@ -48,7 +48,7 @@ def load(path: str = PATH) -> types.ModuleType:
 
 
 class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
-  """Deletes an eager resource once nobody holds this object.
+  """Deletes an eager resource once no reference to this object is left.
 
   TensorFlow's own class has __slots__ that allow no weak references.
   """

@@ -1,8 +1,9 @@
 """Flat buffers that carry rows and gradients between the processes that read and own them.
 
-The reader of a key sends the key to its owner. The owner answers with `pack_rows`, which the reader
-opens with `unpack_rows`. Later the reader sends `pack_gradients`, and the owner adds up what all
-readers sent with `sum_gradients`. ops/cc/kernels/packing.cc describes the layout.
+The reader of a key sends the key to its owner. The owner answers with the buffer that `pack_rows`
+returns, and the reader unpacks it by `unpack_rows`. Later the reader sends what `pack_gradients`
+returns, and the owner sums what all readers have sent by `sum_gradients`.
+ops/cc/kernels/packing.cc describes the layout.
 """
 
 from collections.abc import Sequence
@@ -24,9 +25,9 @@ def pack_rows(
   A feature without factors takes only its linear weight and a bit that says so.
 
   Args:
-    rows: the rows of the distinct keys that processes asked for.
-    inverse: int32 [n], `Deduped.inverse` of all keys that were asked for, process by process.
-    counts: int32 [N], how many keys each process asked for.
+    rows: the rows of the distinct keys that processes have requested.
+    inverse: int32 [n], `Deduped.inverse` of all requested keys, process by process.
+    counts: int32 [N], how many keys each process has requested.
     dtype: the dtype of the buffer: float32, float16 or bfloat16.
   Returns:
     A buffer [m] of one block for each of the N processes, and the sizes of the blocks, int32 [N].
@@ -46,8 +47,8 @@ def unpack_rows(
 
   Args:
     buffer: the blocks of all owners, one after another.
-    counts: int32 [N], how many keys each owner was asked for.
-    keys: int64 [u], the keys that were asked for, grouped by owner.
+    counts: int32 [N], how many keys this process has requested from each owner.
+    keys: int64 [u], the requested keys, grouped by owner.
     slot_table, widths: as in `RowStore`.
   Returns:
     linear float32 [u], factors float32 [offsets[u]] and offsets int32 [u + 1], as in `PulledRows`.
@@ -69,7 +70,9 @@ def pack_gradients(
     factors_grad: float32 [offsets[u]], the gradients of factors.
     offsets: int32 [u + 1], where each key's factors begin, as in `PulledRows`.
     counts: int32 [N], how many of the keys each owner owns.
-    dtype: as in `pack_rows`, and so is what is returned.
+    dtype: the dtype of the buffer: float32, float16 or bfloat16.
+  Returns:
+    A buffer [m] of one block for each of the N owners, and the sizes of the blocks, int32 [N].
   """
   return load().ctr_pack_gradients(linear_grad, factors_grad, offsets, counts, T=dtype)
 
@@ -83,7 +86,7 @@ def sum_gradients(
 
   Args:
     buffer: the blocks of all processes, one after another.
-    counts: int32 [N], how many keys each process asked for.
+    counts: int32 [N], for how many keys each process sent gradients.
     offsets: int32 [u + 1], `PulledRows.offsets` of the owner's pull.
     deduped: what `dedupe` returned for the keys of all processes, one process after another.
   Returns:

@@ -18,7 +18,8 @@ from ops.row_store import FactorPart, PulledRows
 class PoolLayout:
   """The properties of the model that pooling needs.
 
-  Field f is the f-th of `Config.ordered_slots`, so the fields of one table are neighbours.
+  Here a slot is called a field: field f is the f-th slot of `Config.ordered_slots`. So the fields
+  of one table are neighbours.
   """
 
   table_of_field: tuple[int, ...]  # [F], the table of each field, ascending
@@ -54,13 +55,13 @@ class PoolLayout:
     }
 
   def by_table(self, tensors: Iterable[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Turns one list, with a tensor for each part of all tables, into one list for each table."""
+    """Returns a list for each table, of its parts' tensors; `tensors` has those of all tables."""
     tensors = iter(tensors)
     return [[next(tensors) for _ in of_table] for of_table in self.parts]
 
 
 class Pooled(NamedTuple):
-  """Slot sums of B samples. Tensors that the layout does not request have 0 rows.
+  """Slot sums of B samples. Tensors that the PoolLayout does not request have 0 rows.
 
   Σ runs over the features of a slot, or of a sample, with values x, linear weights w and factors v.
   A list of lists holds, for each table, a list with one tensor for each part.
@@ -83,7 +84,7 @@ def pool(
   batch_size: TensorLike,
   layout: PoolLayout,
 ) -> Pooled:
-  """Adds up rows to slot sums; differentiable in `rows.linear` and `rows.factors`.
+  """Returns the slot sums of a batch; differentiable in `rows.linear` and `rows.factors`.
 
   Args:
     rows: the rows of `deduped.unique`; only linear, factors and offsets are read.

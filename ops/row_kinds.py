@@ -15,8 +15,8 @@ class Hyperparameter:
   """A number that row optimizers read.
 
   Attributes:
-    default: its value where a preset gives none; None: off.
-    meaning: what docs/config.md says of it.
+    default: its value where a preset gives none; None: it has no effect.
+    meaning: its description in docs/config.md.
     low: its smallest value.
     high: its largest value; None: there is none.
     excludes: the bound that is itself not allowed, 'low' or 'high'; '' if both are allowed.
@@ -68,11 +68,11 @@ class RowKind:
 
   Attributes:
     meaning: the source of the rule, and its special properties.
-    state_per_weight: floats of state that it keeps for each weight.
-    state_per_row: floats of state that it keeps for a row, whatever its width.
-    reads: the hyperparameters that it reads beside learning_rate, l1, l2 and clip.
-    presets: name of a preset -> the defaults that it gives.
-    follows_gradient: whether the length of its steps is proportional to the gradient's.
+    presets: {name of a preset: {hyperparameter: its default there}}.
+    state_per_weight: how many floats of state each weight has.
+    state_per_row: how many floats of state a row has beside these, whatever its width.
+    reads: the hyperparameters that the optimizer reads beside learning_rate, l1, l2 and clip.
+    follows_gradient: whether the length of a step is proportional to that of the gradient.
   """
 
   meaning: str
@@ -84,10 +84,10 @@ class RowKind:
 
   @property
   def has_decaying_state(self) -> bool:
-    """Whether its state holds moving averages of gradients or of their squares.
+    """Whether the state holds moving averages of gradients or of their squares.
 
-    If so, steps are about learning_rate long, and a step without a gradient changes the state, so
-    that l2_mode has an effect even without l2.
+    If so, steps are about as long as learning_rate, and a step without a gradient changes the
+    state. So l2_mode has an effect even without l2.
     """
     return 'beta2' in self.reads
 
@@ -190,7 +190,7 @@ def row_defaults(
 
 
 def meaning_of(hyperparameter: str) -> str:
-  """Returns what a hyperparameter means; if only some kinds read it, their names come first."""
+  """Returns a hyperparameter's meaning; the kinds that read it come first, unless all read it."""
   kinds = [kind for kind, rule in ROW_OPTIMIZERS.items() if hyperparameter in rule.reads]
   meaning = HYPERPARAMETERS[hyperparameter].meaning
   return f'{", ".join(kinds)}: {meaning[0].lower()}{meaning[1:]}' if kinds else meaning

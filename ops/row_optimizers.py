@@ -1,8 +1,8 @@
 """Row optimizers: the rules that update the weights of a feature's row.
 
 ops/cc/rows/row_optimizers.cc has their formulas. `RowStore` takes their steps inside its push;
-`row_init` and `row_update` are for other stores, such as TFRA's: they take rows as tensors and
-return rows to write back.
+`row_init` and `row_update` are for other stores, such as TFRA's hash tables: they take rows as
+tensors and return the rows to write back.
 """
 
 import math
@@ -28,7 +28,7 @@ class RowHyperparameters(Protocol):
 
 
 def state_floats(kind: str, dim: int) -> int:
-  """Returns how many floats of optimizer state `dim` weights of a row have."""
+  """Returns how many floats of optimizer state a row of `dim` weights has."""
   rule = ROW_OPTIMIZERS[kind]
   return rule.state_per_weight * dim + rule.state_per_row
 
@@ -55,7 +55,12 @@ def hyper(
 
 
 def row_init(weights: TensorLike, hyper: TensorLike, kind: str) -> tf.Tensor:
-  """Returns rows of weights, [n, dim], with initial state behind them; see `row_update`."""
+  """Returns rows of weights with their initial state, float32 [n, dim + state].
+
+  Args:
+    weights: float32 [n, dim].
+    hyper, kind: as in `row_update`.
+  """
   return load().ctr_row_init(weights=weights, hyper=hyper, kind=kind)
 
 
@@ -69,18 +74,20 @@ def row_update(
   kind: str,
   add: bool = False,
 ) -> tf.Tensor:
-  """Returns what rows are after one more optimizer step.
+  """Takes one optimizer step on rows.
 
   Args:
-    rows: float32 [n, dim + state], weights, then state; so is what is returned.
+    rows: float32 [n, dim + state], weights, then state.
     gradient: float32 [n, dim].
     scale: float32 [1] or [n], multiplies the gradient.
-    last_step: int32 [n], the global step of each row's last update. 0: it had none, so its state is
-      initialised first.
-    hyper: float32 [H], one optimizer's row of the `hyper` tensor.
+    last_step: int32 [n], the global step of each row's last update. 0: the row had none, so its
+      state is initialised first.
+    hyper: float32 [H], what the function `hyper` returns for one optimizer.
     step: int64 [], the global step, from 1.
     kind: a key of ROW_OPTIMIZERS.
     add: as in `RowStore.push`.
+  Returns:
+    The rows after the step, float32 [n, dim + state].
   """
   numbers = {'rows': rows, 'gradient': gradient, 'scale': scale, 'last_step': last_step}
   return load().ctr_row_update(**numbers, hyper=hyper, step=step, kind=kind, add=add)

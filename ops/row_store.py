@@ -75,33 +75,37 @@ class PulledRows(NamedTuple):
 
 
 def to_float32(column: np.ndarray) -> np.ndarray:
-  """Returns exported factors, of the dtype `TableSpec.factors_dtype`, as float32."""
+  """Returns exported factors, whose dtype is `TableSpec.factors_dtype`, as float32."""
   if column.dtype == np.float32:
     return column
   return (column.astype(np.uint32) << 16).view(np.float32)
 
 
 def to_bfloat16(rows: np.ndarray) -> np.ndarray:
-  """Rounds factors from float32 to the nearest bfloat16; returns its bits as uint16."""
+  """Rounds float32 factors to the nearest bfloat16, and returns its bits as uint16."""
   return rows.astype(tf.bfloat16.as_numpy_dtype).view(np.uint16)
 
 
 def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01) -> tf.Tensor:
-  """Returns the factors with which features start, float32 [n, width]; keys are int64 [n].
+  """Returns the factors with which features start, float32 [n, width].
 
-  They depend only on (seed, key, column), and have the standard deviation `scale`.
+  Each factor depends only on the seed, the key and the column.
+
+  Args:
+    keys: int64 [n].
+    scale: the standard deviation of the factors.
   """
   return load().ctr_initial_factors(keys=keys, seed=seed, width=width, scale=scale)
 
 
 def without_counts(chunk: chunks.Chunk) -> chunks.Chunk:
-  """Returns a chunk in which show and click of every feature are 0."""
+  """Returns the chunk with show and click of every feature set to 0."""
   zeros = np.zeros(len(chunk['key']))
   return {**chunk, 'show': zeros, 'click': zeros}
 
 
 class RowStore(FeatureLifecycle):
-  """A feature table that also holds the features' rows; it has the verbs of `FeatureLifecycle` too.
+  """A feature table that also holds the features' rows, with the verbs of `FeatureLifecycle`.
 
   Args:
     policy: as in `FeatureLifecycle`.
@@ -136,12 +140,14 @@ class RowStore(FeatureLifecycle):
     super().__init__(policy, name, create_handle=create_handle)
 
   def pull(self, keys: TensorLike, train: bool = True) -> PulledRows:
-    """Reads rows, and changes nothing; absent features have linear weight 0, no factors and id -1.
+    """Reads rows, and changes nothing.
+
+    A feature that the store does not have gets linear weight 0, no factors and id -1.
 
     Args:
       keys: int64 [u], >= 0, of slots that have a table; fastest in the order of `dedupe`.
-      train: whether it is for a training step: with admission 'none', a feature that has no factors
-        yet then reads its initial factors.
+      train: whether the rows are for a training step. If they are, and admission is 'none', a
+        feature without factors gets its initial factors.
     """
     return PulledRows(*self._reads.ctr_row_store_pull(self.handle, keys, train=train))
 
@@ -160,19 +166,19 @@ class RowStore(FeatureLifecycle):
   ) -> None:
     """Takes one optimizer step on each key's row, then adds the key's shows and clicks.
 
-    Absent features are created. The push that admits a feature does not train its factors yet,
-    unless admission is 'none'. Each key is updated under the lock of its shard.
+    Features that the store does not have are created. The push that admits a feature does not train
+    its factors yet, unless admission is 'none'. Each key is updated under the lock of its shard.
 
     Args:
       keys: int64 [u]; if a key repeats, its occurrences are processed one after the other.
-      rows: the result of the pull of these keys.
+      rows: what `pull` returned for these keys.
       shows, clicks, linear_gradient: float32 [u], summed over the batch.
       factors_gradient: float32 [offsets[u]], summed likewise, laid out as rows.factors.
       scale: float32 [1] or [u], multiplies the gradients.
       hyper: float32 [T, 2, H], the result of `ops.row_optimizers.hyper`.
       step: int64 [], the number of this global step, from 1.
       add: whether the gradients are differences to add to the weights, without an optimizer. The
-        optimizer's state then stays, except FTRL's z, which follows its weight.
+        optimizer's state then stays as it is, except FTRL's z, which follows its weight.
     Raises:
       OutOfRangeError: if a gradient is not finite.
       InvalidArgumentError: if shows or clicks are impossible. After either error, nothing has
@@ -196,7 +202,7 @@ class RowStore(FeatureLifecycle):
     return self._ops.ctr_row_store_catch_up(self.handle, hyper, step)
 
   def erase(self, keys: TensorLike) -> None:
-    """Deletes the features of these keys, int64 [n], with their rows; it skips absent features."""
+    """Deletes the features of these keys, int64 [n], and their rows; unknown keys are skipped."""
     return self._ops.ctr_row_store_erase(self.handle, keys)
 
   def forget_counts(self) -> None:
@@ -241,7 +247,7 @@ class RowStore(FeatureLifecycle):
 
     Args:
       source: a file that `export_state` wrote, or chunks.
-      replace: whether to delete the features that the store has; else the imported ones are added.
+      replace: whether to delete the features that the store has first.
     Raises:
       DataLossError: if `source` is damaged. After any error the store is empty, even if `replace`
         is False.
@@ -259,6 +265,7 @@ class RowStore(FeatureLifecycle):
     """Adds the features of one exported chunk to the store. Eager only.
 
     Args:
+      where: names the chunk in messages.
       chunk: columns as `export_state` yields them, arrays or tensors.
     Raises:
       DataLossError: if the chunk is damaged; the store may then have some of its features.

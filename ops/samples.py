@@ -19,7 +19,7 @@ class Samples(NamedTuple):
 
 
 class SampleArrays:
-  """The arrays of a prepared pass, which are read in place; docs/data.md says what each holds.
+  """The arrays of a prepared pass, which are read without a copy; docs/data.md describes each.
 
   Args:
     codes: uint16 [n, W], where W is the number of slots, or one more for the group.
@@ -29,7 +29,7 @@ class SampleArrays:
       feature.
     values: float32 [K]; None if all are 1.
     dense: float32 [n, Dn]; None if there are no dense columns.
-    slots: F.
+    slots: F, the number of slots.
     chunk: the number of samples in a chunk.
   """
 
@@ -56,8 +56,10 @@ class SampleArrays:
     self._tensors = {name: view(array) for name, array in arrays.items()}
 
   def gather(self, samples: np.ndarray) -> Samples:
-    """Returns the samples with these indices in the pass, integers [B].
+    """Returns some samples of the pass.
 
+    Args:
+      samples: integers [B], the samples' indices in the pass.
     Raises:
       InvalidArgumentError: if an index, or a value that the arrays hold at it, is out of range.
     """

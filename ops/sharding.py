@@ -1,8 +1,8 @@
 """Which shards a key belongs to, and which process owns it.
 
 A hash puts each key into one of 4,096 logical shards, and each logical shard has one owner. A table
-in memory has 256 shards, each of 16 logical shards; every one of the 256 has its own lock, and its
-own block in checkpoints. ops/cc/lifecycle/hash.h states the same rules in C++.
+in memory has 256 shards, each of 16 logical shards. Each of the 256 shards has its own lock.
+ops/cc/lifecycle/hash.h states the same rules in C++.
 """
 
 from typing import TypeVar
@@ -45,7 +45,7 @@ def within(keys: np.ndarray, shards: range) -> np.ndarray:
 
 
 def owner_of(shards: IntOrArray, owners: int) -> IntOrArray:
-  """Returns which of `owners` processes owns each logical shard.
+  """Returns the index of the owner of each logical shard, among `owners` processes.
 
   An owner's shards are consecutive, so keys grouped by shard are grouped by owner too.
   """
@@ -58,7 +58,7 @@ def shards_of(owner: int, owners: int) -> range:
 
 
 def owners_with(shards: range, owners: int) -> range:
-  """Returns which of `owners` processes own some of these logical shards."""
+  """Returns the indices of the owners, among `owners` processes, of any of these logical shards."""
   return range(owner_of(shards.start, owners), owner_of(shards.stop - 1, owners) + 1)
 
 

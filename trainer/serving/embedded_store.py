@@ -1,4 +1,4 @@
-"""A versioned store in a directory: LMDB, memory-mapped, one writer and any number of readers.
+"""A versioned store in a directory, kept by LMDB: memory-mapped, one writer and many readers.
 
     DIRECTORY/data.mdb  lock.mdb
 
@@ -9,7 +9,7 @@
 
 Rows have the same order as in exports, so that the rows of a base are appended, page after page.
 One write transaction applies all exports of a new version. A reader sees the version that the store
-held when its own transaction began.
+held when the reader's transaction began.
 """
 
 import contextlib
@@ -55,7 +55,8 @@ class EmbeddedStore(VersionedStore):
     path: the directory. A writer makes it; a reader may start before it exists.
     writable: whether this process publishes.
   Raises:
-    UserError: if it cannot be opened. A reader opens it at its first use, so any method may raise.
+    UserError: if the store cannot be opened. A reader opens the store at the first use, so any
+      method may raise this.
   """
 
   def __init__(self, path: str, writable: bool = False):
@@ -105,7 +106,7 @@ class EmbeddedStore(VersionedStore):
       return _EmbeddedView(transaction)
 
   def _reading(self) -> lmdb.Transaction | None:
-    """Returns a new read transaction; None if no writer has made the store yet."""
+    """Begins a read transaction and returns it; None if no writer has made the store yet."""
     if self._env is None:
       if not os.path.exists(os.path.join(self._path, 'data.mdb')):
         return None
@@ -129,7 +130,7 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> None:
 
 
 class _EmbeddedView(View):
-  """A version as a read transaction, during which LMDB does not reuse the pages that it sees."""
+  """A version that a read transaction sees; until that ends, LMDB does not reuse its pages."""
 
   def __init__(self, transaction: lmdb.Transaction):
     self._transaction = transaction

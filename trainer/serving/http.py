@@ -53,7 +53,7 @@ class Limits:
 
 
 class _Refused(Exception):
-  """A request that is refused with a status of HTTP."""
+  """A request is refused; `status` is the HTTP status of the answer."""
 
   def __init__(self, status: int, text: str):
     super().__init__(text)
@@ -61,28 +61,28 @@ class _Refused(Exception):
 
 
 class _Waiting(NamedTuple):
-  """A request whose body has arrived."""
+  """A request whose body has arrived, and the future of its answer."""
 
   body: bytes
   answer: asyncio.Future[bytes]
 
 
 class App:
-  """Answers requests about one model, or about one that finds items and one that ranks them.
+  """The HTTP application of one model, or of two: one that finds items and one that ranks them.
 
   Requests that wait while others are scored are then scored together, as one batch: most of what a
   small request costs is the same for a large one.
 
   Args:
     service: computes the scores, or finds items.
-    name: of the model in the paths of requests.
+    name: the model's name in the paths of requests.
     limits: a request that exceeds them is refused.
     token: clients must send it as `Authorization: Bearer TOKEN`; None: they need no token.
     recommender: finds items that `service` ranks; None: `service` finds them, if it can.
 
   Attributes:
     asgi: the ASGI application.
-    limits: as given.
+    limits: the argument.
   """
 
   def __init__(
@@ -153,7 +153,7 @@ class App:
   # Routes
 
   def _route(self, path: str, method: str, route: Callable) -> Route:
-    """Returns a route that also checks method and token, handles errors and counts requests."""
+    """Returns a route that checks method and token, then answers by `route` or with its error."""
 
     async def answer(request: Request) -> Response:
       started = time.perf_counter()
@@ -197,7 +197,7 @@ class App:
       raise _Refused(404, f"model '{name[:80]}': is unknown{nearest(name[:80], [self._name])}")
 
   async def _no_route(self, request: Request, error: HTTPException) -> Response:
-    """Answers a request whose path no route has, or /healthz asked by another method than GET."""
+    """Answers a request whose path no route has, or whose method /healthz does not allow."""
     self._requests.labels(error.status_code).inc()
     refused = _unknown_path(request)
     if error.status_code == 405:
@@ -224,7 +224,14 @@ class App:
 
   @contextlib.contextmanager
   def _counted(self, body: bytes) -> Iterator[bytes]:
-    """Counts a complete request as under way: slow clients must not use up the limit."""
+    """Yields the body, and counts its request as under way until the context ends.
+
+    A request is counted only once its body has arrived, so that slow clients cannot use up the
+    limit.
+
+    Raises:
+      _Refused: if too many requests are under way.
+    """
     if self._under_way >= self.limits.concurrency:
       raise _Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
     self._under_way += 1
@@ -253,7 +260,7 @@ class App:
     return bytes(body)
 
   def _score_some(self) -> None:
-    """Answers requests that wait, in a thread of the pool."""
+    """Takes some of the requests that wait, scores them and answers them; runs in the pool."""
     some, size = [], 0
     with self._taking:
       while self._waiting and (not some or size + len(self._waiting[0].body) <= _BYTES_TOGETHER):
@@ -275,7 +282,7 @@ class App:
     some[0].answer.get_loop().call_soon_threadsafe(deliver)
 
   def _score(self, bodies: Sequence[bytes]) -> list[bytes | Exception]:
-    """Returns the answer to each request, or why it has none."""
+    """Returns, for each body of a request, the body of the answer or the error that refuses it."""
     try:
       requests = [self._parse(body) for body in bodies]
       columns = requests[0].columns.keys()
@@ -306,7 +313,7 @@ class App:
     return answers
 
   def _find(self, body: bytes) -> bytes:
-    """Returns the answer to a request for items."""
+    """Returns the body of the answer to a request for items."""
     request = rest.parse_recommend(body, self.limits.instances)
     unknown = self._recommender.unknown_columns(request.queries)
     if self.limits.strict and unknown:
@@ -336,7 +343,7 @@ class App:
     return _json(rest.metadata(self._name, predict, recommend), 200)
 
   def _methods(self) -> list[str]:
-    """Returns what the model can be asked for: predict, recommend or both."""
+    """Returns which methods requests may call: 'predict', 'recommend' or both."""
     finds = self._service.item_column is not None
     return ['predict'] * (not finds) + ['recommend'] * (finds or self._ranks)
 
@@ -359,7 +366,7 @@ def _unknown_path(request: Request) -> _Refused:
 
 
 def _refusal(request: Request, error: _Refused | BadRequest | NotAnswered | NotReady) -> Response:
-  """Logs why a request is refused, and returns the answer that says so."""
+  """Logs why a request is refused, and returns an answer that tells the client."""
   # repr keeps the client's text on one line.
   path = request.url.path
   logging.warning('refused %s %.200r: %d %.500r', request.method, path, error.status, str(error))
@@ -414,14 +421,14 @@ class _Protocol(HttpToolsProtocol):
 
 
 def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
-  """Returns a server, and the socket to run it with.
+  """Returns a server, and the listening socket to pass to its method `run`.
 
   Args:
     app: the application to serve.
     host: the address to listen at.
-    port: the port to listen at; 0: any.
+    port: the port to listen at; 0: any free port.
   Raises:
-    OSError: if it cannot listen there.
+    OSError: if the address or the port cannot be listened at.
   """
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
   listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -1,4 +1,4 @@
-"""Finds the items with the highest scores for a query's vector: exactly, or by an index."""
+"""Finds the items with the highest scores for a query's vector: exactly, or by a faiss index."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ _MOST_REPLACED = 0.25  # of the index; with more, it is not used
 
 
 class _Index(NamedTuple):
-  """The faiss index of a base, some of whose n vectors later deltas have replaced."""
+  """The faiss index of a base; later deltas may have replaced some of its n vectors."""
 
   lists: Any  # faiss.IndexIVFFlat
   keys: np.ndarray  # int64 [n], of the items by their numbers in the index
@@ -23,19 +23,21 @@ class _Index(NamedTuple):
 
 
 class ItemSearch:
-  """The C items of one version, with vectors of width d. Threads may share it.
+  """Searches the C items of one version, with vectors of width d. Threads may share it.
 
   If there are many items and their base has an index, the index is searched, which is approximate.
   Items that deltas have changed since the base are searched exactly. Once deltas have replaced or
-  removed more than a quarter of the index's items, all are searched exactly, until the next base.
+  removed more than a quarter of the index's items, all items are searched exactly, until the next
+  base.
 
   Args:
     items: in ascending order of their keys.
-    index: the index of the base.
-    exact_up_to: with so many items or fewer, the index is not used.
+    index: the index of the base; None: it has none.
+    exact_up_to: with this many items or fewer, the index is not used.
 
   Attributes:
     items: the argument.
+    by_index: whether `best` searches the index.
   """
 
   def __init__(self, items: Items, index: _Index | None = None, exact_up_to: int = EXACT_UP_TO):
@@ -52,7 +54,11 @@ class ItemSearch:
 
   @classmethod
   def of_base(cls, export: RowExport, exact_up_to: int = EXACT_UP_TO) -> 'ItemSearch':
-    """Returns the items of a base, and their index if it has one and faiss is installed."""
+    """Returns the ItemSearch of a base.
+
+    It has an index if there are more than `exact_up_to` items, the base holds an index and faiss is
+    installed.
+    """
     unsorted = export.items().items
     items, data = unsorted.by_key(), None
     if has_faiss() and len(items.keys) > exact_up_to:
@@ -64,7 +70,7 @@ class ItemSearch:
     return cls(items, index, exact_up_to)
 
   def changed(self, change: Change) -> 'ItemSearch':
-    """Returns the items of a later version; this one stays as it is."""
+    """Returns a new ItemSearch with the change applied; this object is not modified."""
     items, index = change.applied(self.items), self._index
     if index is not None:
       place = places(items.keys, index.keys)
@@ -73,14 +79,15 @@ class ItemSearch:
     return ItemSearch(items, index, self._exact_up_to)
 
   def best(self, query: np.ndarray, k: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best items for one query: their places in `items`, and their scores.
+    """Returns the items with the highest scores for one query.
 
     Args:
       query: float32 [d].
-      k: at most the number of items.
-      seen: int64 [n], places of items that are left out.
+      k: how many items are wanted; at most C.
+      seen: int64 [n], the indices in `items` of items to leave out.
     Returns:
-      int64 [k'] and float32 [k'], descending; k' is less than k where fewer items are left.
+      The items' indices in `items`, int64 [k'], and their scores, float32 [k'], descending. k' is
+      k, or less if fewer items are found.
     """
     if not self.by_index:
       return _best(self.items.vectors, query, k, seen)
@@ -108,9 +115,12 @@ class ItemSearch:
 def _best(
   vectors: np.ndarray, query: np.ndarray, k: int, left_out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the indices and the scores of the best k vectors that are not left out.
+  """Returns the indices and the scores of the k vectors with the highest scores.
 
-  Of equal scores the lower index comes first. There are fewer than k if fewer are left.
+  Of equal scores the lower index comes first.
+
+  Args:
+    left_out: int64 [n], the indices of vectors to leave out; fewer than k vectors may be left.
   """
   scores = vectors @ query
   scores[left_out] = -np.inf

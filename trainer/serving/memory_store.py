@@ -1,9 +1,9 @@
 """A versioned store in this process's memory, for a server that follows a run itself.
 
-The rows are in one row store, which a delta changes in place. Before it does, the old rows of the
-keys that it changes are copied, and views of the earlier version read these copies. So no request
-waits for a delta. The copies are freed with the last view of the earlier version. A base is read
-into a new row store, and the old one is freed with its last view.
+The rows are in one row store, which a delta changes in place. Before the change, the rows that it
+will replace are copied; views of the earlier version read the copies. So no request waits for a
+delta. The copies are freed with the last view of the earlier version. A base is read into a new row
+store; the old row store is freed with its last view.
 """
 
 import dataclasses
@@ -34,7 +34,11 @@ from trainer.storage.chain import RowExport, Rows
 
 
 class _RowsOfAChain:
-  """The rows of a chain of exports, in a row store without optimizer state."""
+  """The rows of a chain of exports, in a row store without optimizer state.
+
+  Args:
+    text: the config of the chain, as YAML.
+  """
 
   def __init__(self, text: str):
     cfg = config.parse(text, "an export's config.yaml")
@@ -49,7 +53,11 @@ class _RowsOfAChain:
     self._counts = bool(cfg.counted_fields())
 
   def checked(self, export: RowExport) -> Iterator[Rows]:
-    """Yields an export's rows; raises DataLoss if they do not have their table's width."""
+    """Yields an export's rows.
+
+    Raises:
+      DataLoss: if a row has another number of factors than its table.
+    """
     for rows in export.rows():
       wrong = (rows.counts > 0) & (rows.counts != self._widths[self._slot_table[rows.slot]])
       if wrong.any():
@@ -61,13 +69,13 @@ class _RowsOfAChain:
       yield rows
 
   def change(self, tombstones: np.ndarray, batches: Iterable[Rows]) -> None:
-    """Deletes the rows of some keys, then puts others in place."""
+    """Applies an export: deletes the rows of the keys in `tombstones`, then adds the batches."""
     self.erase(tombstones)
     for rows in batches:
       self.put(rows)
 
   def put(self, rows: Rows) -> None:
-    """Adds rows; each replaces an earlier row of its key."""
+    """Adds rows; each replaces the row that its key has."""
     self.erase(rows.key)
     zero = np.zeros([len(rows.key)])
     show, click = rows.show_click.astype(np.float64).T if self._counts else (zero, zero)
@@ -96,7 +104,7 @@ class _RowsOfAChain:
 
 
 class _Replaced(NamedTuple):
-  """The old rows of all keys that a new version changes."""
+  """The rows that a new version replaces, as they were before."""
 
   keys: np.ndarray  # int64 [n], ascending
   rows: LookedUpRows
@@ -169,7 +177,13 @@ class MemoryStore(VersionedStore):
 
 
 def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:
-  """Returns the items after some exports; None: the model has none."""
+  """Returns the items of the version that results from applying some exports.
+
+  Args:
+    before: the items of the version that the first export follows; None if it begins a chain.
+  Returns:
+    None if the model has no items.
+  """
   for export in exports if exports[-1].has_items else ():
     if export.begins_chain:
       before = ItemSearch.of_base(export)

@@ -1,6 +1,7 @@
-"""Reads requests of plain texts and numbers, in a tenth of the time that a log's reader takes.
+"""Reads requests of plain texts and numbers, in a tenth of the time that the log's reader takes.
 
-Arrow pays for columns of many values; a request has few.
+The log's reader uses Arrow, whose cost for each column pays only if a column has many values; the
+columns of a request have few.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,10 @@ class PlainColumns:
 
   @staticmethod
   def reads(cfg: config.Config) -> bool:
-    """Returns whether no column is made, left blank, or one of features with values."""
+    """Returns whether this class can read requests for a config.
+
+    It cannot if a column is made or left blank, if features have values, or with model.retrieval.
+    """
     slots = cfg.data.slots
     return not (
       any(column.made for column in (*slots, *cfg.data.dense))
@@ -45,9 +49,10 @@ class PlainColumns:
     """Reads B = `size` samples.
 
     Args:
-      columns: each has B values, or one that stands for all samples.
+      columns: {name: values}; B values, or one that stands for all samples.
     Returns:
-      None for values of other types, and for wrong ones: the log's reader must read them.
+      The samples; or None if a value is wrong or of a type that this class does not read. The log's
+      reader must then read them.
     """
     dense = self._numbers(columns, size)
     found = self._keys(columns, size)
@@ -59,7 +64,7 @@ class PlainColumns:
     return SlotBatch(keys, values, segments, dense, zeros, zeros, zeros)
 
   def _numbers(self, columns: Mapping[str, Sequence[Json]], size: int) -> np.ndarray | None:
-    """Returns the dense columns, float32 [B, Dn]."""
+    """Returns the dense columns, float32 [B, Dn]; None as in `read`."""
     dense = np.empty([len(self._dense), size], np.float32)
     with np.errstate(over='ignore'):
       for i, name in enumerate(self._dense):
@@ -78,7 +83,7 @@ class PlainColumns:
   def _keys(
     self, columns: Mapping[str, Sequence[Json]], size: int
   ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns keys and segments as SlotBatch has them."""
+    """Returns keys and segments, as SlotBatch defines them; None as in `read`."""
     texts, fields = [], len(self._slots)
     counts = np.ones([fields, size], np.int64)
     for f, slot in enumerate(self._slots):

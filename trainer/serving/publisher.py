@@ -13,7 +13,7 @@ from trainer.storage.chain import ROW_KINDS, RowExport
 
 
 class Applied(NamedTuple):
-  """The changes that one call applied to the store."""
+  """What one call of the publisher applied to the store."""
 
   version: Version
   rows: int
@@ -28,11 +28,12 @@ class Publisher:
   its own. So it may be killed and started again at any moment, and a second call changes nothing.
 
   Args:
-    directory: the exports of a run.
+    directory: the directory of a run's exports.
+    store: the store to write.
     look: updates the directory, if it is a copy of a bucket.
 
   Attributes:
-    refused: why the last call of `advance` refused an export; None if it did not.
+    refused: why the last call of `advance` refused an export; None if it refused none.
   """
 
   def __init__(
@@ -68,8 +69,10 @@ class Publisher:
       return None
 
   def roll_back(self, sequence: int) -> Applied:
-    """Brings the store to an earlier version; it stays there until the next base is written.
+    """Brings the store to an earlier version, where it stays until the run writes its next base.
 
+    Args:
+      sequence: the number of the version.
     Raises:
       UserError: if the run has no export with this number.
     """

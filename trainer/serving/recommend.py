@@ -1,4 +1,4 @@
-"""Answers requests for items: one run finds them, and another one may rank what it has found."""
+"""Answers requests for items: one run finds items, and another run may rank those found."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -24,9 +24,9 @@ class Recommender:
 
   Args:
     finder: serves a run with model.retrieval.
-    ranker: serves a run whose scores (of its first task) rank the items that are found. None: the
-      finder's scores rank them.
-    candidates: how many items are found for the ranker, unless a request wants more.
+    ranker: serves a run whose scores, those of its first task, rank the items that are found. None:
+      the finder's scores rank them.
+    candidates: how many items the finder finds for the ranker, unless a request wants more.
   """
 
   def __init__(self, finder: Service, ranker: Service | None = None, candidates: int = 0):
@@ -38,7 +38,11 @@ class Recommender:
     return None not in (self._finder.version, (self._ranker or self._finder).version)
 
   def signature(self) -> Signature:
-    """Returns the columns of a request. Raises: NotReady if there is no version yet."""
+    """Returns the columns and outputs of a request for items.
+
+    Raises:
+      NotReady: if a run has no version yet.
+    """
     finder = self._finder.signature()
     if self._ranker is None:
       return finder
@@ -58,13 +62,13 @@ class Recommender:
     return [name for name in unknown if name not in read]
 
   def recommend(self, request: Recommend, max_samples: int) -> Answer:
-    """Finds the items of a request, and ranks them if there is a ranker.
+    """Finds items for the queries of a request, and ranks them if there is a ranker.
 
     Args:
-      max_samples: the most samples that the ranker scores.
+      max_samples: the most samples that the ranker may score.
     Raises:
       BadRequest: for a client's mistake.
-      NotAnswered: if a run is of the wrong kind.
+      NotAnswered: if the finder's run has no model.retrieval, or the ranker's run has.
       NotReady: if a run has no version yet.
     """
     queries, k, seen = request

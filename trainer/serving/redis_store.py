@@ -5,10 +5,11 @@
     ctr:generation          the number of the last generation
     r:GENERATION:KEY        a row, as versioned_store encodes it; both numbers 8 bytes, big-endian
 
-A base is written under a new generation, which nobody reads before `ctr:version` names it; then the
-earlier generations are deleted. Deltas change rows in place, in the same transaction that sets
-`ctr:version`. A reader fetches rows and `ctr:version` in one command. If that is no longer the
-version of its view, the view has ended (VersionGone).
+A *generation* is the number under which the rows of a base, and of the deltas after it, are stored.
+A base gets a new one, which nobody reads before `ctr:version` names it; then the earlier
+generations are deleted. Deltas change rows in place, in the same transaction that sets
+`ctr:version`. A reader fetches rows and `ctr:version` in one command. If `ctr:version` is no longer
+the version of the reader's view, the view has ended (VersionGone).
 """
 
 import itertools
@@ -52,7 +53,11 @@ def _names(generation: int, keys: np.ndarray) -> list[bytes]:
 
 
 def _parse(data: bytes | None) -> tuple[Version | None, int]:
-  """Returns the version and the generation of its rows."""
+  """Decodes what Redis holds under the name `ctr:version`.
+
+  Returns:
+    The version that is served, and the generation of its rows; None and 0 if `data` is None.
+  """
   if data is None:
     return None, 0
   fields = json.loads(data)
@@ -111,7 +116,7 @@ class RedisStore(VersionedStore):
         self._sweep(generation)
 
   def _sweep(self, generation: int) -> None:
-    """Deletes earlier generations, including those of bases that were never completed."""
+    """Deletes the rows of earlier generations, also of bases that were never written completely."""
     current = _prefix(generation)
     with self._redis.pipeline(transaction=False) as pipeline:
       for names in _batches(self._redis.scan_iter(_ROW + b'*', count=_KEYS_AT_ONCE)):

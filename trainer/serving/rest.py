@@ -5,8 +5,9 @@
     {"instances": [{"user": "u1"}], "k": 2, "seen": [["5"]]}
                              -> {"predictions": [{"items": ["7", "6"], "scores": [0.9, 0.2]}], …}
 
-In the first form, a name that only some samples have is a missing value in the others. In the
-second form, a column of one value stands for all samples: one user, many items. A value
+In the first form, each object is a sample, and a name that a sample lacks is a missing value. In
+the second form, each list is a column; a column of one value stands for all samples: one user, many
+items. The third form asks for the best "k" items for each query, except those in "seen". A value
 {"b64": "…"} is a string in base 64. Answers also hold the "model_version".
 """
 
@@ -51,7 +52,7 @@ class Recommend(NamedTuple):
 
 
 class Signature(NamedTuple):
-  """The names of columns and outputs in requests and answers."""
+  """The columns of a request, the outputs of its answer, and the version that answers."""
 
   columns: Mapping[str, bool]  # name -> whether its values are strings
   example: Mapping[str, Json]  # a sample that a request may have
@@ -64,7 +65,11 @@ _PLAIN = {str, int, float, bool, type(None)}
 
 
 def _value(value: Json, lists: int = 0) -> Json:
-  """Decodes {"b64": …}, also within lists."""
+  """Returns a value with each {"b64": …} decoded, also within lists.
+
+  Args:
+    lists: the number of lists around the value.
+  """
   if isinstance(value, list):
     if _PLAIN.issuperset(map(type, value)):
       return value
@@ -80,10 +85,10 @@ def _value(value: Json, lists: int = 0) -> Json:
 
 
 def parse(body: bytes, max_instances: int) -> Request:
-  """Parses the body of a request.
+  """Parses the body of a request for scores.
 
   Raises:
-    BadRequest: if it is malformed, in one line.
+    BadRequest: if the body is malformed; the message is one line.
     TooLarge: if it has more than `max_instances` samples.
   """
   return _request(_tree(body), max_instances)
@@ -165,7 +170,7 @@ def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
 
 
 def together(requests: Sequence[Request]) -> Request:
-  """Joins the samples of requests that have the same columns into one request."""
+  """Returns one request with the samples of all `requests`, which must have the same columns."""
   if len(requests) == 1:
     return requests[0]
 
@@ -178,9 +183,10 @@ def together(requests: Sequence[Request]) -> Request:
 
 
 def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
-  """Returns the body of an answer with `outputs`, {name: float32 [B]}.
+  """Returns the body of the answer to a request for scores.
 
-  The name of an output is left out if it is the only one.
+  Args:
+    outputs: {name: float32 [B]}. The answer leaves the name out if there is only one output.
   """
   # Nine digits give back the same float32.
   texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}
@@ -201,7 +207,12 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
 def items_answer(
   request: Request, items: Sequence[tuple[list[str], list[float]]], **versions: int
 ) -> bytes:
-  """Returns the body of an answer with the items of each query and their scores."""
+  """Returns the body of the answer to a request for items.
+
+  Args:
+    items: for each query, the items and their scores.
+    **versions: the versions that the answer names, {name: number}.
+  """
   if request.by_row:
     answer = {'predictions': [{'items': texts, 'scores': scores} for texts, scores in items]}
   else:
@@ -227,8 +238,9 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
   """Returns the body that describes a model, with examples of requests.
 
   Args:
-    predict, recommend: the signatures of requests for scores and for items; None: such requests are
-      not answered. At least one is not None.
+    name: the name of the model.
+    predict: the signature of requests for scores; None: such requests are not answered.
+    recommend: the signature of requests for items; None likewise. At least one is not None.
   """
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:

@@ -1,7 +1,7 @@
-"""Scores raw columns with the dense part of one version and with rows from any store.
+"""Computes the scores of requests, from the dense part of a version and the rows in a store.
 
-All stages are the trainer's: parsing and hashing (trainer.data), pooling (ops.pooling) and layers
-(trainer.model). So a score equals what `trainer.predict` gives in the same state.
+All stages are the trainer's code: parsing and hashing (trainer.data), pooling (ops.pooling) and
+layers (trainer.model). So a score equals what `trainer.predict` computes for the same version.
 """
 
 import collections
@@ -57,16 +57,16 @@ class Scores(NamedTuple):
 
 
 class Scorer:
-  """A model for scoring; `load` sets its dense variables.
+  """A model that computes scores; `load` sets its dense variables.
 
   Args:
-    text: the resolved config of an export.
-    own_layers: dotted paths of layers that are not built in and that it may import.
+    text: the resolved config of an export, as YAML.
+    own_layers: dotted paths of layers that are not built in and that the config may import.
 
   Attributes:
-    retrieval: the config's model.retrieval; with it, columns are those of a query.
+    retrieval: the config's model.retrieval; if it is not None, the columns are those of a query.
   Raises:
-    UserError: if the config names any other layer that is not built in.
+    UserError: if the config names a layer that is neither built in nor among `own_layers`.
   """
 
   def __init__(self, text: str, own_layers: Collection[str] = ()):
@@ -102,11 +102,13 @@ class Scorer:
       self._graph_of_store = _Graph(self._outputs_of_store, integers, floats, dense, keys, store)
 
   def _outputs_of_store(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes the outputs, and `ids`, which are −1 for features without a row.
+    """Computes the outputs from a row store.
 
     Args:
-      tensors: segments, values and keys of the occurrences of features, the dense columns, and the
-        handle of the row store.
+      *tensors: segments and values of the n occurrences of features, the dense columns, the keys of
+        the occurrences, and the handle of the row store.
+    Returns:
+      The outputs, {name: float32 [B]}, and `ids`, [n], −1 for features without a row.
     """
     segments, values, dense, keys, store = tensors
     ids, *rows = load().ctr_row_store_pull(store, keys, train=False)
@@ -114,12 +116,12 @@ class Scorer:
     return outputs | {'ids': ids}
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes the outputs, float32 [B] each.
+    """Computes the outputs, {name: float32 [B]}.
 
     Args:
-      tensors: for the occurrences of features, segments and values; then the dense columns; then
-        `inverse` of ops.dedupe; then, for the rows of distinct keys, offsets, linear weights,
-        factors and, if a slot has `counts`, shows and clicks.
+      *tensors: segments and values of the occurrences of features; the dense columns; `inverse`, as
+        in ops.dedupe; then the rows of the distinct keys: offsets, linear weights, factors and, if
+        a slot has `counts`, shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
@@ -132,6 +134,8 @@ class Scorer:
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
     """Sets the dense variables to those of an export.
 
+    Args:
+      dense: as `RowExport.dense` returns them.
     Raises:
       DataLoss: if they belong to another model.
     """
@@ -147,12 +151,16 @@ class Scorer:
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
   def signature(self) -> tuple[dict[str, bool], dict[str, Json], list[str]]:
-    """Returns {column: are its values strings}, an example of a sample, and the outputs' names."""
+    """Returns what a request needs and gets.
+
+    Returns:
+      {column: whether its values are strings}; an example of a sample; the names of the outputs.
+    """
     return dict(self._columns), self._example, self._graph.names
 
   @functools.cached_property
   def _example(self) -> dict[str, Json]:
-    """A sample that a request may have: for each column, the first of _EXAMPLES that it accepts."""
+    """An example of a sample, {column: value}: each value is the first of _EXAMPLES that parses."""
     nothing = dict.fromkeys(self._columns, [None])
 
     def accepted(column: str, value: Json) -> bool:
@@ -173,12 +181,15 @@ class Scorer:
     return name if name in self._columns else self._aliases.get(name)
 
   def unknown(self, names: Iterable[str]) -> list[str]:
-    """Returns those of the names that are not columns of the model."""
+    """Returns those of the names that the model does not read."""
     heads = {name.partition('.')[0] for name in self._columns}
     return [name for name in names if self._column(name) is None and name not in heads]
 
   def _flat(self, columns: Mapping[str, Sequence[Json]]) -> dict[str, Sequence[Json]]:
-    """Returns the model's columns; a path such as ctx.device.os is looked up within objects."""
+    """Returns the columns that the model reads.
+
+    A column such as ctx.device.os is looked up within the objects of the column ctx.
+    """
     heads = {n: n.partition('.')[0] for n in self._columns if n not in columns}
     inner = {
       name: [value_at({head: v}, name) for v in columns[head]]
@@ -188,7 +199,7 @@ class Scorer:
     return {n: c for n, c in columns.items() if self._column(n)} | inner
 
   def parse(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch:
-    """Reads a request's columns as the log's conversion reads a file.
+    """Reads a request's columns as a file of the log is read. Unknown columns are ignored.
 
     Args:
       columns: JSON values by the column's name or its `input_name`. A column has B values, or one
@@ -196,9 +207,10 @@ class Scorer:
         a whole number, or a list of these; a dense value is a number or its text.
       size: B.
     Returns:
-      NumPy arrays. Unknown columns are ignored.
+      The samples, as NumPy arrays.
     Raises:
-      BadRequest: in one line, for a missing or malformed column or value.
+      BadRequest: if a column that the model reads is absent, or a column or value is malformed; the
+        message is one line.
     """
     of_request = {}
     for name, values in self._flat(columns).items():
@@ -230,7 +242,7 @@ class Scorer:
     return self._read(arrays, size)
 
   def _read(self, columns: dict[str, pa.Array], size: int) -> SlotBatch:
-    """Reads columns of `size` values each."""
+    """Returns the samples of columns of the log, which have `size` values each."""
     if self.retrieval:  # items seen are named by the request, not looked up by user
       columns.setdefault(self._cfg.data.group, pa.nulls(size))
     block = Block(columns, np.arange(size), lambda i: '', [])
@@ -255,11 +267,15 @@ class Scorer:
 
   @property
   def item_column(self) -> str:
-    """The column of the item's id."""
+    """The column of the log that holds the item's id."""
     return self._cfg.item_slot.column or self._cfg.item_slot.name
 
   def item_keys(self, items: Sequence[Json]) -> np.ndarray:
-    """Returns the keys of items that a request names, int64 [n]. Raises: BadRequest."""
+    """Returns the keys of the items that a request leaves out, int64 [n].
+
+    Raises:
+      BadRequest: if one of them is no string or whole number.
+    """
     array = _texts('seen', items)
     if pa.types.is_list(array.type):
       raise BadRequest("'seen': found a list within a sample's list; wanted items")
@@ -268,7 +284,7 @@ class Scorer:
     )
 
   def histories(self, samples: SlotBatch) -> list[np.ndarray]:
-    """Returns the keys of the items in the histories of each sample, int64 [n] each."""
+    """Returns, for each sample, the keys of the items in its histories, int64 [n]."""
     item = self._cfg.item_slot.name
     fields = [f for f, s in enumerate(self._cfg.ordered_slots) if s.sequence and s.shares == item]
     mine = np.isin(samples.segments % self._num_slots, fields)
@@ -278,7 +294,7 @@ class Scorer:
     return np.split(keys, starts)
 
   def is_empty(self, samples: SlotBatch) -> np.ndarray:
-    """Returns which samples have neither a feature nor a dense value, bool [B]."""
+    """Returns whether each sample has neither a feature nor a dense value, bool [B]."""
     if not len(samples.segments) and len(samples.keys):
       return np.zeros([len(samples.label)], bool)  # one feature in each slot
     counts = np.bincount(samples.segments // self._num_slots, minlength=len(samples.label))
@@ -287,10 +303,10 @@ class Scorer:
   # Scores
 
   def score(self, samples: SlotBatch, view: View) -> Scores:
-    """Scores samples with the rows of a view.
+    """Computes the scores of samples with the rows of a view.
 
     Raises:
-      VersionGone: as `View.look_up`.
+      VersionGone: if the store no longer holds the view's version.
     """
     batch = samples.segments, samples.values, samples.dense
     if self._graph_of_store and (store := view.row_store):
@@ -308,7 +324,7 @@ class Scorer:
     return Scores(outputs, self._unknown(keys[~rows.present]))
 
   def _unknown(self, keys: np.ndarray) -> dict[str, int]:
-    """Counts the distinct keys of each slot."""
+    """Returns {slot: how many of the keys belong to it}."""
     counts = np.bincount(keys >> HASH_BITS)
     return {self._slot_names[s]: int(counts[s]) for s in np.flatnonzero(counts).tolist()}
 
@@ -321,7 +337,12 @@ class Scorer:
 
 
 class _Graph:
-  """A graph that is called with NumPy arrays and tensors, and returns arrays."""
+  """A TensorFlow graph that is called with NumPy arrays or tensors, and returns NumPy arrays.
+
+  Args:
+    function: returns {name: tensor}.
+    *specs: the specs of the function's arguments.
+  """
 
   def __init__(self, function: Callable[..., dict[str, tf.Tensor]], *specs: tf.TensorSpec):
     traced = tf.function(function, autograph=False)

@@ -1,4 +1,4 @@
-"""Serves one version of a model, and switches to a new version without a pause."""
+"""Answers requests from one version of a model, and switches to new versions without a pause."""
 
 import contextlib
 import gc
@@ -29,7 +29,7 @@ class NotReady(UserError):
 
 
 class FoundItems(NamedTuple):
-  """The items that a request of B queries gets."""
+  """The items that are found for the B queries of a request."""
 
   column: str  # of the item's id in the log
   items: list[tuple[list[str], list[float]]]  # [B], the items of each query and their scores
@@ -37,7 +37,7 @@ class FoundItems(NamedTuple):
 
 
 class _Served:
-  """A version with the number of its users: requests under way, and the service itself."""
+  """A version, and the number of its users: requests under way, and the service itself."""
 
   def __init__(self, view: View, text: str, scorer: Scorer):
     self.view, self.text, self.scorer = view, text, scorer
@@ -51,8 +51,8 @@ class Service:
   with. If the store can no longer show that version, the request begins again with the new one.
 
   Args:
-    store: rows, dense part and config of a version.
-    advance: updates the store before each refresh; None: another process updates it.
+    store: the store that holds the model.
+    advance: called before each refresh to update the store; None: another process updates it.
     own_layers: dotted paths of layers that the config of a version may import.
   """
 
@@ -99,7 +99,11 @@ class Service:
 
   @property
   def item_column(self) -> str | None:
-    """The log's column of the items that the model finds; None: it scores. Raises: NotReady."""
+    """The column of the log with the items that the model finds; None if the model scores.
+
+    Raises:
+      NotReady: if there is no version yet.
+    """
     with self._use() as served:
       return served.scorer.item_column if served.scorer.retrieval else None
 
@@ -110,9 +114,9 @@ class Service:
 
     Args:
       request: its columns are those of queries.
-      k: how many are wanted.
-      seen: the items of each query that are left out; None: those of its history.
-      candidates: how many items to find instead of k, if that is more; at most all items.
+      k: how many items to find for each query.
+      seen: for each query, the items to leave out; None: those in its histories.
+      candidates: how many items to find if this is more than k; at most all items are found.
     Raises:
       BadRequest: for a client's mistake, such as a k above the number of items.
       NotAnswered: if the run has no model.retrieval.
@@ -151,7 +155,11 @@ class Service:
       return served.scorer.unknown(request.columns)
 
   def signature(self) -> Signature:
-    """Returns the names of columns and outputs. Raises: NotReady if there is no version yet."""
+    """Returns the columns and outputs of a request.
+
+    Raises:
+      NotReady: if there is no version yet.
+    """
     with self._use() as served:
       return Signature(*served.scorer.signature(), served.view.version.sequence)
 
@@ -181,7 +189,8 @@ class Service:
     """Serves the version that the store holds now.
 
     Args:
-      gone: a version that the store can no longer show.
+      gone: a version that was served and that the store no longer holds. Nothing is done if another
+        version is served by now.
     Raises:
       UserError: if the store cannot be read, or holds no valid model; the earlier version is still
         served.
@@ -227,7 +236,7 @@ class Service:
       raise
 
   def follow(self, stop: threading.Event, seconds_between_looks: float) -> None:
-    """Refreshes until asked to stop; logs each error once."""
+    """Calls `refresh` again and again until `stop` is set; logs an error unless it repeats."""
     while not stop.is_set():
       try:
         self.refresh()

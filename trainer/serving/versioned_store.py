@@ -1,8 +1,8 @@
 """The interface of the stores that a scorer reads rows from. A store holds one version of a model.
 
-A *version* is the result of replaying a chain of exports (`trainer.storage.export`): the rows, the
-dense part and the config. Its number is the sequence of the chain's last export. One publisher at a
-time writes a store, and any number of scorers read it. A scorer sees all changes of a new version
+A *version* is what a chain of exports yields when it is replayed (`trainer.storage.export`): the
+rows, the dense part and the config. Its number is that of the chain's last export. One publisher at
+a time writes a store, and any number of scorers read it. A scorer sees all changes of a new version
 at once, never rows of two versions.
 
 A row is kept as float32 values, little-endian: the linear weight, then the factors, if any.
@@ -28,16 +28,16 @@ _ZERO = bytes(4)  # reads as a linear weight of 0 without factors
 
 
 class Version(NamedTuple):
-  """Names a version and where it comes from.
+  """The number of a version, and the export that it comes from.
 
   Attributes:
     sequence: the number that clients see.
     export: the name of the chain's last export.
     checksum: the checksum of that export's manifest; exports of other runs may have the same name.
-    done_at: when that export was written, as time.time().
-    withdrawn: after a rollback to this version, the checksum of the export that was the newest
-      then. Exports that build on that one are not applied.
-    left_out: a sentence about features that are not exported; None if all are.
+    done_at: when that export was written, in seconds as time.time() counts them.
+    withdrawn: after a rollback to this version, the checksum of the export that was the newest at
+      that moment. Exports that build on the withdrawn one are not applied.
+    left_out: a sentence about features that are not exported; None if all are exported.
   """
 
   sequence: int
@@ -62,7 +62,7 @@ class Version(NamedTuple):
 
 
 class Overtaken(Exception):
-  """Another publisher has changed the store since its version was read."""
+  """Another publisher has changed the store since this publisher read its version."""
 
 
 class VersionGone(Exception):
@@ -72,8 +72,8 @@ class VersionGone(Exception):
 class LookedUpRows(NamedTuple):
   """The rows of n keys, in the order of the keys.
 
-  If a slot of the model has `counts`, show and click follow the factors of each row, like two more
-  factors.
+  If a slot of the model has `counts`, each row's show and click follow its factors, as if they were
+  two more factors.
   """
 
   linear: np.ndarray  # float32 [n]; 0 for a key without a row
@@ -86,12 +86,12 @@ class View(abc.ABC):
   """Reads one version of a store. Threads may share it.
 
   Attributes:
-    version: which version that is.
+    version: the version that is read.
     config: the resolved config as YAML.
-    dense: {name: dense variable}, and `dense_stats`.
-    items: of a model with model.retrieval; else None.
-    row_store: holds the rows of this version; None: only `look_up` reads them. It becomes None
-      before a later version changes the row store.
+    dense: {name: the value of a dense variable}; `dense_stats` is among them.
+    items: the items of a model with model.retrieval; else None.
+    row_store: the row store that holds the rows of this version; None if rows can be read only by
+      `look_up`. It becomes None before a later version changes the row store.
   """
 
   items: ItemSearch | None = None
@@ -113,10 +113,10 @@ class View(abc.ABC):
 
 
 class VersionedStore(abc.ABC):
-  """The rows, dense part and config of one version.
+  """A store of the rows, the dense part and the config of one version.
 
   Attributes:
-    holds_items: whether a model with model.retrieval can be served from it.
+    holds_items: whether the store can hold the items of a model with model.retrieval.
   """
 
   holds_items = False
@@ -125,7 +125,7 @@ class VersionedStore(abc.ABC):
   def version(self) -> Version | None:
     """Returns the version that the store holds; None if it is empty.
 
-    It must be cheap, because readers poll it many times a second.
+    The call must be cheap, because readers make it many times a second.
     """
 
   def apply(
@@ -137,8 +137,8 @@ class VersionedStore(abc.ABC):
     """Brings the store to a new version; until that is complete, the store holds the old one.
 
     Args:
-      exports: oldest first. The first one follows the version that the store holds, or begins a
-        chain, which replaces all that the store holds.
+      exports: the exports to apply, oldest first. The first one follows the version that the store
+        holds, or begins a chain, which replaces all that the store holds.
       expected: the version that the store holds now.
       withdrawn: as in `Version`.
     Returns:
@@ -159,7 +159,7 @@ class VersionedStore(abc.ABC):
 
   @abc.abstractmethod
   def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
-    """Does the work of `apply`; leaves the store at version `new`. Raises as `apply`."""
+    """Applies the exports, after which the store holds version `new`; see `apply`."""
 
   @abc.abstractmethod
   def view(self) -> View | None:
@@ -170,14 +170,17 @@ class VersionedStore(abc.ABC):
 
 
 def with_show_click(rows: LookedUpRows, show_click: np.ndarray) -> LookedUpRows:
-  """Puts show and click, float32 [n, 2], after the factors of rows that are present."""
+  """Returns rows in which show and click, float32 [n, 2], follow each present row's factors."""
   ends, at = np.cumsum(rows.counts), rows.present
   factors = np.insert(rows.factors, np.repeat(ends[at], 2), show_click[at].ravel())
   return rows._replace(counts=rows.counts + 2 * at, factors=factors)
 
 
 def without_show_click(rows: LookedUpRows) -> tuple[LookedUpRows, np.ndarray]:
-  """Undoes `with_show_click`; absent rows have 0 and 0."""
+  """Splits what `with_show_click` returned: into the rows without show and click, and these.
+
+  Show and click are float32 [n, 2], and 0 for absent rows.
+  """
   at, show_click = rows.present, np.zeros([len(rows.linear), 2], np.float32)
   places = np.cumsum(rows.counts)[at, None] - [2, 1]
   show_click[at] = rows.factors[places]
@@ -186,7 +189,7 @@ def without_show_click(rows: LookedUpRows) -> tuple[LookedUpRows, np.ndarray]:
 
 
 def encode(rows: Rows) -> list[bytes]:
-  """Returns each row's values as bytes."""
+  """Returns each row as bytes: linear weight, factors, then show and click if they are kept."""
   looked_up = LookedUpRows(rows.linear, rows.counts, rows.factors, np.ones([len(rows.key)], bool))
   if rows.show_click.size:
     looked_up = with_show_click(looked_up, rows.show_click)
@@ -203,7 +206,7 @@ def encode(rows: Rows) -> list[bytes]:
 
 
 def decode(values: Sequence[bytes | None]) -> LookedUpRows:
-  """Reads rows as `encode` made them; None stands for an absent one."""
+  """Returns the rows that `encode` encoded; a value None stands for an absent row."""
   lengths = np.array([0 if v is None else len(v) for v in values], np.int64) // 4
   flat = np.frombuffer(b''.join([v or _ZERO for v in values]), '<f4')
   present = lengths > 0
@@ -215,9 +218,13 @@ def decode(values: Sequence[bytes | None]) -> LookedUpRows:
 def replace(
   keys: np.ndarray, rows: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
 ) -> LookedUpRows:
-  """Returns the rows of `keys`, taken from `other` for keys that are among `other_keys`.
+  """Returns the rows of `keys`: those in `other` for keys among `other_keys`, else those in `rows`.
 
-  Keys are int64; `other_keys` are ascending.
+  Args:
+    keys: int64 [n].
+    rows: the rows of `keys`.
+    other_keys: int64 [m], ascending.
+    other: the rows of `other_keys`.
   """
   if not len(other_keys):
     return rows
@@ -252,7 +259,7 @@ def open_store(address: str, where: str, writable: bool = False) -> VersionedSto
     where: the flag that gave the address; messages name it.
     writable: whether this process publishes.
   Raises:
-    UserError: if it cannot be opened, or its library is not installed.
+    UserError: if the store cannot be opened, or the library that it needs is not installed.
   """
   scheme, separator, _ = address.partition('://')
   try:
