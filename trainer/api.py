@@ -63,7 +63,7 @@ class Run:
     return events.loc[:, ~is_nested]
 
   def evaluate(self, data: Data | None = None) -> JsonObject:
-    """Returns metrics: auc, logloss, calibration and so on.
+    """Returns {metric: value}: auc, logloss, calibration and so on.
 
     Args:
       data: patterns of files, or a frame with the columns of the log; by default data.test.

@@ -74,8 +74,6 @@ def main() -> int:
 
 
 class _Run(NamedTuple):
-  """A run to serve."""
-
   run_dir: str
   look: Callable[[], None]  # brings run_dir up to date, where it is a copy
   cfg: config.Config | None  # None: the run has not begun yet

@@ -58,7 +58,7 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   """Adds the defaults that follow from other keys.
 
   Args:
-    cfg: a config that has only the schema's own defaults.
+    cfg: a config in which only the schema's own defaults are filled in.
   Returns:
     The tree of keys to validate next, and {key: what its default follows from}.
   Raises:

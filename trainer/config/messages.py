@@ -108,7 +108,7 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def settings_named(name: str) -> str:
-  """Returns the keys whose last part is `name`, such as train.epochs; '' if there are none.
+  """Returns the keys whose last part is `name`, such as train.epochs for epochs; '' if none.
 
   For a word of another system, such as early_stopping, it returns what the key is called here.
   """

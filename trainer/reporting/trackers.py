@@ -35,7 +35,7 @@ class Tracker(Protocol):
     """Logs {name: metric}. `kind` is a split or an event."""
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
-    """Uploads files and directories, and ends the run."""
+    """Uploads files and directories, and ends the run, as finished or as killed."""
 
 
 def _key(name: str) -> str:

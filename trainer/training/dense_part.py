@@ -22,7 +22,7 @@ from trainer.training.schedule import Rates
 
 
 class Gradients(NamedTuple):
-  """Sums over the samples of one process, before any division by their weight."""
+  """Gradients of Σ weight·loss over the samples of one process, before any division by a weight."""
 
   loss: tf.Tensor  # float32 [], Σ weight·loss; NaN if it or a gradient is not finite
   weight: tf.Tensor  # float32 [], what sums are divided by: Σ weight, or the tasks' greatest one

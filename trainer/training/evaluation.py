@@ -90,11 +90,12 @@ class Evaluation:
     Returns:
       {name: figure}. A figure that the samples do not define is None.
 
-      - For clicks: auc, logloss, calibration, ctr, examples and, with data.group, gauc. Also the
-        figures of trainer.model.calibration: deciles, ranking, spread and slots.
+      - For clicks: auc, logloss, base_logloss, calibration, ctr, examples and, with data.group,
+        gauc. Also the figures of trainer.model.calibration: deciles, ranking and spread.
       - For squared error: rmse, examples, and base_rmse, which is the RMSE of predicting the mean
         label for every sample.
       - With several tasks: the figures of the first task, and `tasks`, {name: figures of the task}.
+      - `slots`: the result of SlotCalibration.
     """
     self._metrics.reset()
     slots = SlotCalibration(self._slots)

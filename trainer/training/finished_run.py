@@ -105,7 +105,7 @@ def open_run(
 
 
 def _restore(state: RunState, best: bool) -> bool:
-  """Restores the best state if `best` and there is one, else the last.
+  """Restores the best state if `best` and one of the config's model exists, else the last.
 
   Returns:
     Whether there was a state to restore.

@@ -173,7 +173,7 @@ class Ledger:
     return None
 
   def entered(self) -> Entry | None:
-    """Returns the entry of the pass whose training has begun and not ended, or None."""
+    """Returns the entry of the pass whose training has begun but not ended; None if none has."""
     last = [entry for entry in self if entry.fate == 'entered']
     return last[-1] if last else None
 

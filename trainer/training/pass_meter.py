@@ -42,7 +42,7 @@ class PassMeter:
     self._exchanged_before = self._step.exchange_seconds
 
   def on_step(self) -> None:
-    """Counts a step; reports every train.log_every_steps steps."""
+    """Counts a step. Every train.log_every_steps steps, it reports those since the last report."""
     self._inputs.progress_made()
     self._steps += 1
     if self._steps % self._cfg.train.log_every_steps:

@@ -25,16 +25,16 @@ class Progress:
 
   epoch: int = 0
   done: int = 0  # passes of this epoch that are finished
-  last: str = ''  # the name of the last finished one
-  batch: int = 0  # batches of the next one that were trained on
+  last: str = ''  # the name of the last finished pass
+  batch: int = 0  # batches of the next pass that were trained on
   step: int = 0
   examples: int = 0
   day: int | None = None  # the day that is open
-  rate: float = 1.0  # by plateaus: the share that is left of the learning rates
+  rate: float = 1.0  # the share of the learning rates that plateaus have left
   best: float | None = None  # the validation metric's best value
   # What `best` can be compared with: the metric, and the passes of data.valid.
   judged_by: JsonObject = dataclasses.field(default_factory=dict)
-  best_passes: int = 0  # passes of its epoch that the best state was trained on
+  best_passes: int = 0  # passes of its own epoch that the best state was trained on
   stalls: int = 0  # evaluations since the best one
   finished: bool = False
   unvalidated: bool = False  # passes were trained on since data.valid was evaluated
@@ -42,7 +42,7 @@ class Progress:
   closed_day: int | None = None  # the day that ended last
   empty_days: int = 0  # days that ended without a pass
   refused_in_a_row: int = 0  # passes refused since one was trained on
-  # Of the last pass, seconds since 1970, for data.close_day_after_hours.
+  # When the last pass was trained on, in seconds since 1970; for data.close_day_after_hours.
   last_time: float | None = None
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: JsonObject | None = None  # what the next pass is compared with
