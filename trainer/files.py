@@ -39,7 +39,8 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
   Args:
     patience: how many seconds to wait.
   Yields:
-    The file, open for reading and writing. What the holder writes names it in others' messages.
+    The file, open for reading and writing. If its holder writes who it is, the UserError of other
+    processes says so.
   Raises:
     UserError: if another process holds the file for `patience` seconds.
   """

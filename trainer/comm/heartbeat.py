@@ -1,14 +1,15 @@
-"""The heartbeat of a job of ranks: if a rank dies, freezes or hangs, it ends the job and names it.
+"""The heartbeat of a job of ranks: ends the job if a rank dies, freezes or hangs, and names it.
 
 Without it, all ranks would wait forever for a frozen rank, because Horovod's stall check does
 nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If a
 rank is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the same
-exit status. If rank 0 itself is lost, each other rank prints that and ends.
+exit status. If rank 0 itself is lost, every other rank prints so and ends.
 
-The heartbeat begins before TensorFlow and Horovod are imported, so that it also limits the waits of
-the start. Ranks find rank 0 through horovodrun's key-value store. The store holds rank 0's address
-but no secret, because anyone who reaches it can read it. The scripts of launch/ pass a secret to
-the ranks; without them, a hash of the config is the secret, which a stranger does not know.
+The heartbeat begins before TensorFlow and Horovod are imported, so that it also limits how long the
+start may wait. Ranks find rank 0 through horovodrun's key-value store. The store holds rank 0's
+address but no secret, because anyone who reaches the store can read it. The scripts of launch/ pass
+a secret to the ranks; without them, a hash of the config is the secret, which a stranger does not
+know.
 """
 
 import contextlib

@@ -34,7 +34,7 @@ csv.field_size_limit(2 * MAX_LINE_BYTES)
 
 
 def _delimiter(path: str, data: config.Data) -> str:
-  """Returns data.delimiter; by default a tab in a file .tsv, else a comma."""
+  """Returns data.delimiter; if it is not set, a tab for a .tsv file, else a comma."""
   if data.delimiter is not None:
     return data.delimiter
   return '\t' if suffix_of(path) == '.tsv' else ','

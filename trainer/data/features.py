@@ -60,7 +60,7 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
 
 
 def weigh_labels(batch: SlotBatch) -> SlotBatch:
-  """Gives each label of several tasks a weight of its own, 0 for a blank label.
+  """Gives each label a weight of its own if there are several tasks: 0 for a blank label.
 
   `weight` becomes float32 [B, T], and blank labels become 0. A batch of one task stays as it is.
   Arrays are NumPy's.
@@ -107,13 +107,13 @@ def dense_stats(
   """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
 
   They are (0, 1) for a column that is constant or not standardised. With a click rate, one more
-  column follows: its log-odds, which `transform_counts` reads, and 1.
+  column follows: the log-odds of this rate, which `transform_counts` reads, and 1.
 
   Args:
     columns: `Config.data.dense`.
     measured: the `dense` of a prepared pass's meta.json: name -> [count, mean, M2] of the values
       that are not missing, after log1p if the transform has it.
-    click_rate: the mean clicks of a sample of this pass; None: no slot has `counts`.
+    click_rate: the mean number of clicks of a sample of this pass; None if no slot has `counts`.
   """
   stats = np.zeros([2, len(columns)], np.float32)
   stats[1] = 1
@@ -186,9 +186,9 @@ def transform_dense(
 def pool_norm(
   values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, poolings: Sequence[str]
 ) -> tf.Tensor | None:
-  """Returns the divisors of the slot sums Σ x_i v_i: Σ x_i for mean, √(Σ x_i²) for sqrtn.
+  """Returns what the slot sums Σ x_i v_i are divided by: Σ x_i for mean, √(Σ x_i²) for sqrtn.
 
-  They are those of `tf.nn.embedding_lookup_sparse`.
+  `tf.nn.embedding_lookup_sparse` divides by the same.
 
   Args:
     values: float32 [nnz] of a SlotBatch; [0] on the fast path.

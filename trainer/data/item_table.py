@@ -15,9 +15,10 @@ _ITEMS_AT_ONCE = 65536
 
 
 def config_of_items(cfg: config.Config) -> config.Config:
-  """Returns the config that reads the lines of data.items, as if they were queries to predict for.
+  """Returns a config that reads data.items as if it were a log to predict for.
 
-  It swaps the towers, so that the columns of the query are left blank.
+  It swaps the two towers, so that the columns of items are read, and those of queries are left
+  blank.
   """
   retrieval, id_slot, path = cfg.model.retrieval, cfg.item_slot, cfg.data.items
   swapped = {'query': retrieval.item, 'item': retrieval.query}
@@ -76,7 +77,7 @@ class ItemTable:
       keys: int64 [n], the items' keys.
     Returns:
       The indices in `keys` of the m items that the table has, int64 [m], ascending; and a batch of
-        these m items.
+      these m items.
     """
     place = values.places(self.keys, keys)
     known = np.flatnonzero(place >= 0)

@@ -51,7 +51,11 @@ def _object(pairs: list[tuple[str, Json]]) -> JsonObject:
 
 
 def _load(line: bytes) -> JsonObject:
-  """Parses a line. Raises ValueError if it is not a JSON object."""
+  """Parses a line.
+
+  Raises:
+    ValueError: if the line is not a JSON object.
+  """
   try:
     value = json.loads(line.decode(), parse_constant=_refuse, object_pairs_hook=_object)
   except RecursionError:
@@ -62,7 +66,11 @@ def _load(line: bytes) -> JsonObject:
 
 
 def _text(value: Json) -> str | None:
-  """Returns a string, whole number or boolean as text. Raises _WrongValue for others."""
+  """Returns a string, whole number or boolean as text; None for null.
+
+  Raises:
+    _WrongValue: for other values.
+  """
   if value is None or isinstance(value, str):
     return value
   if isinstance(value, bool):
@@ -226,7 +234,7 @@ def blocks(
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
-  """Returns those columns of `unseen` whose names do not occur in a text.
+  """Returns those entries of `unseen`, column -> config key, whose columns do not occur in a text.
 
   Args:
     whole: whether a path such as ctx.device.os must occur as it is; else its last part is enough.

@@ -24,13 +24,17 @@ FEATURES, QUERY = 'features', 'qid'
 
 
 def _lines(raw: bytes) -> pa.Array:
-  """Returns the lines of `raw`, which end in LF, as a string array; the bytes are not checked."""
+  """Returns the lines of `raw`, which all end in LF, as a string array that need not be UTF-8."""
   ends = np.flatnonzero(np.frombuffer(raw, np.uint8) == ord('\n')) + 1
   return texts_from(raw, np.append([0], ends).astype(np.int32))
 
 
 def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: int) -> Block:
-  """Returns the Block of whole lines; tokens have 2 (libsvm) or 3 (libffm) `parts`."""
+  """Parses whole lines to a Block.
+
+  Args:
+    parts: the number of parts of a token: 2 in libsvm, 3 in libffm.
+  """
   clean = re.sub(rb'#[^\n]*', b'', raw) if b'#' in raw else raw
   words = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(_lines(clean)))
   labels, tokens = pc.list_element(words, 0), pc.list_slice(words, 1)
@@ -81,7 +85,11 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
 def blocks(
   parts: int, path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does what `csv_format.blocks` does; tokens have 2 (libsvm) or 3 (libffm) `parts`."""
+  """Does what `csv_format.blocks` does.
+
+  Args:
+    parts: the number of parts of a token: 2 in libsvm, 3 in libffm.
+  """
   if parts == 3:
     for column, key in wanted.items():
       if column != data.label and not column.isdigit():

@@ -14,7 +14,11 @@ from trainer.data.schema import check_columns
 
 
 def num_rows(path: str) -> int:
-  """Returns the number of rows of a file. Raises BadPass if it is no ORC file."""
+  """Returns the number of rows of a file.
+
+  Raises:
+    BadPass: if the file is no ORC file.
+  """
   with open_table(path, 'an ORC') as f:
     return pa.orc.ORCFile(f).nrows
 

@@ -37,7 +37,7 @@ def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str])
 
 
 def known_columns(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
-  """Returns the columns of a file, and those `wanted` names that are paths into its columns."""
+  """Returns the names of a file's columns, and the `wanted` names that are paths into columns."""
   return [*schema.names, *(w for w in wanted if w not in schema.names and has_column(schema, w))]
 
 
@@ -50,7 +50,11 @@ def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
 
 
 def num_rows(path: str) -> int:
-  """Returns the number of rows of a file. Raises BadPass if it is no Parquet file."""
+  """Returns the number of rows of a file.
+
+  Raises:
+    BadPass: if the file is no Parquet file.
+  """
   with open_table(path, 'a Parquet') as f:
     return pa.parquet.read_metadata(f).num_rows
 

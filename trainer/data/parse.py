@@ -170,7 +170,7 @@ def _classes(
 
   Returns:
     float64 [n]: 0 or 1, NaN where blank or missing, infinity where neither expression matches; and
-      bool [n], true where neither matches.
+    bool [n], true where neither matches.
   """
 
   def class_of(text: str) -> float:

@@ -39,7 +39,12 @@ OF_FEATURES = ('codes', 'bases', 'keys', 'splits', 'values', 'dense')
 
 
 def read_meta(path: str) -> JsonObject:
-  """Returns the meta.json of a prepared pass; BadPass if it is damaged, UserError if missing."""
+  """Returns the meta.json of a prepared pass.
+
+  Raises:
+    BadPass: if it is damaged.
+    UserError: if the directory has none.
+  """
   file = os.path.join(path, META)
   try:
     if not os.path.isfile(file):  # opening a pipe would wait
@@ -180,7 +185,7 @@ class PreparedPass:
 
     Returns:
       How many samples have each field, int64 [C]; how many features each field has, int64 [C]; and
-        the keys of these features, int64, field by field.
+      the keys of these features, int64, field by field.
     """
     codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
     samples = np.bincount(codes)
@@ -227,13 +232,12 @@ class PreparedPass:
   ) -> Callable[[int, int], SlotBatch]:
     """Cuts the global batches of `batch_size` samples into `size` slices each.
 
-    The global batches depend only on (seed, name of the pass, epoch). Slice r has the samples [r·b
-    // size, (r + 1)·b // size) of a global batch of b samples. A slice of the last batch may be
-    empty.
+    The global batches depend only on (seed, name of the pass, epoch). Of the b samples of a global
+    batch, slice r has [r·b // size, (r + 1)·b // size). A slice of the last batch may be empty.
 
     Returns:
       A function (number of a global batch, number of a slice) -> SlotBatch of NumPy arrays. It is
-        fastest if batches are read in order.
+      fastest if batches are read in order.
     """
     samples_at = self._shuffled(seed, epoch) if shuffle else np.arange
 
@@ -297,7 +301,7 @@ class PreparedPass:
     return samples_at
 
   def gather(self, samples: np.ndarray) -> SlotBatch:
-    """Returns the samples with these numbers, integers [B]."""
+    """Returns a batch of the samples with these numbers, integers [B], in this order."""
     try:
       features = self._samples.gather(samples)
       label = self._label[samples].astype(np.float32)

@@ -84,10 +84,11 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
   Returns:
     samples: their number.
     days: samples and label_rate of each day.
-    slots: blank, distinct, seen_once, features_per_sample, head (the share of occurrences of the
-      HEAD most frequent features) and new_by_day (the share of a day's features that the previous
-      day did not have).
-    dense: missing and quantiles.
+    slots: blank (the share of samples without a feature), distinct (the number of features),
+      seen_once (the share of features with one show), features_per_sample, head (the share of
+      occurrences of the HEAD most frequent features) and new_by_day (the share of a day's features
+      that the previous day did not have).
+    dense: missing (the share of samples) and quantiles.
     table_bytes: estimates without_admission and with_admission.
   """
   slots = {slot.name: _SlotFigures() for slot in cfg.ordered_slots}

@@ -296,7 +296,7 @@ def _replaced(table: pa.Table, **columns: pa.Array) -> pa.Table:
 
 
 def _late(log: Log, day: int) -> pa.Table:
-  """Returns the impressions whose conversions came on a day, with blank clicks."""
+  """Returns the impressions whose conversions came on a day; their clicks are blank."""
   some = log.table.filter(pa.array(log.conversion & (log.arrival == day)))
   ones = pa.array(np.ones(len(some), np.int8))
   blank = pa.nulls(len(some), pa.int8())

@@ -297,7 +297,7 @@ def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
   Returns:
     The values [n], null where a list has none or several; and bool [n], true where a list has
-      several values. The latter is None if the column has no lists, or if each list has one value.
+    several values. The latter is None if the column has no lists, or if each list has one value.
   """
   if not is_list(array.type):
     return array, None
@@ -314,8 +314,7 @@ def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 class SlotFeatures(NamedTuple):
   """The features of a slot, stored by cell; records with the same text share a cell.
 
-  Record i has the cell c = index[i]. Cell c holds the features keys[starts[c] : starts[c] +
-  counts[c]].
+  Record i has the cell c = index[i] with the features keys[starts[c] : starts[c] + counts[c]].
   """
 
   index: np.ndarray  # int64 [n]

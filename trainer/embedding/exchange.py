@@ -90,7 +90,7 @@ class LocalRows:
 
     Returns:
       The total weight, float32 [] ([T] with several tasks); how many samples lower ranks have, and
-        how many all ranks have, int64 [].
+      how many all ranks have, int64 [].
     """
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
@@ -100,8 +100,8 @@ class LocalRows:
     Args:
       deduped: the distinct keys of this process's samples.
       routed: the result of `route` for these keys.
-      train: whether new features read their initial factors rather than 0; only admission `none`
-        gives factors to them at once.
+      train: with admission `none`, whether new features read their initial factors; else they read
+        0.
     """
     return self._pull(deduped.unique, train)
 

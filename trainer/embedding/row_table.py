@@ -15,7 +15,7 @@ from ops.row_store import PulledRows, TableSpec
 class RowTable(Protocol):
   """Holds rows: this process's row store or TFRA store, or the rows of all servers as one table.
 
-  `ops.row_store.RowStore` describes each verb.
+  `ops.row_store.RowStore` describes each method.
 
   Attributes:
     slot_table: for each slot id, the index of its table in `tables`.

@@ -98,8 +98,8 @@ class SlotStatistics:
       share: which share of all features was read; counts are divided by it.
     Returns:
       slot -> its features, admitted, shows, clicks, ctr, norm (the mean of ‖v‖), effective_rank,
-        width, dead_columns (the columns that are almost 0 in all rows) and bytes_share (its share
-        of the bytes of all slots).
+      width, dead_columns (the columns that are almost 0 in all rows) and bytes_share (its share of
+      the bytes of all slots).
     """
     figures: dict[str, dict[str, Figure]] = {}
     total_bytes = max(state['bytes'].sum(), 1)

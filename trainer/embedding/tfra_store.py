@@ -232,7 +232,7 @@ class TfraStore(FeatureLifecycle):
       places: int32 [n], the indices of the table's keys in the pull.
     Returns:
       The indices in `places` of the m keys that have factors, int32 [m]; and the indices of their
-        factors in the flat factors, int32 [m, D].
+      factors in the flat factors, int32 [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)

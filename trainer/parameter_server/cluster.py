@@ -1,4 +1,4 @@
-"""The processes of a parameter-server job, read from `TF_CONFIG`; starts a TensorFlow server."""
+"""Reads the processes of a parameter-server job from `TF_CONFIG`; starts a TensorFlow server."""
 
 import dataclasses
 import re

@@ -117,7 +117,7 @@ class Coordinator:
   # Connections
 
   def _serve(self, accepted: Connection) -> None:
-    """Answers the messages of one process, in a thread of its own."""
+    """Answers the messages of one process; each process has a thread that runs this."""
     connection = messages.MessageConnection(
       accepted, self._sync.lost_peer_seconds, lambda: ['beat', 0.0]
     )

@@ -34,7 +34,7 @@ _ADMITTING_SHOWS = 2.0**40
 
 
 class GeoStep(WorkerStep):
-  """The step of mode ps_geo: trains this worker's copy of the model, and merges it now and then."""
+  """The step of mode ps_geo: trains this worker's copy of the model; merges it every few steps."""
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str

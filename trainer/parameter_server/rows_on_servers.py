@@ -20,9 +20,10 @@ _HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
 class RowsOnServers:
   """The rows on all servers as one RowTable, whose work the workers share.
 
-  `ops.row_store.RowStore` describes each verb. Verbs on features (select, export_state) cover the
-  logical shards that this worker would own if the workers kept the rows. Verbs on whole servers
-  (size, decay, age, evict) cover this worker's own servers; each server is one worker's own.
+  `ops.row_store.RowStore` describes each method. Methods on features (select, export_state) cover
+  the logical shards that this worker would own if the workers kept the rows. Methods on whole
+  servers (size, decay, age, evict) cover this worker's own servers; each server belongs to one
+  worker.
   """
 
   def __init__(self, servers: Servers, communicator: CoordinatorClient):
@@ -48,7 +49,7 @@ class RowsOnServers:
     return [s for i, s in stores if shards_of(i, self._servers.count)[0] in self._shards()]
 
   def _together(self, verb: Callable[[FeatureLifecycle], None]) -> None:
-    """Applies a verb to the stores of all servers while all workers wait; every worker calls it."""
+    """Calls `verb` on the stores of all servers while all workers wait; every worker calls it."""
     self._communicator.barrier()
     for store in self._own():
       verb(store)

@@ -314,7 +314,7 @@ class Servers:
 
     Args:
       keys: int64 [u], distinct, ordered by logical shard.
-      train: whether it is for a training step.
+      train: whether this is for a training step.
     Returns:
       The rows as NumPy arrays, without ids; the number of keys on each server, int32 [S]; and the
       dense variables ([] unless `train`).
@@ -379,7 +379,7 @@ class Servers:
     """Sets parts of the state on the servers; call it while no worker trains.
 
     Args:
-      parts: new values of some of state (as in `start`), step, rate and first_step.
+      parts: new values for any of `state` (as in `start`), `step`, `rate` and `first_step`.
     """
     values = tf.nest.flatten(self._read_state() | parts)
     self.session.run(self._assign_state, dict(zip(self._state_feeds, values)))

@@ -58,7 +58,7 @@ class WorkQueue:
     return sorted(self._done)
 
   def enter(self, worker: int) -> None:
-    """Adds a worker; it counts as having done as many units as the slowest."""
+    """Adds a worker. It counts as having done as many units as the slowest worker."""
     self._done[worker] = self._slowest()
 
   def leave(self, worker: int) -> None:

@@ -261,7 +261,7 @@ class ServerStep(WorkerStep):
       total_weight: the weight of all samples of the step; with several tasks [T].
     Returns:
       Σ weight·loss, Σ weight, the dense gradients, the packed gradients of rows, and how many of
-        the packed values go to each server.
+      the packed values go to each server.
     """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)

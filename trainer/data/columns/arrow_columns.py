@@ -43,9 +43,11 @@ class Features(NamedTuple):
   counts: np.ndarray | None  # int64 [n]; None: each record has one, or none (NO_FEATURE)
 
   def by_record(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the hashes of all features in record order, int64 [m], and their number by record.
+    """Returns the features record by record, without NO_FEATURE.
 
-    The latter is int64 [n]. NO_FEATURE is left out.
+    Returns:
+      The hashes of all records' features, int64 [m]; and the number of each record's features,
+      int64 [n].
     """
     if self.counts is not None:
       return self.hashes, self.counts

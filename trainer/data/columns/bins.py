@@ -1,4 +1,4 @@
-"""Bins: a number in bin i becomes the feature with the text i; no number becomes `missing`."""
+"""Bins: a number in bin i becomes the feature whose text is i; a missing number, `missing`."""
 
 import functools
 from types import ModuleType

@@ -70,7 +70,7 @@ def _parts(
     xp: NumPy or TensorFlow.
   Returns:
     For each column, the hash of its feature in each of the c combinations of all records, int64
-      [c]; and the number of combinations of each record, int64 [n].
+    [c]; and the number of combinations of each record, int64 [n].
   """
   take, total = np.take if xp is np else tf.gather, columns[0][1] * 0 + 1
   for _, counts in columns:

@@ -110,7 +110,7 @@ class GraphFeatures(NamedTuple):
 
 
 def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Repeats the features of a column that has a single sample for each of B samples.
+  """Repeats the features of a column with a single sample, so that each of B samples has them.
 
   So the features of one user are hashed and looked up once, however many items there are. The
   features of a column that has B samples stay as they are.

@@ -1,4 +1,4 @@
-"""A number as the value x_i of one feature."""
+"""A number as the value x_i of one feature; a missing number gives no feature."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Overlap: how many features of one column are also in another one."""
+"""Overlap: how many, or which share, of the features of one column are also in another column."""
 
 import numpy as np
 import pyarrow as pa

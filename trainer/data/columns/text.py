@@ -17,7 +17,7 @@ from trainer.data.values import offsets_of, ranges, text_buffers, texts_from, tr
 
 
 def _pattern(made: config.Text) -> str:
-  """Extends `made.match` so that it matches the whole text, with group 1 as in its first match."""
+  """Extends `made.match` to match the whole text; group 1 stays that of its first match."""
   return f'(?s)\\A.*?(?-s:{made.match}).*\\z'
 
 
