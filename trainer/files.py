@@ -25,7 +25,7 @@ from trainer.plain_data import Json, JsonObject
 
 DONE = 'DONE'
 MANIFEST = 'MANIFEST.json'
-UNFINISHED = '.unfinished'  # ends the temporary name
+UNFINISHED = '.unfinished'  # the end of temporary names
 
 Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path -> bytes, crc32
 

@@ -34,7 +34,7 @@ from trainer.errors import UserError, one_line
 from trainer.plain_data import JsonObject
 from trainer.runtime import Runtime
 
-EXIT_STATUS = 3  # of every process of a job that lost one
+EXIT_STATUS = 3  # of all processes of a job that lost a process
 _STATUSES = 1, 2, EXIT_STATUS  # the exit statuses with which a rank may end the job
 _CONTINUE = 'The job ends; run the same command again to continue from the last checkpoint'
 _RENDEZVOUS_KEY = 'ctr_trainer/heartbeat'

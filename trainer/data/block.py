@@ -24,7 +24,7 @@ class BadRecord(NamedTuple):
 class Block(NamedTuple):
   """n records, column by column."""
 
-  columns: dict[str, pa.Array]  # of n each; lists and maps hold several features
+  columns: dict[str, pa.Array]  # of length n; a list or map holds several features
   lines: np.ndarray  # int64 [n], from 1: the line of a text file, the record of another
   text: Callable[[int], str]  # the raw record of row i
   malformed: list[BadRecord]  # records that have no columns to read

@@ -31,7 +31,7 @@ SUFFIXES = {
 }
 CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
-ATTEMPTS = 3  # at a remote place; its client also retries by itself
+ATTEMPTS = 3  # at a remote action; pyarrow's client also retries by itself
 SECONDS_BETWEEN_ATTEMPTS = 1.0
 
 # Errors of the machine, not of a pass.

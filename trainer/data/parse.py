@@ -285,7 +285,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     if nested and holds_floats(array.type):
       wanted = f'features each of which is {WHOLE_NUMBER}'
     records.drop(slot.wrong[slot.index], 'value', column, wanted)
-    if s.sequence:  # the last so many
+    if s.sequence:  # keep the last max_length features
       counts = np.minimum(slot.counts, s.sequence.max_length)
       slot = slot._replace(starts=slot.starts + slot.counts - counts, counts=counts)
     slots.append(slot)

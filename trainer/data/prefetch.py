@@ -18,7 +18,7 @@ def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
   items, stopped, end = queue.Queue(depth), threading.Event(), object()
 
   def produce() -> None:
-    os.nice(10)  # on Linux, of this thread alone; the training step has precedence
+    os.nice(10)  # on Linux, only this thread; the training step has precedence
     try:
       for item in iterable:
         items.put((item, None))

@@ -26,7 +26,7 @@ def schema(cfg: config.Config) -> JsonObject:
   return ({'of_items': of_items} if of_items else {}) | {
     'format': 3,
     'hash': HASH_NAME,
-    # canonical order, slot id, and of a sequence its length
+    # In canonical order: name, slot id and, for a sequence, its length.
     'slots': [
       [s.name, ids[s.name], *([s.sequence.max_length] if s.sequence else [])]
       for s in cfg.ordered_slots

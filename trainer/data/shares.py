@@ -27,7 +27,7 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
   They can if it is one large uncompressed text, Parquet or ORC file.
   """
-  with contextlib.suppress(UserError):  # the conversion tells of it
+  with contextlib.suppress(UserError):  # the conversion reports it
     files = files_of(raw_path)
     kind = format_of(cfg.data, raw_path)
     is_cuttable = kind in TABLES or (kind in TEXTS and codec_of(raw_path) is None)

@@ -109,7 +109,7 @@ class World:
     rng = self._rng(5)
     self.user_worth = rng.standard_normal(users)
     self.delay = rng.uniform(*MEAN_DELAY_DAYS, CATEGORIES)
-    self.item_worth = rng.standard_normal(len(bias))  # last: more days, more items
+    self.item_worth = rng.standard_normal(len(bias))  # drawn last: more days have more items
     self.item_price, self.item_bias, self.item_factors = price, bias, own
     self.category_factors, self.tag_factors = category_factors, tag_factors
     self.tag_text = pa.array(['|'.join(f't{t}' for t in row if t != TAGS) for row in self.tags])
@@ -144,7 +144,7 @@ class World:
     self.user_names[gone] = day * users + gone
     self.user_bias[gone] = 0.8 * rng.standard_normal(len(gone))
     self.user_factors[gone] = rng.standard_normal([len(gone), FACTORS])
-    for worth in (self.user_worth, self.item_worth):  # items last: more days, more items
+    for worth in (self.user_worth, self.item_worth):  # items last: more days have more items
       worth[:] = kept * worth + np.sqrt(self._drift) * rng.standard_normal(len(worth))
 
   def _logits(

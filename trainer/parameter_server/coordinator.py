@@ -84,7 +84,7 @@ class Coordinator:
     self._view: list[int] = []  # the workers that meet, ascending; empty while the job forms
     self._calls: dict[int, tuple[str, Plain]] = {}  # the collective that each worker waits in
     self._queue: WorkQueue | None = None  # within a pass of an asynchronous mode
-    self._pass_state: Plain = None  # what a worker receives that enters the pass
+    self._pass_state: Plain = None  # what a worker that enters the pass receives
     self._entering: set[int] = set()  # workers that wait to enter a pass
     self._statuses: dict[int, int] = {}  # exit statuses of the workers that have said goodbye
     self.secret = secret or secrets.token_bytes(32)

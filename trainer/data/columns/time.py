@@ -32,7 +32,7 @@ WANTED = {
   'milliseconds': 'whole milliseconds since 1970, of the years 1900 to 2199',
   'yyyymmddHH': 'a time as 2024013113, of the years 1900 to 2199',
 }
-_STEP = 5 * DAY  # no offset lasts shorter
+_STEP = 5 * DAY  # no offset of a zone lasts less
 # The groups of each unit are whole numbers; a group that is absent is 0, or 1 of month and day.
 _PATTERNS = {
   'iso': (
@@ -80,7 +80,7 @@ def _days(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
   https://howardhinnant.github.io/date_algorithms.html#days_from_civil
   """
   months = month + 9 - (month + 9) // 12 * 12  # March is 0
-  year = year - (13 - month) // 11  # of January and February the year before
+  year = year - (13 - month) // 11  # January and February belong to the year before
   return year * 365 + year // 4 - year // 100 + year // 400 + (months * 153 + 2) // 5 + day - 719469
 
 
