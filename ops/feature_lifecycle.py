@@ -41,7 +41,7 @@ def _vector(name: str, value: TensorLike, dtypes: tuple[str, ...], dtype: tf.DTy
   """Returns `value` as a tensor [n] of `dtype`.
 
   Raises:
-    InvalidArgumentError: if the dtype is not one of `dtypes`, or the rank is not 1.
+    InvalidArgumentError: if its dtype is not one of `dtypes`, or it does not have one dimension.
   """
   if not tf.is_tensor(value):
     try:
@@ -336,7 +336,7 @@ class FeatureLifecycle:
 
     Args:
       source: a file that `export_state` wrote, or chunks.
-      replace: whether to delete the features that the table has first.
+      replace: whether to first delete the features that the table has.
     Raises:
       DataLossError: if `source` is damaged; the table is then unchanged.
     """

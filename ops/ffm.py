@@ -1,4 +1,4 @@
-"""The sum over pairs in a field-aware factorization machine (FFM)."""
+"""The sum over pairs of fields in a field-aware factorization machine (FFM)."""
 
 import tensorflow as tf
 

@@ -1,4 +1,4 @@
-"""Loads the compiled ops, once, when they are first needed."""
+"""Loads the compiled library of ops, once, when an op is first needed."""
 
 import ctypes
 import functools

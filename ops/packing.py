@@ -1,4 +1,4 @@
-"""Flat buffers that carry rows and gradients between the processes that read and own them.
+"""Packs rows and gradients into buffers, which travel between the readers and owners of keys.
 
 The reader of a key sends the key to its owner. The owner answers with the buffer that `pack_rows`
 returns, and the reader unpacks it by `unpack_rows`. Later the reader sends what `pack_gradients`

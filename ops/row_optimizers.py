@@ -36,11 +36,13 @@ def state_floats(kind: str, dim: int) -> int:
 def hyper(
   tables: Sequence[tuple[RowHyperparameters, RowHyperparameters]], rate: TensorLike = 1.0
 ) -> tf.Tensor:
-  """Returns the hyperparameters for a push, float32 [T, 2, H], H in the order of `HYPER_FIELDS`.
+  """Returns the hyperparameters for a push.
 
   Args:
-    tables: for each table, the optimizers of the linear weight and of the factors.
+    tables: for each of T tables, the optimizers of the linear weight and of the factors.
     rate: a number or float32 [], multiplies every learning rate.
+  Returns:
+    float32 [T, 2, H], the H hyperparameters in the order of `HYPER_FIELDS`.
   """
 
   def fields(o: RowHyperparameters) -> list[float]:

@@ -247,7 +247,7 @@ class RowStore(FeatureLifecycle):
 
     Args:
       source: a file that `export_state` wrote, or chunks.
-      replace: whether to delete the features that the store has first.
+      replace: whether to first delete the features that the store has.
     Raises:
       DataLossError: if `source` is damaged. After any error the store is empty, even if `replace`
         is False.

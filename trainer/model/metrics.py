@@ -135,7 +135,7 @@ class MetricSums:
     return {name: v.numpy() for name, v in self._state.items()}
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:
-    """Sets the sums to those of a state."""
+    """Sets the sums to those that `state` returned."""
     for name, variable in self._state.items():
       variable.assign(state[name])
 

@@ -34,7 +34,7 @@ class Recommender:
 
   @property
   def is_ready(self) -> bool:
-    """Whether there is a version of each run."""
+    """Whether each run has a version to serve."""
     return None not in (self._finder.version, (self._ranker or self._finder).version)
 
   def signature(self) -> Signature:

@@ -48,7 +48,7 @@ class Service:
   """A model that is served from a store.
 
   A new version is loaded while the old one is served. A request keeps the version that it began
-  with. If the store can no longer show that version, the request begins again with the new one.
+  with. If the store no longer holds that version, the request begins again with the new one.
 
   Args:
     store: the store that holds the model.

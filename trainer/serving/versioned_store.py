@@ -239,7 +239,7 @@ def replace(
 
 @contextlib.contextmanager
 def plain(what: str, *errors: type[Exception]) -> Iterator[None]:
-  """Turns a library's errors into a UserError of one line that begins with `what`."""
+  """Turns these errors of a library into a UserError of one line that begins with `what`."""
   try:
     yield
   except errors as e:

@@ -83,7 +83,7 @@ _NO_ROWS = Rows(*(np.zeros([0], t) for t in (np.int64, np.float32, np.int64, np.
 
 
 def path_of(directory: str, kind: str, sequence: int) -> str:
-  """Returns the path of an export."""
+  """Returns the path of an export in the directory of exports."""
   if kind in FOLDERS:
     return os.path.join(directory, kind, str(sequence))
   return os.path.join(directory, f'{sequence:06d}-{kind}')

@@ -15,7 +15,7 @@
 A block is a chunk that the store exports (ops/row_store.py): rows in the order of a table's 256
 shards (ops.sharding). Columns `factors_NAME` hold the admitted rows of a table as float32, or as
 uint16 with the bits of bfloat16. A process reads and checks only the blocks that may hold rows of
-its own, and keeps only these. Rows are written and read one block at a time, in sequence.
+its own, and keeps only its own rows. Rows are written and read one block at a time, in sequence.
 """
 
 import filecmp
@@ -80,10 +80,10 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 
 
 def _write_rows(path: str, store: RowTable, shards: range) -> None:
-  """Writes a store's rows as the files `path`.bin and `path`.json.
+  """Writes a store's rows into the files `path`.bin and `path`.json.
 
   Raises:
-    ValueError: if a row is not of these logical shards.
+    ValueError: if a row does not belong to these logical shards.
     UserError: if a value is not finite.
   """
   columns: list[Json] = []
@@ -145,8 +145,9 @@ def save(
     step: the number in the checkpoint's name; a second checkpoint at the same step is named
       `ckpt-STEP-2`.
     store: the rows that this process owns.
-    dense: {name: array}; only process 0 writes them.
-    progress: the place in the data; only process 0 writes it.
+    dense: the variables of layers and optimizer, and others, {name: array}; only process 0 writes
+      them.
+    progress: how far in the data the run is; only process 0 writes it.
     config_text: the config as YAML; only process 0 writes it.
     keep: the number of checkpoints to keep, with this one.
     texts: the texts of the features that this process owns; None: none are kept.
@@ -367,9 +368,9 @@ def restore(
   """Reads one checkpoint, which any number of processes may have written.
 
   Args:
-    store: its content is replaced by the rows that this process owns.
+    store: gets the rows that this process owns, in place of its present rows.
     adapt: see `Adapt`; None: the rows are taken as they are.
-    texts: its content is replaced by the texts of the features that this process owns.
+    texts: gets the texts of the features that this process owns, in place of its present texts.
   Returns:
     `dense` and `progress`, as `save` took them.
   Raises:

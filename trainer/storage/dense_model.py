@@ -1,8 +1,9 @@
 """Writes the dense part of a model as a SavedModel, for consumers that keep the rows elsewhere.
 
-Its size does not depend on the number of features. Its signature `serving_default` takes those of
-the following inputs that the model reads (trainer.embedding.layer_inputs.LayerInputs). Their first
-dimension is B, or 1, which is repeated:
+The size of the SavedModel does not depend on the number of features. Its signature
+`serving_default` takes those of the following inputs that the model reads
+(trainer.embedding.layer_inputs.LayerInputs). The first dimension of each is B, or 1: one row then
+stands for all samples.
 
 - `linear` float32 [B, F]: Σ x·w over the features of each slot;
 - `factors_TABLE` float32 [B, F_t, D_t]: Σ x·v over the features of each of the table's slots;
@@ -11,7 +12,7 @@ dimension is B, or 1, which is repeated:
 - `norm` float32 [B, F]: what mean or sqrt-n pooling divides by, where a slot has such pooling;
 - `show_click` float32 [B, Fc, 2]: the shows and the clicks of each slot with `counts`, summed
   over its features;
-- `dense` float32 [B, Dn]: raw dense columns, NaN where missing.
+- `dense` float32 [B, Dn]: dense columns as in the log, NaN where a number is missing.
 """
 
 import tensorflow as tf

@@ -28,15 +28,15 @@ and L the keys that the replay of the chain holds. An export then writes
 
 so that the replay then holds exactly the keys B (D ⊆ B where delta_threshold ≥ 0). Features that
 were evicted or fell below the base's threshold are deleted. A feature that was deleted and comes
-back is written whole, however little it has gained. A feature is written again once it has gained
-delta_threshold since it was last written; until then the replay keeps its older values. So with
-delta_threshold 0 the replay *is* the base of that moment. If the chain's last export is of the same
-position in the data, nothing has changed since, and D is empty.
+back is written whole, however little its score has grown. A feature is written again once its score
+has grown by delta_threshold since it was last written; until then the replay keeps its older
+values. So with delta_threshold 0 the replay *is* the base of that moment. If the chain's last
+export is of the same position in the data, nothing has changed since, and D is empty.
 
-L is read from the chain's own files. The next delta begins a new chain, so that its `base` and
-`previous` are null, if the chain is broken because a directory was removed; if the run continues
-with other slots, tables or interactions, which give keys and rows another meaning; or if the step
-of the chain's last export does not lie between the trainer's last base or delta and now.
+L is read from the chain's own files. The next delta begins a new chain, with null for its `base`
+and `previous`, in three cases: a directory of the chain was removed; the run continues with other
+slots, tables or interactions, which give keys and rows another meaning; or the step of the chain's
+last export does not lie between the step of the trainer's last base or delta and the present one.
 
 **Filters.** With `base_threshold` or `delta_keep_days` set, features outside B are in the table but
 not in exports, so serving scores samples without them. The manifest holds their number and their
@@ -48,10 +48,10 @@ only as a negative gets another vector but no new shows, so delta_score does not
 where the query tower reads them, the delta holds them too.
 
 **Exactly once.** An export is identified by its kind, its position in the data and the lifecycle's
-settings. If a process dies before the export is DONE, the continued run writes it again; if it dies
-afterwards, the run finds it and does not. Whether it wrote the export or found it, the trainer then
-subtracts from each exported feature's delta_score its value at the selection. Exports by the
-command ctr-export are links of the chain too, but the trainer subtracts nothing for them.
+settings. If a process dies before the export is DONE, the continued run writes the export again; if
+it dies afterwards, the run finds the export and does not write it. In both cases the trainer then
+lowers each exported feature's delta_score by its value at the selection. Exports by the
+command ctr-export are links of the chain too, but no delta_score is lowered for them.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
 n versions of each kind of model.
@@ -114,7 +114,10 @@ class _Plan(NamedTuple):
 
 
 class _Selection(NamedTuple):
-  """The keys of one process that an export concerns: int64 [n] each, by logical shard, then key."""
+  """The keys of one process that an export concerns, int64 [n] each.
+
+  `rows` and `tombstones` are ordered by logical shard, then by key.
+  """
 
   rows: np.ndarray  # to write
   tombstones: np.ndarray | None  # to delete; None: this kind of export has none
@@ -124,7 +127,7 @@ class _Selection(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """What one process wrote; without a filter the last four numbers are not counted and stay 0."""
+  """What one process wrote; if the policy filters no exports, the last four numbers stay 0."""
 
   rows: int = 0
   tombstones: int = 0
@@ -295,7 +298,8 @@ def write(
 
   Args:
     kind: base, delta, saved_model, dense_model or items.
-    position: the place in the data; an export of the same kind and position is not written again.
+    position: how far in the data the run is; an export of the same kind and position is not written
+      again.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel.
     folder: the directory to write into; it has a chain of its own. None: `run_dir/exports`.

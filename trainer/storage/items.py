@@ -4,13 +4,14 @@
       items.parquet     item string, key int64, vector list<float32>; the most shown first. In a
                         delta: the items that are new or have another vector, then those that left,
                         with neither text nor vector
-      items.faiss       not in deltas: an index of the vectors (faiss, lists by the inner product),
-                        where faiss is installed; its number i is row i of items.parquet
+      items.faiss       not in deltas, and only if faiss is installed: its index of the vectors, of
+                        type IVF; number i of the index is row i of items.parquet
 
 With similarity cosine the vectors have length 1, so that the inner product is the score there too.
-The index divides the n items into √n lists, by k-means of a part of them, and a search reads the
-lists whose centres score highest: PROBES of them, so that up to PROBES² items are searched exactly.
-Its build takes time of n^1.5, some seconds for a million items; a graph (HNSW) takes many minutes.
+The index divides the n items into √n lists, by k-means on a part of the items. A search reads the
+PROBES lists whose centres have the highest scores, so up to PROBES² items are searched exactly. The
+time to build the index grows as n^1.5: some seconds for a million items. Building a graph (HNSW)
+instead takes many minutes.
 """
 
 import importlib.util

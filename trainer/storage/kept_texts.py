@@ -33,7 +33,7 @@ class KeptTexts:
     self._texts = pa.array([], pa.large_binary())
 
   def learn(self, prepared: PreparedPass) -> None:
-    """Adds the texts of a pass's features, as far as the features are admitted by now."""
+    """Adds the texts of those features of a pass that are admitted by now."""
     if not self._ids:
       return
     if prepared.texts is None:
@@ -50,7 +50,7 @@ class KeptTexts:
     self._add(keys, pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
 
   def _add(self, keys: np.ndarray, texts: pa.Array) -> None:
-    """Adds texts, as far as this process owns the feature, it is admitted and has no text yet.
+    """Adds the texts of those features that this process owns, that are admitted and have no text.
 
     Args:
       keys: int64 [n], the keys of features.

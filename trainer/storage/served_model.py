@@ -49,7 +49,7 @@ class ServedModel(tf.Module):
     show_click: tf.Tensor | None = None,
     **sums: tf.Tensor | dict[str, HistoryVectors] | None,
   ) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}.
+    """Returns the outputs, {name: float32 [B]}; with model.retrieval, {'vector': float32 [B, d]}.
 
     Args:
       dense: float32 [B, Dn], dense columns as in the log; NaN where a number is missing.

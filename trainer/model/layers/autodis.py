@@ -9,8 +9,8 @@ from trainer.model.layers.arguments import check_whole
 class AutoDis(tf.keras.layers.Layer):
   """Maps the number in each dense column to a mixture of learned vectors.
 
-  Guo et al. 2021, "An Embedding Learning Framework for Numerical Features in CTR Prediction". Of a
-  column c with the number x:
+  Guo et al. 2021, "An Embedding Learning Framework for Numerical Features in CTR Prediction". For
+  the number x in column c:
 
       h = leaky_relu(x w_c), [H];  s = softmax((h W_c + skip·h) / temperature), [H]
       vector = Σ_k s_k v_ck, [D]

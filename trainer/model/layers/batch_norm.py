@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 class BatchNorm(tf.keras.layers.Layer):
-  """y = γ (x − mean) / √(variance + ε) + β for each column (Ioffe & Szegedy 2015).
+  """Normalises each column: y = γ (x − mean) / √(variance + ε) + β (Ioffe & Szegedy 2015).
 
   The statistics are sums (count, Σx and Σx²), which `sum_across_ranks` adds up once forward and
   once backward. So N ranks, some of which may have no samples, normalise exactly as one process
@@ -20,7 +20,7 @@ class BatchNorm(tf.keras.layers.Layer):
     sum_across_ranks: sums float32 [k] over ranks. None: only this rank's samples count.
     momentum: the share of the moving statistics that a step keeps. Keras' defaults (.99, ε 1e-3)
       lower the AUC on Frappe by .002.
-    epsilon: ε.
+    epsilon: ε, which keeps the divisor above 0.
   """
 
   def __init__(

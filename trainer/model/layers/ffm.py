@@ -7,7 +7,7 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class FFM(tf.keras.layers.Layer):
-  """Pairs of features, each with its factors for the other's field.
+  """Sums the inner products of all pairs of features, each with its factors for the other's field.
 
   Juan et al. 2016, "Field-aware Factorization Machines for CTR Prediction":
 

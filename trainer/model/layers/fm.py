@@ -6,7 +6,9 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class FM(tf.keras.layers.Layer):
-  """Pairs of features, pairs within one slot included (Rendle 2010, "Factorization Machines").
+  """Sums the inner products of all pairs of features, also of pairs within one slot.
+
+  Rendle 2010, "Factorization Machines":
 
       Σ_{i<j} ⟨v_i, v_j⟩ x_i x_j = ½ (‖Σ_f S_f‖² − Σ_i x_i² ‖v_i‖²),  S_f = Σ_{i in slot f} x_i v_i
 

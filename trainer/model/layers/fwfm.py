@@ -7,7 +7,7 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class FwFM(tf.keras.layers.Layer):
-  """Pairs of slots, each pair with a trained strength.
+  """Sums the inner products of all pairs of slots, each times a trained strength.
 
   Pan et al. 2018, "Field-weighted Factorization Machines for CTR Prediction":
 

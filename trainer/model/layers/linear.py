@@ -6,7 +6,7 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class Linear(tf.keras.layers.Layer):
-  """Σ_i w_i x_i over the features, and Σ_j u_j dense_j over the dense columns.
+  """Computes Σ_i w_i x_i over the features, plus Σ_j u_j dense_j over the dense columns.
 
   The bias belongs to the model, and each w_i to the row of its feature. The layer's own weights are
   u, float32 [Dn], which start at 0.

@@ -1,4 +1,4 @@
-"""Parts that several tasks share: one bottom for all, or experts with a gate for each task."""
+"""Layers that several tasks share: one perceptron for all, or experts with a gate for each task."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -14,8 +14,8 @@ _MOST = 3.0  # standard deviations, of the outermost knots; beyond them the vect
 class PiecewiseLinear(tf.keras.layers.Layer):
   """Maps the number in each dense column to a vector, linearly between knots b_0 < … < b_H.
 
-  Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning". Of a
-  column c with the number x:
+  Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning". For the
+  number x in column c:
 
       vector = v_c0 + Σ_{k=1..H} min(max((x − b_{k−1}) / (b_k − b_{k−1}), 0), 1) v_ck, [D]
 

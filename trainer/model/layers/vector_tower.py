@@ -15,7 +15,7 @@ class SlotPlace(NamedTuple):
   """The indices by which LayerInputs holds the sum of a slot."""
 
   field: int  # index in Config.ordered_slots
-  table: int
+  table: int  # index in sparse.tables
   place: int  # index among the slots of the table
 
 
