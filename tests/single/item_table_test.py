@@ -199,7 +199,7 @@ class ItemTableTest(tf.test.TestCase):
     pathlib.Path(path).write_text(
       'data: {train: [t.csv], items: items.csv, slots: [{name: a}]}\nmodel: {interactions: [fm]}\n'
     )
-    with self.assertRaisesRegex(ConfigError, "'data.items': found 'items.csv' without model.retr"):
+    with self.assertRaisesRegex(ConfigError, "key 'data.items': found 'items.csv'"):
       config.load(path)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from trainer.config import METRICS, RANKING_METRICS
 from trainer.plain_data import Json
-from trainer.reporting.live_line import WIDTH, short_name
+from trainer.reporting.live_line import WIDTH, short_name, shortened
 from trainer.reporting.metric_text import metric_text, plus_minus
 
 Figures = Mapping[str, Json]
@@ -49,7 +49,7 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
   ]
   widths = [max(map(len, column)) for column in columns]
   room = max(WIDTH - sum(widths) - len(widths), LEAST_NAME_WIDTH)
-  names = [short_name(text, room) for text in (column, *(str(row['value']) for row in rows))]
+  names = [shortened(column, room), *(short_name(str(row['value']), room) for row in rows)]
   first = max(map(len, names))
   lines = [
     ' '.join([name.ljust(first), *(cell.rjust(width) for cell, width in zip(cells, widths))])
