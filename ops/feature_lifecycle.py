@@ -244,7 +244,10 @@ class FeatureLifecycle:
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Returns `keys`; a subclass with rows outside of the C++ table deletes the rows of these."""
+    """Returns `keys`, those of features just evicted.
+
+    A subclass that keeps rows outside of the C++ table overrides this to delete their rows too.
+    """
     return keys
 
   def clear(self) -> None:

@@ -24,7 +24,7 @@ class EncodedFields(NamedTuple):
   # int32 [Σ fields_of]: how many features each distinct field has, ordered by slot, then by code.
   counts: np.ndarray
   keys: np.ndarray  # int64 [Σ counts], the features of the distinct fields, in the same order
-  values: np.ndarray  # float32 [Σ counts], or [0] if all are 1
+  values: np.ndarray  # float32 [Σ counts]; empty if all are 1
 
 
 def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarray:
@@ -85,7 +85,7 @@ def encode_fields(
   Args:
     keys: int64 [nnz], sample by sample, and slot by slot within a sample; if `counts` is None,
       [F, n]. Arrays that `ops.tensors.aligned` made are not copied.
-    values: float32 [nnz]; None if all are 1, and always without `counts`.
+    values: float32 [nnz]; None if all are 1, as they must be without `counts`.
     counts: int32 [n, F], the number of features in each field; n is at most MAX_SAMPLES. None if
       each field has one key, which may be NO_FEATURE.
   """

@@ -55,7 +55,7 @@ class PoolLayout:
     }
 
   def by_table(self, tensors: Iterable[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Returns a list for each table, of its parts' tensors; `tensors` has those of all tables."""
+    """Splits `tensors`, one for each part of each table, into a list for each table."""
     tensors = iter(tensors)
     return [[next(tensors) for _ in of_table] for of_table in self.parts]
 
@@ -89,9 +89,9 @@ def pool(
   Args:
     rows: the rows of `deduped.unique`; only linear, factors and offsets are read.
     deduped: the distinct keys of the n features that occur in the batch.
-    values: float32 [n], or [0] if all are 1.
-    segments: int32 [n], sample * F + field, ascending; or [0] if each field of each sample has one
-      feature.
+    values: float32 [n], or empty if all are 1.
+    segments: int32 [n], ascending: sample * F + slot of each feature; or empty if each slot of each
+      sample has one feature.
     batch_size: int32 [], B.
   """
   linear, norm, slots, totals, squares = load().ctr_pool(

@@ -12,10 +12,10 @@ class Samples(NamedTuple):
   """B samples, with the columns of trainer.data.features.SlotBatch."""
 
   keys: np.ndarray  # int64 [nnz]
-  values: np.ndarray  # float32 [nnz], or [0]
-  segments: np.ndarray  # int32 [nnz], or [0]
+  values: np.ndarray  # float32 [nnz]; empty if all are 1
+  segments: np.ndarray  # int32 [nnz]; empty if each slot of each sample has one feature
   dense: np.ndarray  # float32 [B, Dn]
-  group: np.ndarray  # int64 [B], or [0] without a group
+  group: np.ndarray  # int64 [B]; empty without a group
 
 
 class SampleArrays:
@@ -56,10 +56,10 @@ class SampleArrays:
     self._tensors = {name: view(array) for name, array in arrays.items()}
 
   def gather(self, samples: np.ndarray) -> Samples:
-    """Returns some samples of the pass.
+    """Returns a batch of the samples at these indices, in their order.
 
     Args:
-      samples: integers [B], the samples' indices in the pass.
+      samples: the indices of the samples in the pass, integers [B].
     Raises:
       InvalidArgumentError: if an index, or a value that the arrays hold at it, is out of range.
     """

@@ -85,8 +85,8 @@ def one_line(error: BaseException) -> str:
 def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns the end of a message about a wrong name: "; the nearest valid name is 'x'".
 
-  If no valid name is near, all of them are listed; without valid names it is ''. Case does not
-  matter. Names by which other systems call our layers and their arguments are recognised.
+  If no valid name is near, the valid names are listed; if there are none, '' is returned. Case does
+  not matter. Names by which other systems call our layers and their arguments are recognised.
   """
   if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
     return f'; here that is {here}'
@@ -105,7 +105,7 @@ def short(value: object, length: int = 120) -> str:
   """Returns a value as a message shows it, like repr, or YAML for null, true and false.
 
   Args:
-    length: longer texts are cut to so many characters.
+    length: the most characters; a longer text is cut.
   """
   if value is None or isinstance(value, bool):
     return {None: 'null', True: 'true', False: 'false'}[value]

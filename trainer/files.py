@@ -39,8 +39,8 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
   Args:
     patience: how many seconds to wait.
   Yields:
-    The file, open for reading and writing. If its holder writes who it is, the UserError of other
-    processes says so.
+    The file, open for reading and writing. The text that its holder writes into it
+    names the holder in the UserError of other processes.
   Raises:
     UserError: if another process holds the file for `patience` seconds.
   """
@@ -190,7 +190,7 @@ def crc32_of(path: str) -> int:
 
 
 def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
-  """Returns the CRC-32 of a stream's rest, continued from `crc`, that of the bytes before it."""
+  """Returns the CRC-32 of a whole stream, of which `crc` covers the bytes that were read before."""
   while data := stream.read(4 << 20):
     crc = zlib.crc32(data, crc)
   return crc
@@ -225,7 +225,8 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
   Process 0 calls it once all is written there and the other processes have synced their files.
 
   Args:
-    final: the final name; a directory without DONE that has it is removed first.
+    final: the final name; a directory of this name, which callers have checked is without DONE, is
+      removed first.
     manifest: becomes MANIFEST.json, whose checksum DONE holds.
   """
   data = to_json(manifest)

@@ -52,11 +52,7 @@ def top_k(
 
 
 def is_trained(items: np.ndarray) -> np.ndarray:
-  """Returns whether each item's vector is not 0, bool [C]; such items count as trained.
-
-  Args:
-    items: float32 [C, d].
-  """
+  """Returns which items are trained, bool [C]: those whose vector, of [C, d], is not all zeros."""
   return np.any(items != 0, 1)
 
 

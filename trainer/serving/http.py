@@ -343,7 +343,7 @@ class App:
     return _json(rest.metadata(self._name, predict, recommend), 200)
 
   def _methods(self) -> list[str]:
-    """Returns which methods requests may call: 'predict', 'recommend' or both."""
+    """Returns the methods that requests may call: 'predict', 'recommend' or both."""
     finds = self._service.item_column is not None
     return ['predict'] * (not finds) + ['recommend'] * (finds or self._ranks)
 
@@ -424,8 +424,6 @@ def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socke
   """Returns a server, and the listening socket to pass to its method `run`.
 
   Args:
-    app: the application to serve.
-    host: the address to listen at.
     port: the port to listen at; 0: any free port.
   Raises:
     OSError: if the address or the port cannot be listened at.

@@ -35,7 +35,7 @@ class PlainColumns:
   def reads(cfg: config.Config) -> bool:
     """Returns whether this class can read requests for a config.
 
-    It cannot if a column is made or left blank, if features have values, or with model.retrieval.
+    It cannot if a column is made or never read, if features have values, or with model.retrieval.
     """
     slots = cfg.data.slots
     return not (

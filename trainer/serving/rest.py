@@ -238,7 +238,6 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
   """Returns the body that describes a model, with examples of requests.
 
   Args:
-    name: the name of the model.
     predict: the signature of requests for scores; None: such requests are not answered.
     recommend: the signature of requests for items; None likewise. At least one is not None.
   """

@@ -274,7 +274,7 @@ class Scorer:
     """Returns the keys of the items that a request leaves out, int64 [n].
 
     Raises:
-      BadRequest: if one of them is no string or whole number.
+      BadRequest: if one of them is neither a string nor a whole number.
     """
     array = _texts('seen', items)
     if pa.types.is_list(array.type):

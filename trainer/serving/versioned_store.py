@@ -177,7 +177,7 @@ def with_show_click(rows: LookedUpRows, show_click: np.ndarray) -> LookedUpRows:
 
 
 def without_show_click(rows: LookedUpRows) -> tuple[LookedUpRows, np.ndarray]:
-  """Splits what `with_show_click` returned: into the rows without show and click, and these.
+  """Splits what `with_show_click` returned: into the rows as they were, and show and click.
 
   Show and click are float32 [n, 2], and 0 for absent rows.
   """
@@ -239,7 +239,7 @@ def replace(
 
 @contextlib.contextmanager
 def plain(what: str, *errors: type[Exception]) -> Iterator[None]:
-  """Turns these errors of a library into a UserError of one line that begins with `what`."""
+  """Turns `errors`, which a library raises, into a UserError of one line, beginning with `what`."""
   try:
     yield
   except errors as e:

@@ -295,7 +295,7 @@ def chain(directory: str, last: str | None = None) -> list[RowExport]:
 
 
 class Replay:
-  """Replays chains of exports, and keeps the results for the next export to be written.
+  """Replays chains of exports, and keeps the results, from which the next export is written.
 
   To replay a chain is to apply its deltas to its base (`trainer.storage.export`). Each export is
   read once, and again only if another export took its place. So the time to write an export does
@@ -386,12 +386,13 @@ class Replay:
     empty: Result,
     added: Callable[[Result, RowExport], Result],
   ) -> Result:
-    """Replays a chain from where the last call with this `name` ended, if the chain still fits.
+    """Replays a chain; what the last call with this `name` replayed is not read again.
+
+    If the chain does not begin with the exports of that call, all of it is read.
 
     Args:
-      name: names the result to keep.
       links: the paths of the chain.
-      shards: the logical shards that the result is of.
+      shards: the logical shards that the result covers; None: it has all of the chain.
       empty: the result for an empty chain.
       added: a function of a result and the next export that returns the next result.
     """
@@ -407,5 +408,5 @@ class Replay:
 
 
 def _done_at(path: str) -> int:
-  """Returns when an export was completed, in ns; one that takes its place has another time."""
+  """Returns when an export was completed, in ns; another export at this path has another time."""
   return os.stat(f'{path}/{files.DONE}').st_mtime_ns

@@ -114,10 +114,11 @@ def _serial(path: str) -> int | None:
 
 
 def candidates(directory: str) -> dict[str, int | None]:
-  """Returns the checkpoints that are DONE, {path: serial number}; None if one is damaged.
+  """Returns {path: serial number} of the checkpoints that are DONE.
 
-  Damaged checkpoints come first, then the others from new to old. So a reader that tries them in
-  this order reports every damaged one before it takes the newest good one.
+  The number of a damaged one is None. Damaged checkpoints come first, then the others from new to
+  old. So a reader that tries them in this order reports every damaged one before it takes the
+  newest good one.
   """
   names = os.listdir(directory) if os.path.exists(directory) else []
   paths = [os.path.join(directory, name) for name in names if _NAME.fullmatch(name)]
@@ -259,7 +260,6 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
   """Yields the blocks that may hold rows of some logical shards; they may hold other rows too.
 
   Args:
-    path: the directory of the checkpoint.
     manifest: what `check` returned for this checkpoint.
   Raises:
     DataLoss: if a file is damaged; the message names it.
@@ -409,7 +409,6 @@ def restore_latest(
   """Reads the newest checkpoint that every process can read; logs why newer ones are refused.
 
   Args:
-    directory: the directory of the checkpoints.
     **others: further arguments of `restore`.
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.

@@ -183,10 +183,7 @@ def _begin(
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns those keys that serving looks up.
-
-  These are all keys; with model.retrieval, those of the slots that the query tower reads.
-  """
+  """Returns the keys that serving looks up: all; with model.retrieval, those of the query tower."""
   if cfg.model.retrieval is None:
     return keys
   ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
@@ -202,7 +199,7 @@ def _select(
   replay: chain.Replay,
   changed: np.ndarray,
 ) -> _Selection:
-  """Selects the rows that this process writes, and the features whose delta_score it then lowers.
+  """Selects the rows that this process writes, and the features whose delta_score it lowers later.
 
   Args:
     changed: the keys of items whose vectors have changed; a delta holds their rows.

@@ -50,7 +50,7 @@ class KeptTexts:
     self._add(keys, pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
 
   def _add(self, keys: np.ndarray, texts: pa.Array) -> None:
-    """Adds the texts of those features that this process owns, that are admitted and have no text.
+    """Adds the texts of those admitted features of this process that have no text yet.
 
     Args:
       keys: int64 [n], the keys of features.

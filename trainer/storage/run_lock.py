@@ -45,7 +45,7 @@ class RunLock:
   def acquire(self) -> None:
     """Makes this process the owner.
 
-    If the last owner was on another host, this waits to see whether it still updates the file.
+    If the last owner was on another host, this waits to see if that owner still updates the file.
 
     Raises:
       UserError: if another process owns the run_dir; the message names it.

@@ -114,8 +114,8 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
   Args:
     x: float32 [B, H].
     rate: the share that is set to 0.
-    seed: the seed of the layer.
-    position: int64 [2], the number of the step, and how many of its samples lower ranks have.
+    position: int64 [2]: the number of the step, and the number of its samples that are on lower
+      ranks.
   Returns:
     float32 [B, H].
   Raises:
