@@ -3,7 +3,7 @@
 Without it, all ranks would wait forever for a frozen rank, because Horovod's stall check does
 nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If a
 rank is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the same
-exit status. If rank 0 itself is lost, every other rank prints so and ends.
+exit status. If rank 0 itself is lost, every other rank prints that and ends.
 
 The heartbeat begins before TensorFlow and Horovod are imported, so that it also limits how long the
 start may wait. Ranks find rank 0 through horovodrun's key-value store. The store holds rank 0's

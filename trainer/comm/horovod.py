@@ -39,7 +39,7 @@ class HorovodCommunicator(RankCommunicator):
 
 
 class HorovodRowExchange:
-  """A RowExchange by Horovod's all-to-all.
+  """A RowExchange that uses Horovod's all-to-all.
 
   Horovod negotiates every tensor by itself and never fuses all-to-alls, so all values travel as one
   tensor of bytes.
@@ -100,9 +100,9 @@ def communicator(runtime: Runtime, sync: Sync) -> Communicator:
 
 
 def nccl_version() -> int | None:
-  """Returns the version of NCCL that Horovod was built with: 21903 is 2.19.3, 0 is none.
+  """Returns the version of NCCL that Horovod was built with, such as 21903 for 2.19.3.
 
-  None if Horovod is not installed.
+  0 if it was built without NCCL; None if Horovod is not installed.
   """
   try:
     import horovod.tensorflow as hvd

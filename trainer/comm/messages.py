@@ -167,7 +167,7 @@ def address_text(address: Address) -> str:
 
 
 class MessageConnection:
-  """Sends and receives messages over one connection, and sends beats, which show that it is alive.
+  """Sends and receives messages over one connection, and beats, which show that the sender lives.
 
   A thread sends the messages, so that `send` never waits. Each side sends ten beats within
   `lost_seconds`.
@@ -273,7 +273,7 @@ def _authenticated(
   """Authenticates both sides of a connection.
 
   Args:
-    steps: `deliver_challenge` and `answer_challenge`; the other side has them in reverse order.
+    steps: `deliver_challenge` and `answer_challenge`; the other side runs them in reverse order.
   Raises:
     ConnectionError: if the other side did not prove in time that it knows the secret.
   """

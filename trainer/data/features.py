@@ -60,10 +60,9 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
 
 
 def weigh_labels(batch: SlotBatch) -> SlotBatch:
-  """Gives each label a weight of its own if there are several tasks: 0 for a blank label.
+  """Gives each label a weight of its own; a blank label gets weight 0 and value 0.
 
-  `weight` becomes float32 [B, T], and blank labels become 0. A batch of one task stays as it is.
-  Arrays are NumPy's.
+  `weight` becomes float32 [B, T]. A batch of one task stays as it is. Arrays are NumPy's.
   """
   if batch.label.ndim == 1:
     return batch
@@ -191,8 +190,8 @@ def pool_norm(
   `tf.nn.embedding_lookup_sparse` divides by the same.
 
   Args:
-    values: float32 [nnz] of a SlotBatch; [0] on the fast path.
-    segments: int32 [nnz] of a SlotBatch; [0] on the fast path.
+    values: float32 [nnz] of a SlotBatch; empty on the fast path.
+    segments: int32 [nnz] of a SlotBatch; empty on the fast path.
     batch_size: B.
     poolings: 'sum', 'mean' or 'sqrtn' for each slot, [F].
   Returns:

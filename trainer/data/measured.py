@@ -209,7 +209,7 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
 
 
 def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
-  """Returns the numbers in a pass's first samples that go into bins, with the keys of `slots`."""
+  """Returns {key of `slots`: the numbers in a pass's first samples that the slot's bins divide}."""
   parts: dict[str, list[np.ndarray]] = {key: [np.zeros([0])] for key in slots}
   wanted = {
     name: f"slot '{slot.name}'" for slot in slots.values() for name, _ in cfg.data.columns_of(slot)

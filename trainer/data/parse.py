@@ -96,7 +96,7 @@ def _assemble(
 
 
 class _Records:
-  """Marks the good records of a block, and counts the others by their first mistake."""
+  """Marks the good records of a block; counts the bad ones by the kind of their first mistake."""
 
   def __init__(self, block: Block):
     self._block = block
@@ -218,7 +218,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   """Converts the good records of a block to arrays, and counts the bad ones.
 
   A bad record is dropped and counted once, under the first of these mistakes that it has:
-  malformed, label, weight, group, made (in a column that others are made of), dense, value.
+  malformed, label, weight, group, made (in a column from which others are made), dense, value.
 
   Args:
     labelled: whether to read labels, weights and groups. If not, labels are 0, weights are 1, and

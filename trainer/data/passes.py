@@ -166,7 +166,7 @@ def _good_passes(
   """Returns the passes at those paths at which `pass_of` finds no mistake.
 
   Args:
-    wrong: receives the mistakes, {path: text}; None: the first mistake is raised.
+    wrong: if given, the mistakes are put into it, {path: text}; otherwise the first is raised.
   """
   good = []
   for path in paths:
@@ -192,7 +192,8 @@ def passes(
 
   Args:
     key: the config key that holds the patterns.
-    wrong: receives the mistakes in single passes, {path: text}; None: the first is raised.
+    wrong: if given, mistakes in individual passes are put into it, {path: text}; otherwise the
+      first is raised.
   Raises:
     UserError: if a pattern matches nothing, two passes have the same name, a training file has no
       day, or a directory is not a prepared pass.
@@ -230,8 +231,8 @@ def announced(
   Args:
     is_settled: whether the pass at a path needs no more work, so that it is left out.
   Returns:
-    The passes, in order; the paths of passes that are announced but missing; and the mistakes in
-    other passes, keyed by path.
+    The passes, in order; the paths of passes that are announced but missing; and what is wrong
+    with the passes that were refused, {path: text}.
   """
   directory, of_prepared = normal(cfg.data.watch), cfg.data.format == 'prepared'
   markers: dict[str, str] = {}  # by the path of the pass

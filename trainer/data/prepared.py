@@ -199,9 +199,9 @@ class PreparedPass:
     return samples, features, keys
 
   def sole_labels(self) -> list[float | None]:
-    """Returns for each task the label of all samples, apart from those whose label is blank.
+    """Returns, for each task, the label that all samples have; blank labels do not count.
 
-    It is None if the labels differ, or if there are none.
+    A task gets None if its labels differ, or if it has none.
     """
     if not self.num_samples:
       return [None] * self._label.shape[1]
@@ -220,7 +220,7 @@ class PreparedPass:
     """Returns the mean number of clicks of a sample; 0 without samples.
 
     Args:
-      shares: for each task, how many clicks a positive label counts.
+      shares: for each task, as how many clicks a positive label counts.
     """
     return float(np.mean((self._label > 0.5) @ np.array(shares))) if self.num_samples else 0.0
 
@@ -301,7 +301,7 @@ class PreparedPass:
     return samples_at
 
   def gather(self, samples: np.ndarray) -> SlotBatch:
-    """Returns a batch of the samples with these numbers, integers [B], in this order."""
+    """Returns a batch of the samples at these indices of the pass, integers [B], in their order."""
     try:
       features = self._samples.gather(samples)
       label = self._label[samples].astype(np.float32)

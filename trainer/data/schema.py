@@ -42,7 +42,7 @@ def schema(cfg: config.Config) -> JsonObject:
 def reading(cfg: config.Config) -> JsonObject:
   """Returns the settings by which a raw file is parsed.
 
-  A prepared pass is used again only if these, its `schema` and the raw file have not changed.
+  A prepared pass is used again only if these settings, its `schema` and the raw file are unchanged.
   """
   data = cfg.data
   return {

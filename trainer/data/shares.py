@@ -37,7 +37,7 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """Counts the line ends in each of a rank's blocks of a text: rank, rank + size, rank + 2·size, …
+  """Counts the line ends in each of the blocks rank, rank + size, rank + 2·size, … of a text.
 
   Returns:
     The count of each of these blocks of SCAN_BYTES; [] if the file is not a text.
@@ -54,7 +54,7 @@ def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
 
   Args:
     counts: int64, how many line ends each block of SCAN_BYTES has.
-    line: the number of the line; lines are counted from 0, and this is not the first.
+    line: the number of the line, counted from 0; at least 1.
   """
   ends = np.cumsum(counts)
   block = int(np.searchsorted(ends, line))

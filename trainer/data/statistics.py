@@ -89,7 +89,7 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
       occurrences of the HEAD most frequent features) and new_by_day (the share of a day's features
       that the previous day did not have).
     dense: missing (the share of samples) and quantiles.
-    table_bytes: estimates without_admission and with_admission.
+    table_bytes: the estimated bytes of the tables, as without_admission and with_admission.
   """
   slots = {slot.name: _SlotFigures() for slot in cfg.ordered_slots}
   values: list[list[np.ndarray]] = [[] for _ in cfg.data.dense]

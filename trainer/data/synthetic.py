@@ -1,9 +1,9 @@
 """Writes a click log whose true probabilities are known: `python -m trainer.synthesize --out DIR`.
 
 DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json: the AUC and
-logloss of the true probabilities of each file, which no model can beat except by chance; and how
-much they lose on the test day if the values of a slot are exchanged between samples, which is the
-slot's true importance.
+logloss of the true probabilities of each file, which no model can beat except by chance. It also
+holds the true importance of each slot: how much worse this AUC and logloss become on the test day
+if the slot's values are exchanged between samples.
 
 The world: a click's logit is
 
@@ -19,14 +19,14 @@ earlier files stay the same.
 With conversions, purchases follow clicks after a random delay. It is exponential, and its mean
 depends on the category: half a day to 4 days. A file then has four more columns: `conversion`, what
 happened in the end; `conversion_seen`, what was known when the day was over; `conversion_now`, what
-was known when the click was logged, which is 0; and `delay_days`. In the file of the test day all
-three hold what happened in the end. stream_NN.csv is a day as it arrives in a stream: the
-impressions of the day, and then each impression, of this day or an earlier one, whose conversion
-came on this day, with a blank click and conversion_now 1.
+was known when the click was logged, which is 0; and `delay_days`. In the file of the test day
+all three `conversion…` columns hold what happened in the end. stream_NN.csv is a day as it arrives
+in a stream: its impressions; then, for each conversion that came on this day, the impression once
+more, with a blank click and conversion_now 1.
 
 With drift R, the world changes from day to day. A share R of the users leaves, and new ones with
-new names and tastes take their places. How much a user buys and how often an item is bought changes
-too: worth becomes √(1 − R)·worth + √R·N(0, 1).
+new names and tastes take their places. Each user and each item has a worth, which raises the odds
+that a click becomes a purchase; every day, it becomes √(1 − R)·worth + √R·N(0, 1).
 
 With histories, a file has the column `history`: the items that the user clicked last before that
 day, the oldest first. A click on an item is likelier if the user has clicked items of its category.
@@ -68,9 +68,7 @@ class World:
   """Everything that is drawn once: the users, and the items of each day.
 
   Args:
-    users: the number of users.
     items: the number of items on the first day; a tenth as many are born on each further day.
-    days: the number of days.
     conversions: whether purchases follow clicks.
     histories: whether a user's clicks make later clicks likelier.
     drift: R, the share of users that leave each day, which also sets how fast purchases change.
@@ -266,7 +264,7 @@ class World:
     return Log(pa.table(columns), probability, click, own, conversion, arrival, importance)
 
   def _interest(self, user: np.ndarray, category: np.ndarray) -> np.ndarray:
-    """Returns log(1 + c), float64 [n]; c of the user's last clicked items are of this category."""
+    """Returns log(1 + c), float64 [n]; c counts the user's last clicked items of this category."""
     counts = np.zeros([len(self._clicked), CATEGORIES])
     for u, items in enumerate(self._clicked):
       np.add.at(counts[u], self.category[items], 1)

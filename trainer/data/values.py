@@ -170,7 +170,6 @@ def feature_keys(
   Args:
     array: [n], each value is one feature.
     column: the name of the column, for messages.
-    missing_values: texts that stand for a missing value.
   """
   t = array.type
   if pa.types.is_null(t):
@@ -244,7 +243,7 @@ def float_or_none(text: str) -> float | None:
 
 
 def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: Writing) -> pa.Array:
-  """Returns texts' numbers, float64 [n]: null where blank or missing, infinity where no number."""
+  """Reads texts as float64 [n]: null if blank or missing, infinity if the text is no number."""
   if not missing_values and writing == Writing():
     with contextlib.suppress(pa.ArrowInvalid):  # a blank, white space, or no number
       return texts.cast(pa.float64())

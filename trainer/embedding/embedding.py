@@ -48,7 +48,7 @@ def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec
 
 
 class Embedding:
-  """Sums the rows of a batch's features to layer inputs; knows each slot's table, holds no weights.
+  """Sums the rows of a batch's features into layer inputs; knows slots' tables, holds no weights.
 
   Args:
     needs: the inputs that the model's interactions read, of trainer.embedding.layer_inputs.NEEDS.
@@ -126,7 +126,7 @@ class Embedding:
     return dedupe(batch.keys, self._one_show, clicks, batch.segments, self.num_slots)
 
   def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows) -> LayerInputs:
-    """Sums the rows of a batch's unique keys to layer inputs.
+    """Sums the rows of a batch's unique keys into layer inputs.
 
     The result is differentiable in `rows.linear` and `rows.factors`.
     """

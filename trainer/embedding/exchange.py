@@ -89,8 +89,8 @@ class LocalRows:
     """Returns the weight and the number of the samples of all ranks in this step.
 
     Returns:
-      The total weight, float32 [] ([T] with several tasks); how many samples lower ranks have, and
-      how many all ranks have, int64 [].
+      The total weight, float32 [] ([T] with several tasks); the number of samples on lower ranks,
+      and that on all ranks, int64 [].
     """
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
@@ -100,8 +100,8 @@ class LocalRows:
     Args:
       deduped: the distinct keys of this process's samples.
       routed: the result of `route` for these keys.
-      train: with admission `none`, whether new features read their initial factors; else they read
-        0.
+      train: if true and admission is `none`, new features read their initial factors; otherwise
+        they read 0.
     """
     return self._pull(deduped.unique, train)
 

@@ -102,7 +102,7 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Returns, for each sample, the indices in the flat list of features at which its own lie.
+  """Returns, for each sample, the indices of its features in the flat list of all features.
 
   They are int32 [B, L], ascending, padded with −1.
 

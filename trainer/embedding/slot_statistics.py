@@ -16,7 +16,7 @@ _DEAD = 1e-3
 
 
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
-  """Chooses the logical shards that a process reads, so that all read about MOST_FEATURES features.
+  """Chooses the logical shards that each process reads, in all about MOST_FEATURES features.
 
   A hash spreads the keys over the shards, so some shards are a fair sample of all.
 
@@ -35,7 +35,7 @@ Figure = float | list[int] | None
 
 
 class SlotStatistics:
-  """Sums over the rows of each slot; those of several processes or parts of a checkpoint add up.
+  """Sums over the rows of each slot; sums of several processes or parts of a checkpoint add up.
 
   Args:
     widths: name of a table -> the number of factors in its rows; F·D for ffm.

@@ -44,7 +44,7 @@ class TfraRows(NamedTuple):
 class TfraStore(FeatureLifecycle):
   """A row store on TFRA's tables; ops.row_store.RowStore describes its methods and arguments.
 
-  Processes that build the same v1 graph share its tables, by the names of the tables' nodes.
+  Processes that build the same v1 graph share the store's tables, which they find by node name.
   """
 
   def __init__(

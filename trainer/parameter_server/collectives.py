@@ -34,7 +34,7 @@ _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
 
 
 def replies(calls: Mapping[int, tuple[str, Plain]]) -> dict[int, Plain]:
-  """Returns {number of a worker: its reply}; ranks are in the order of these numbers.
+  """Returns each worker's reply, by the worker's number; the lowest number is rank 0.
 
   Args:
     calls: {number of a worker: (a key of `_REPLIES`, the value that it sent)}.

@@ -199,7 +199,7 @@ class GeoStep(WorkerStep):
   def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
     """Sets FTRL's z so that the weight `value` follows from it, as AddToRow (C++) does for rows.
 
-    The factor of the weight is the denominator in TensorFlow's ResourceApplyFtrl.
+    The weight is multiplied by the denominator of TensorFlow's ResourceApplyFtrl.
     """
     optimizer = self.dense.optimizer
     settings = optimizer.get_config()

@@ -44,7 +44,7 @@ class RowsOnServers:
     return owner_of(shard, self._servers.count)
 
   def _own(self) -> list[FeatureLifecycle]:
-    """Returns the stores of this worker's own servers: their first shard is one of its shards."""
+    """Returns the stores of this worker's own servers: those whose first shard the worker owns."""
     stores = enumerate(self._remote)
     return [s for i, s in stores if shards_of(i, self._servers.count)[0] in self._shards()]
 

@@ -314,7 +314,6 @@ class Servers:
 
     Args:
       keys: int64 [u], distinct, ordered by logical shard.
-      train: whether this is for a training step.
     Returns:
       The rows as NumPy arrays, without ids; the number of keys on each server, int32 [S]; and the
       dense variables ([] unless `train`).

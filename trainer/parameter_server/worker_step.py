@@ -124,7 +124,7 @@ class WorkerStep(Step):
     return [v.numpy() for v in self._copied()]
 
   def _refresh(self) -> None:
-    """Fetches dense variables and optimizer state from the servers if the copy may be out of date.
+    """Fetches the servers' dense variables and optimizer state if this worker's copy may be old.
 
     Call it only while no worker trains.
     """

@@ -142,7 +142,7 @@ class ArrowReader:
   def texts(self, name: str, wanted: str = 'one text in UTF-8') -> pa.Array:
     """Returns the column's texts as a DictionaryArray [n], stripped, null where missing or blank.
 
-    Records with several texts, or with one that is not UTF-8, are dropped.
+    Marks records with several texts, or with one that is not UTF-8, to be dropped.
     """
 
     def read() -> pa.DictionaryArray:
@@ -161,7 +161,7 @@ class ArrowReader:
     return self.once(('texts', name, self._is_made(name)), read)
 
   def _slot(self, name: str, column: str) -> config.Slot:
-    """Returns the slot `name`, which has the features' separator; else a slot without one."""
+    """Returns the slot `name`; if there is none, a slot without a separator for the column."""
     slots = (s for s in self._data.slots if s.name == name and s.name != self._own)
     return next(slots, config.Slot(name=column))
 

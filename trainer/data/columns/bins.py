@@ -1,4 +1,4 @@
-"""Bins: a number in bin i becomes the feature whose text is i; a missing number, `missing`."""
+"""Bins: a number in bin i becomes the feature with text i; a missing number becomes `missing`."""
 
 import functools
 from types import ModuleType
@@ -15,7 +15,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 @functools.cache
 def _log_squared() -> np.ndarray:
-  """Returns the least number of each bin of `log_squared`, but for the first bin.
+  """Returns the least number of each bin of `log_squared` except the first.
 
   They are 0, 1, 2, the least float32 above 2, and each x > 1 at which ln²x is 1, 2, 3, …
   """

@@ -173,7 +173,7 @@ class GraphReader:
     return self._results[name], []
 
   def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
-    """Does what `_read` does, for a slot or a dense column; two of these may have the same name."""
+    """Does what `_read` does; tells a slot from a dense column that has the same name."""
     if column.made:
       return self._read(column.name)
     ((name, _),) = self._data.columns_of(column)

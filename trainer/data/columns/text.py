@@ -17,14 +17,14 @@ from trainer.data.values import offsets_of, ranges, text_buffers, texts_from, tr
 
 
 def _pattern(made: config.Text) -> str:
-  """Extends `made.match` to match the whole text; group 1 stays that of its first match."""
+  """Extends `made.match` to match the whole text, with group 1 as in its first match."""
   return f'(?s)\\A.*?(?-s:{made.match}).*\\z'
 
 
 def _pieces(texts: pa.Array, made: config.Text) -> pa.Array:
   """Returns the runs of characters or the prefixes of each text, as a list array [u].
 
-  A text that is shorter than a run or prefix is itself one, once.
+  If a run or prefix would be longer than the text, the text itself takes its place, once.
 
   Args:
     texts: string [u], without nulls.

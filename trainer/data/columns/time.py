@@ -123,8 +123,8 @@ def _read(
 ) -> tuple[TensorLike, TensorLike, TensorLike]:
   """Returns times in UTC and on the zone's clock, in seconds, and which texts are times.
 
-  An hour that happens twice, because clocks change, means the first one; an hour that clocks leave
-  out is converted by the offset before the change.
+  When clocks change, a time that occurs twice means the first of the two, and a time that is
+  skipped is converted by the offset before the change.
 
   Args:
     is_time: whether the pattern of the unit matches each text.
