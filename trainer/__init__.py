@@ -1,7 +1,7 @@
 """Trains click models on logs that never end, whose features never stop coming.
 
-A log comes in *passes*, an hour or a day each. A column of it is a *slot* (or field), one value in
-a slot a *feature*, found by its *key*. A feature has *shows* and *clicks*, the impressions and
+A log comes in *passes*, an hour or a day each. A categorical column is a *slot* (or field). A value
+in a slot is a *feature*, identified by its *key*. It has *shows* and *clicks*, the impressions and
 clicks that it was seen with, and a *row*: its linear weight, and after *admission* its *factors*
 (the embedding). The process that keeps a row is its *owner*; each owns some of the 4,096
 *logical shards* of keys.
@@ -38,7 +38,7 @@ def __dir__() -> list[str]:
 
 
 def _is_a_command() -> bool:
-  """Returns whether this process runs a command, before the command's own module is imported."""
+  """Returns whether this process runs a command, whose own module is not imported yet."""
   name = os.path.basename(sys.argv[0]) if sys.argv else ''
   as_module = name == '-m' and any(a.startswith('trainer.') for a in sys.orig_argv)
   return as_module or name.startswith('ctr-')

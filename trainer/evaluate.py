@@ -65,8 +65,8 @@ def main() -> None:
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:
   """Yields a run, and the names in --by that one evaluation of it can slice by.
 
-  First come all slots together. Then comes each other column by itself, except PASS: the column is
-  read as data.group.
+  First come all slots together. Then comes each other column by itself, read as data.group. PASS
+  is left out.
   """
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared

@@ -1,8 +1,8 @@
 """Shows what a checkpoint holds: `python -m trainer.inspect --run_dir DIR [--importance] …`.
 
 It prints parameters and bytes by layer and slot; with --feature one feature, with --against the
-differences from another run, with --importance what each slot carries. Under horovodrun the ranks
-share the work of --importance.
+differences from another run, with --importance how much the model's quality depends on each slot.
+Under horovodrun the ranks share the work of --importance.
 """
 
 import contextlib

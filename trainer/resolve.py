@@ -22,7 +22,7 @@ DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
-  """Returns a config with the values that its run has measured, or would measure.
+  """Returns a config with the values that its run has measured, or would if it has not run yet.
 
   Args:
     path: a YAML file, or a run_dir, which holds the config that its run was given.

@@ -95,7 +95,7 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
 
   Args:
     ranker: the config of --run_dir; None if the run has not begun.
-    finder: the config of --retrieve_run_dir; None likewise.
+    finder: the config of --retrieve_run_dir; None if that run has not begun.
   Raises:
     UserError: if it cannot.
   """

@@ -97,7 +97,7 @@ class Bins(Made):
 
 
 class Number(Made):
-  """One feature whose value x_i is the number, as libffm has it; none where it is missing."""
+  """One feature whose value x_i is the number, as in libffm; no feature for a missing number."""
 
   how, has_values = 'number', True
   number: str
@@ -189,7 +189,7 @@ _MOST_NODES = 200
 
 
 class Expression(Made):
-  """A number computed from numbers, in float64; missing where one is, or where it is not finite."""
+  """A number computed from numbers, in float64; missing if one of them is, or it is not finite."""
 
   how, is_fraction = 'number', True
   expression: str
@@ -241,7 +241,7 @@ class Lookup(Made):
 
 
 class Overlap(Made):
-  """How many features of the first column the second has too."""
+  """The number, or the share, of the first column's distinct features that the second also has."""
 
   how = 'features'
   overlap: Annotated[list[str], _distinct('two columns', 2, 2)]

@@ -87,7 +87,7 @@ class DenseColumn(Section):
 
 
 class Label(Section):
-  """One label of several. Where it is blank, the sample brings no loss for its task."""
+  """One of several labels. A sample in which it is blank adds nothing to the loss of its task."""
 
   name: str
   """Names the task in reports, in model.tasks and in serving."""

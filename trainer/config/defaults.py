@@ -1,7 +1,7 @@
 """Defaults that follow from the values of other keys.
 
-They depend on these values, but not on whether these were given. So giving a key the value that it
-has anyway changes nothing, except for measured keys such as train.batch_size.
+A default depends on what values the other keys have, but not on whether they were given. So giving
+a key the value that it has anyway changes nothing, except for measured keys like train.batch_size.
 """
 
 from typing import TYPE_CHECKING

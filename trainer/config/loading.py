@@ -48,7 +48,7 @@ _STAMP = '# crc32 of what follows: '
 
 
 def write_of_run(cfg: Config) -> None:
-  """Writes the whole config as config.yaml, and what was given as given.yaml, into the run_dir.
+  """Writes config.yaml, the whole config, and given.yaml, what the user gave, into the run_dir.
 
   Each begins with a checksum of the rest.
   """

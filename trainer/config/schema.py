@@ -97,7 +97,7 @@ class Config(Section):
   def ordered_slots(self) -> list[Slot]:
     """The slots, ordered by table (as in `sparse.tables`), then as in data.slots.
 
-    The index of a slot in this list is the index of its field.
+    Axes of length F, of tensors and arrays, have the slots in this order.
     """
     order = list(self.sparse.tables)
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
@@ -149,7 +149,7 @@ class Config(Section):
   def slot_ids(self) -> dict[str, int]:
     """Returns {slot: its id, which is in the top bits of keys}.
 
-    The id is 1 + the slot's position in `data.slots`, or the id of the slot that it shares.
+    The id is 1 + the slot's position in `data.slots`, or the id of the slot that it `shares`.
     """
     own = {s.name: i + 1 for i, s in enumerate(self.data.slots)}
     return {s.name: own[s.shares or s.name] for s in self.data.slots}

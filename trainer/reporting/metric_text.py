@@ -14,7 +14,6 @@ def decimals(name: str, least: float) -> int:
   """Returns the number of decimals that a metric is shown with.
 
   Args:
-    name: the metric.
     least: the smallest of the values that are shown.
   """
   return 6 if name in _ERRORS and abs(least) < SMALL_ERROR else 4

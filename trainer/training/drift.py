@@ -16,7 +16,7 @@ _MOST_CHUNKS = 8  # of a pass, from its first on
 
 
 def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> None:
-  """Counts a pass's samples by bin, for each slot of bins, and adds them to the day's counts.
+  """Counts a pass's samples by bin, for each slot made of bins, and adds them to the day's counts.
 
   Only the first chunks of the pass are counted. Every process calls it, reads the same samples, and
   keeps equal counts in `progress.bins`.

@@ -101,9 +101,9 @@ def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Me
 def _predictions(
   inputs: Inputs, samples: '_Samples', columns: np.ndarray, donors: np.ndarray
 ) -> np.ndarray:
-  """Returns the predictions of the first task in all rounds, float64 [R, n], on every process.
+  """Returns the first task's predictions in all rounds of permutation, float64 [R, n].
 
-  Every process calls it and makes its share of the predictions.
+  Every process calls it, makes its share of the predictions, and receives all of them.
 
   Args:
     columns: the column that is permuted in each round, int64 [R].

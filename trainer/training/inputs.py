@@ -146,7 +146,7 @@ class Inputs:
     return [(i, LogFile(*file)) for i, file in shared]
 
   def _share(self, data_pass: Pass, path: str, file: LogFile, place: str, labelled: bool) -> None:
-    """Converts a raw pass that is one file, each process a part of it. Every process calls it.
+    """Converts a raw pass that is one file; each process converts a part. Every process calls it.
 
     Raises:
       UserError: on every process, if the file is wrong.
@@ -269,7 +269,7 @@ class Inputs:
       prepare_pass(self.cfg, data_pass.path, path, labelled, self._on_block(data_pass, place))
 
   def _on_block(self, data_pass: Pass, place: str) -> Callable[[int], None]:
-    """Returns a function that reports a conversion's progress, given its number of samples so far.
+    """Returns a callback that takes the number of samples converted so far and reports it.
 
     Args:
       place: which pass it is, such as 'train pass 1 of 3'.

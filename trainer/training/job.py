@@ -310,7 +310,7 @@ class Job:
     In a stream (data.watch), a pass without clicks may be right. The first such pass is reported.
 
     Raises:
-      BadPass: if the label looks misread, or the passes are no stream.
+      BadPass: if the label looks misread, or the run does not follow a stream.
     """
     # Retrieval learns from positives alone.
     alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)

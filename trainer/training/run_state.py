@@ -85,7 +85,7 @@ class RunState:
 
   @property
   def is_saved(self) -> bool:
-    """Whether a checkpoint of this place in the data exists."""
+    """Whether there is a checkpoint of this place in the data."""
     position = self._saved.metrics_position
     return self._saved == dataclasses.replace(self.progress, metrics_position=position)
 

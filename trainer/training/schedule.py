@@ -9,10 +9,10 @@ from trainer.config import Schedule
 
 
 class Rates:
-  """The factor by which all configured learning rates are multiplied, dense and sparse.
+  """The factor of all learning rates, dense and sparse: that of plateaus times the schedule's.
 
   Attributes:
-    factor: float32 variable, the share of the learning rates that plateaus have left.
+    factor: float32 variable, the factor of plateaus: 1 at first, and lowered at each plateau.
     first_step: int64 variable, the step at which the schedule begins.
   """
 

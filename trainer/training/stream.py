@@ -427,7 +427,7 @@ class Stream:
     return progress.closed_day is not None and data_pass.day <= progress.closed_day
 
   def _ends(self, following: Pass | None) -> EndDay | None:
-    """Returns the day that has to end before the next pass is trained on; None if none.
+    """Returns the day that must end before the next pass is trained on; None if no day must.
 
     Args:
       following: the next pass; None if no pass is ready.

@@ -123,7 +123,7 @@ class Validation:
     progress.forget_best()
 
   def _judged_by(self) -> JsonObject:
-    """Returns what values of data.valid depend on; two values compare only if it is equal."""
+    """Returns what validation metrics depend on: two of them compare only if this is the same."""
     plateau = self._cfg.train.plateau
     valid = [[p.name, p.num_samples] for p in self._passes['valid']]
     return {'metric': self._cfg.deciding_metric, 'task': plateau and plateau.task, 'valid': valid}

@@ -161,7 +161,6 @@ def _lay_out(
   Args:
     chunk: the rows, in the columns of ops.row_store.RowStore; its keys and slots must already be
       the new model's.
-    new: the new config.
   """
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
   ids = new.slot_ids()
@@ -323,7 +322,6 @@ def dense(
 
   Args:
     old: the config that `saved` was written with.
-    new: the config of the new model.
     saved: the dense state of the checkpoint.
     fresh: the dense state of the new model before training.
   """
@@ -417,7 +415,7 @@ def differences(
 
 
 def _tables(old: config.Config, new: config.Config) -> list[Fate]:
-  """Returns the fates of the tables whose layout differs between the two configs."""
+  """Returns what becomes, at a warm start, of each table whose layout differs in `new`."""
   before, fates = _layouts(old), []
   for name, now in _layouts(new).items():
     was = before.get(name, now)
