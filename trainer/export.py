@@ -72,8 +72,8 @@ def main() -> None:
     print(f'{done.path}: {len(items.keys):,} items, {index}, in {done.seconds:.1f} s')
     return
   print(f'{done.path}: {done.rows:,} rows, {done.tombstones:,} tombstones in {done.seconds:.1f} s')
-  if done.left_out.rows:
-    print(done.left_out)
+  if left_out := str(done.left_out):
+    print(left_out)
   if KIND.value in MODEL_KINDS:
     started = time.monotonic()
     tf.saved_model.load(done.path)

@@ -180,6 +180,33 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     for store in stores:
       self.assertAllClose(self.served(store), self.predicted, atol=1e-6, rtol=0)
 
+  @parameterized.parameters(
+    (
+      'lifecycle={admission: score, base_threshold: null, delta_keep_days: null}',
+      'delta_threshold',
+    ),
+    ('sparse.tables.default.factors={l2: 0.5, l2_mode: catch_up}', 'l2_mode catch_up'),
+    ('lifecycle={}', None),
+  )
+  def test_a_delta_brings_all_changes_or_tells_which_it_leaves(self, change, told):
+    self.train_shipped('demo', ('lifecycle={}', change))
+    self.assertFalse(str(self.export().left_out))
+    store = MemoryStore()
+    self.assertAllClose(self.served(store), self.predicted, atol=1e-6, rtol=0)
+    for batch in self.batches('train', make_records(self.cfg, np.random.default_rng(2), BATCH)):
+      train(self.step, batch)
+    self.step.consolidate()
+    self.predict()
+    delta = self.export('delta', number=2)
+    served = self.served(store)
+    if told:
+      self.assertIn(told, str(delta.left_out))
+      self.assertIn(told, store.version().left_out)
+      self.assertGreater(np.abs(served - self.predicted).max(), 1e-6)
+    else:
+      self.assertIsNone(store.version().left_out)
+      self.assertAllClose(served, self.predicted, atol=1e-6, rtol=0)
+
   def test_thresholds_left_out_and_taken_back(self):
     """The line tells what is left out; an export with other thresholds is another export."""
     self.train_shipped('demo')

@@ -37,7 +37,8 @@ class Version(NamedTuple):
     done_at: when that export was written, in seconds as time.time() counts them.
     withdrawn: after a rollback to this version, the checksum of the export that was the newest at
       that moment. Exports that build on the withdrawn one are not applied.
-    left_out: a sentence about features that are not exported; None if all are exported.
+    left_out: a sentence about features that are not exported, or with older values; None if all
+      are exported as they are.
   """
 
   sequence: int
@@ -50,7 +51,7 @@ class Version(NamedTuple):
   @classmethod
   def of(cls, export: RowExport, withdrawn: int | None = None) -> 'Version':
     """Returns the version whose last export is `export`."""
-    left_out = str(export.left_out) if export.left_out.rows else None
+    left_out = str(export.left_out) or None
     return cls(export.sequence, export.name, export.checksum, export.done_at, withdrawn, left_out)
 
   def to_json(self) -> bytes:

@@ -48,19 +48,29 @@ class StoredExport(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-  """The features that the lifecycle's thresholds keep out of a base and the deltas after it."""
+  """What keeps served scores from being those of ctr-predict."""
 
-  rows: int = 0  # features that are not exported
+  rows: int = 0  # features that the lifecycle's thresholds keep out of a base and its deltas
   of: int = 0  # features in the table; 0 where nothing is filtered
   share_of_shows: float = 0.0  # share of all shows that belong to the rows left out
+  older: Sequence[str] = ()  # features whose values deltas leave as they are, until a base comes
 
   def __str__(self) -> str:
-    return (
-      f'{self.rows:,} of {self.of:,} features, which had {self.share_of_shows:.1%} of the '
-      'impressions, are left out: samples with these features get other scores than from '
-      'ctr-predict; to serve all, set lifecycle.base_threshold and lifecycle.delta_keep_days to '
-      'null and export again'
-    )
+    """Returns what to tell the user; empty if served scores are those of ctr-predict."""
+    told = []
+    if self.rows:
+      told.append(
+        f'{self.rows:,} of {self.of:,} features, which had {self.share_of_shows:.1%} of the '
+        'impressions, are left out: samples with these features get other scores than from '
+        'ctr-predict; to serve all, set lifecycle.base_threshold and lifecycle.delta_keep_days to '
+        'null and export again'
+      )
+    if self.older:
+      told.append(
+        'deltas leave at their older values, until the next base or until they change more: '
+        + '; '.join(self.older)
+      )
+    return '; '.join(told)
 
 
 class Rows(NamedTuple):
@@ -139,7 +149,7 @@ class RowExport:
     checksum: the checksum of its manifest. An export of another run may have the same name, but not
       the same checksum.
     done_at: when it was completed, in seconds as time.time() counts them.
-    left_out: the features that the chain, up to this export, leaves out.
+    left_out: what the chain, up to this export, leaves out or at older values.
   Raises:
     DataLoss: if it is damaged; methods that read its files raise this too.
   """

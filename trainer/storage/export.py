@@ -40,7 +40,7 @@ last export does not lie between the step of the trainer's last base or delta an
 
 **Filters.** With `base_threshold` or `delta_keep_days` set, features outside B are in the table but
 not in exports, so serving scores samples without them. The manifest holds their number and their
-share of all shows.
+share of all shows, and in words which features a delta may leave at older values.
 
 **Items.** A run with model.retrieval exports `items` in place of `base`. Its delta holds the items
 whose vectors differ from those of the replay, and the keys of those that left. An item that came
@@ -60,7 +60,7 @@ n versions of each kind of model.
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -399,6 +399,8 @@ def _manifest(
   features, shows = sum(p.features for p in parts), sum(p.shows for p in parts)
   share_left_out = 1 - sum(p.shows_kept for p in parts) / shows if shows > 0 else 0.0
   left_out = chain.LeftOut(features - sum(p.kept for p in parts), features, share_left_out)
+  if left_out.rows or (kind == 'delta' and previous):
+    left_out = left_out._replace(older=list(_older(cfg)))
   return {
     'kind': kind,
     'sequence': plan.sequence,
@@ -415,6 +417,21 @@ def _manifest(
     },
     'files': entries,
   }
+
+
+def _older(cfg: config.Config) -> Iterator[str]:
+  """Yields which features a delta may leave at older values than the trainer has."""
+  lifecycles = [cfg.lifecycle, *(slot.lifecycle for slot in cfg.data.slots if slot.lifecycle)]
+  threshold = max(part.delta_threshold or 0.0 for part in lifecycles)
+  if threshold > 0:
+    yield (
+      f'features whose score has grown by less than lifecycle.delta_threshold ({threshold:g}) '
+      'since they were last written (null: none of these)'
+    )
+  if any(optimizer.l2_mode == 'catch_up' for _, optimizer, _ in cfg.sparse.optimizers()):
+    yield 'features that were in no sample, which l2_mode catch_up changes too'
+  if any(slot.counts for slot in cfg.data.slots) and cfg.lifecycle.decay < 1:
+    yield 'counts of features that were in no sample, which fade at the end of a day'
 
 
 def _write_model(
