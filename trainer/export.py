@@ -1,8 +1,8 @@
 """Exports a run for serving.
 
-`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. Of a
-run with model.retrieval there are `items`, which is its base, `delta`, and `saved_model`, which
-makes the vector of a query.
+`python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. For
+a run with model.retrieval, KIND is `items` (in place of a base), `delta` or `saved_model`, which
+computes the vector of a query.
 """
 
 import time
