@@ -194,7 +194,8 @@ class Data(Section):
   numbers count as days themselves. The default is 14 with data.watch; null: any."""
   close_day_after_hours: Positive | None = None
   """Hours without a pass after which the open day ends; days without passes then end too, and age
-  the features. null: a day ends when a pass of a later one comes, and empty days do not count."""
+  the features. null: a day ends when a pass of a later one comes or, without data.watch, when the
+  log ends; empty days do not count."""
   keep_prepared_passes: NonNegativeInt | None = None
   """How many converted passes are kept in run_dir/prepared after they were trained on. The default
   is 2 with data.watch; null: all."""

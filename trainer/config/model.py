@@ -22,7 +22,8 @@ DENSE_EMBEDDINGS = ('autodis', 'piecewise_linear')
 
 
 class Interaction(Section):
-  """One term of the logit. `fm` and `{dnn: {hidden: [64]}}` are short forms."""
+  """A layer: a term of the logit, or model.shared or model.dense_embedding. `fm` and
+  `{dnn: {hidden: [64]}}` are short forms."""
 
   kind: str
   """Built in (docs/layers.md), or the dotted path of a Keras layer."""
@@ -68,8 +69,9 @@ class Model(Section):
   """The layer whose output the `tower` of each task reads: shared_bottom, mmoe or the dotted path
   of a Keras layer."""
   dense_embedding: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
-  """The layer that gives each dense column a vector, a field beside the slots for fm, fwfm, cross
-  and dnn: autodis, piecewise_linear or the dotted path of a Keras layer; null: none."""
+  """The layer that gives each dense column a vector, a field beside the slots for fm, fwfm, cross,
+  dnn, dlrm, shared_bottom and mmoe: autodis, piecewise_linear or the dotted path of a Keras layer;
+  null: none."""
   tasks: dict[str, Task] = {}
   """The tasks by their names, those of data.labels."""
   loss: Loss = 'log_loss'

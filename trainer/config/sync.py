@@ -11,7 +11,7 @@ class Sync(Section):
   """How the processes of a job work together, and when one of them counts as lost."""
 
   mode: Literal['allreduce', 'ps', 'ps_async', 'ps_geo'] = 'allreduce'
-  """allreduce: Horovod's ranks; the others: parameter servers (docs/architecture.md)."""
+  """allreduce: Horovod's ranks; the others: parameter servers (README.md)."""
   dense_allreduce: Literal['horovod', 'connections'] = 'horovod'
   """allreduce: what sums dense gradients over ranks: Horovod's ring allreduce, or our own
   connections, which wait for less (docs/performance.md)."""
