@@ -65,8 +65,8 @@ class Bins(Made):
   log_squared: bool = False
   """A bin for each ⌊ln²x⌋ of x > 2, each whole number from 0 to 2, and all below 0."""
   quantiles: NumberOfBins | None = None
-  """This number of bins, each with as many samples, measured on the first million of the first
-  pass; fewer where many samples have one value."""
+  """This number of bins with equally many samples, measured on the first million samples of the
+  first pass; fewer if many samples have the same value."""
   widths: NumberOfBins | None = None
   """This number of bins of equal width between the least and the largest number, measured as
   quantiles are."""
@@ -124,7 +124,7 @@ class Time(Made):
   """hour is 0 to 23, weekday 0 (Monday) to 6, day of the month, month 1 to 12, is_weekend 0 or 1,
   minutes_since the minutes from the time in `since` to this one."""
   zone: str = 'UTC'
-  """Where the clock stands, as Europe/Berlin, between 1900 and 2199."""
+  """The time zone, such as Europe/Berlin. Only times of the years 1900 to 2199 are read."""
   unit: Literal['iso', 'seconds', 'milliseconds', 'yyyymmddHH'] = 'iso'
   """How the time is written: 2024-01-31T13:05:00.5+01:00 (T or a blank; time, fraction and offset
   may be left out), or in seconds or milliseconds since 1970 in UTC, or as 2024013113."""
@@ -227,7 +227,7 @@ class Lookup(Made):
   lookup: str
   """The column of the log whose text is looked up."""
   table: str
-  """A file with a line of names or a schema, as items.csv or items.parquet."""
+  """A file with a header line or a schema, such as items.csv or items.parquet."""
   value: str
   """The column of the table that is wanted."""
   key: str | None = None

@@ -38,11 +38,11 @@ class Slot(Section):
   name: str
   """Names the slot in reports and in other keys."""
   column: str | None = None
-  """Its column in the file; null: the slot's name. ctx.device.os is a field of a field, where the
-  file has no column of that name."""
+  """Its column in the file; null: the slot's name. ctx.device.os is a nested field, unless
+  the file has a column of that name."""
   made: From = pydantic.Field(None, alias='from')
-  """What it is made of, in place of a column as it stands in the file: bins of a number, a cross,
-  … (docs/data.md)."""
+  """How it is made from other columns: bins of a number, a cross, … (docs/data.md); null: it is a
+  column of the file."""
   separator: str | None = None
   """Separates the features of a multi-valued slot; null: each value is one feature."""
   value_separator: str | None = None
@@ -52,8 +52,8 @@ class Slot(Section):
   shares: str | None = None
   """Another slot whose features (keys and rows) this one uses."""
   sequence: History | None = None
-  """Makes the slot a history: a sequence of features of the slot that it `shares`, the candidate,
-  which din compares it with."""
+  """Makes the slot a history: a sequence of features of the slot that it `shares`, the candidate.
+  din compares the two."""
   pooling: Literal['sum', 'mean', 'sqrtn'] = 'mean'
   """How several features of a sample become the slot vector that dnn and cross read."""
   counts: bool = False
@@ -104,7 +104,7 @@ class Label(Section):
   """The weight of the task's mean loss in the sum over tasks."""
   click: Share | None = None
   """How much of a click a positive label adds to the clicks of its features in the lifecycle; all
-  labels together at most 1. null: 1 for the first label where no label says it, else 0. To let a
+  labels together at most 1. null: 1 for the first label if no label sets it, else 0. To let a
   conversion count three times a click: .25 for the click, .75 for the conversion, and four times
   lifecycle.clk_coeff."""
 
@@ -132,7 +132,7 @@ class Data(Section):
     Literal['csv', 'jsonl', 'parquet', 'orc', 'tfrecord', 'libsvm', 'libffm', 'prepared'] | None
   ) = None
   """The format of all these files; docs/data.md has a table. prepared: directories that
-  ctr-prepare wrote; null: each file's suffix says it, and csv where it does not."""
+  ctr-prepare wrote; null: what each file's suffix says, or csv if it says nothing."""
   delimiter: str | None = None
   """Separates the fields of a csv line; a tab is written "\\t". null: a tab in files named
   .tsv, .tsv.gz and so on, and a comma in all others."""
@@ -145,12 +145,12 @@ class Data(Section):
   """A regular expression: a label that matches it whole is 1, any other text 0. null: labels are 0
   and 1."""
   label_negative: RegularExpression | None = None
-  """A regular expression: a label that matches it whole is 0; one that matches neither this nor
-  label_positive (null: 1) is a bad record. It also allows passes in data.train whose labels are
-  all 0, or all 1, which are refused otherwise."""
+  """A regular expression: a label that matches it whole is 0. A record is bad if its label matches
+  neither this nor label_positive (or, if that is null, is not 1). It also allows passes in
+  data.train whose labels are all 0, or all 1, which are refused otherwise."""
   labels: list[Label] = []
-  """Several labels in place of `label`, each with a task of its name in model.tasks; the first is
-  the main one."""
+  """Several labels in place of `label`, each with a task of the same name in model.tasks; the
+  first is the main one."""
   weight: str | None = None
   """The column of the samples' weights; null: each weighs 1."""
   group: str | None = None
@@ -161,14 +161,14 @@ class Data(Section):
   """The numeric columns."""
   items: str | None = None
   """The table of items, with the columns that the item tower reads (docs/retrieval.md): a file of
-  any format that a log may have, a line an item. null: the item tower reads the item's id alone."""
+  any format that a log may have, one line per item. null: it reads the item's id alone."""
   keep_texts: list[str] = []
   """Slots whose admitted features keep their texts, in memory and in checkpoints, so that
-  run.embeddings and run.features tell them when the log is gone. A feature's row holds only a hash
-  of its text."""
+  run.embeddings and run.features show them even if the log is gone. A feature's row holds only a
+  hash of its text."""
   day_pattern: RegularExpression | None = None
   """A regular expression that finds the day in a path: one group that holds a whole number or a
-  date as 2024-01-31, or three groups of year, month and day. Features age and are evicted at the
+  date like 2024-01-31, or three groups of year, month and day. Features age and are evicted at the
   end of each day; null: there are no days."""
   missing_values: list[str] = []
   """Texts that stand for a missing value, as NULL and NaN do in some logs; blank always does."""
@@ -189,12 +189,12 @@ class Data(Section):
   hold too many bad records. One more ends the run; a good pass resets the count. The default is 10
   with data.watch."""
   max_days_ahead: PositiveInt | None = None
-  """How many days after the day that the stream has come to the day of a pass may be; one further
-  ahead is refused, because its date is most likely wrong and would make all others late. Plain
-  numbers count as days themselves. The default is 14 with data.watch; null: any."""
+  """How many days after the newest day of the stream the day of a pass may be. A pass further ahead
+  is refused: its date is most likely wrong, and would make all later passes late. Days that are
+  plain numbers are subtracted. The default is 14 with data.watch; null: any."""
   close_day_after_hours: Positive | None = None
   """Hours without a pass after which the open day ends; days without passes then end too, and age
-  the features. null: a day ends when a pass of a later one comes or, without data.watch, when the
+  the features. null: a day ends when a pass of a later day comes or, without data.watch, when the
   log ends; empty days do not count."""
   keep_prepared_passes: NonNegativeInt | None = None
   """How many converted passes are kept in run_dir/prepared after they were trained on. The default

@@ -54,8 +54,8 @@ class Task(Section):
   interactions: Interactions = []
   """Terms of this task's logit alone, beside those of model.interactions."""
   given: str | None = None
-  """Another task, whose prediction σ(logit) is multiplied by, as in ESMM: a conversion requires a
-  click."""
+  """Another task. Its prediction is multiplied by this task's σ(logit), as in ESMM: a conversion
+  requires a click."""
 
 
 class Model(Section):

@@ -46,7 +46,7 @@ class QueryTower(ItemTower):
   slots: list[str]
   """Slots that it reads. A history that `shares` the item's slot reads the items' own rows."""
   encoder: Encoder | None = None
-  """What reads the history among `slots`; null: its slot vector, the mean unless `pooling` differs.
+  """What makes a vector of the history among `slots`; null: the slot's `pooling`, by default mean.
   """
   dropout: DropoutRate = 0.0
   """The share of the numbers of the query's vector that a training step sets to 0."""
@@ -73,8 +73,8 @@ class Retrieval(Section):
   """How they are drawn: each item alike, or in proportion to 1 + its impressions."""
   logq: Literal['none', 'uniform', 'shows'] = 'none'
   """Lowers the logit of each negative by the log of how often it is expected among the negatives.
-  uniform: as if each item were as frequent; shows: by the impressions in the table and of the
-  pass, or, with sampling frequency, by what is drawn by."""
+  uniform: as if all items were equally frequent; shows: in proportion to an item's impressions, in
+  its row and the pass or, with sampling frequency, to the weight that it is drawn with."""
   logq_positive: bool = False
   """Whether the positive's logit is lowered too, as in earlier work. It is not drawn, so false is
   right (arXiv 2507.09331)."""

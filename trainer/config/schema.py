@@ -49,7 +49,7 @@ class Config(Section):
   report: Report = Report()
   """Where the figures of a run go."""
   sync: Sync = Sync()
-  """How the processes of a job meet."""
+  """How the processes of a job work together."""
 
   _given: JsonObject = pydantic.PrivateAttr(default_factory=dict)
   _origins: dict[str, str] = pydantic.PrivateAttr(default_factory=dict)

@@ -64,7 +64,7 @@ class Table(Section):
   """The optimizer of factors."""
   dtype: Literal['float32', 'bfloat16'] = 'float32'
   """The dtype of factors and their optimizer state, in memory and in checkpoints. bfloat16 halves
-  them; steps are taken in float32 and rounded by chance, seeded. Linear weights stay
+  them; steps are taken in float32 and rounded stochastically, by seed. Linear weights stay
   float32."""
 
 

@@ -20,8 +20,8 @@ class Sync(Section):
   clusters where only Horovod's network may be used."""
   ports: tuple[Port, Port] | None = None
   """The first and the last port that a process may listen at; null: any port. A host needs one for
-  each of its ranks, and one more where rank 0 runs; of parameter servers only server 0 needs one
-  beside the ports of TF_CONFIG."""
+  each of its ranks, and one more where rank 0 runs; of parameter servers, only server 0 needs one
+  more than the ports in TF_CONFIG."""
   lost_peer_seconds: Positive = 60
   """The job ends when a process has been silent for so long, or has not joined so long after
   another one did."""

@@ -92,7 +92,7 @@ class Plateau(Section):
   factor: PositiveShare = 0.1
   """What every learning rate is multiplied by."""
   patience: PositiveInt = 1
-  """The rates are lowered each time so many more evaluations bring no improvement."""
+  """The rates are lowered after every so many evaluations in a row without improvement."""
   stop_after: PositiveInt = 2
   """Training stops after so many evaluations without improvement."""
   min_delta: NonNegative = 0.0
@@ -132,9 +132,9 @@ class Train(Section):
   """The training loop."""
 
   batch_size: PositiveInt = BATCH_SIZE
-  """Samples of a step, over all ranks or workers together; with ps_async, of one worker. A run to
-  which it is not given measures it when it begins, and keeps it: on a small log it is the power
-  of two, at least 64, that makes thirty steps an epoch, and 200 in all epochs."""
+  """Samples of a step, over all ranks or workers together; with ps_async, of one worker. If
+  it is not given, a run measures it when it begins, and keeps it: on a small log, the greatest
+  power of two, at least 64, that gives thirty steps an epoch and 200 over all epochs."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. The default is 20 with a plateau, for a log
   without days."""
