@@ -322,7 +322,6 @@ class Bench:
       'ours, Adam': Contender('ours', self.spec(CRITEO, optimizer='adam')),
       'TFRA, Adam': Contender('tfra', other | {'optimizer': 'Adam'}),
       'dense part alone': Contender('dense_part', other),
-      'ours, default admission': Contender('ours', self.spec(CRITEO, lifecycle={})),
       'ours, no lifecycle': Contender('ours', self.spec(CRITEO, lifecycle=no_lifecycle)),
       'input alone': Contender('input', ours, pace=10),
     }

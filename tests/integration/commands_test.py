@@ -47,7 +47,8 @@ def blocks(page: str) -> tuple[list[dict], list[str]]:
 def write_logs(folder: pathlib.Path, config: dict) -> None:
   """Writes what a config's patterns match: their columns as the config names them."""
   data, rng = config['data'], np.random.default_rng(0)
-  names = [p for key in ('train', 'valid', 'test') for p in data.get(key, [])] + ['logs/other.csv']
+  names = [p for key in ('train', 'valid', 'test') for p in data.get(key, [])]
+  names += ['logs/other.csv', 'logs/day_2.csv']
   for name in [n.replace('*', d) for n in names for d in (('1', '2') if '*' in n else ('',))]:
     columns = {data['label']: rng.integers(2, size=300)}
     for slot in data['slots']:
