@@ -32,7 +32,7 @@ class Interaction(Section):
 
 
 def interaction(item: Json) -> Json:
-  """Returns an interaction, which may be in a short form, in the long form {kind: …, args: …}."""
+  """Expands the short form of an interaction to the long form {kind: …, args: …}."""
   if isinstance(item, str):
     return {'kind': item}
   if isinstance(item, dict) and len(item) == 1 and 'kind' not in item:

@@ -122,8 +122,8 @@ class GeoStep(WorkerStep):
   ) -> None:
     """Gives factors to exactly those features of a copy that have factors on the servers.
 
-    It creates features that the copy lacks. It erases features that have lost their factors on the
-    servers, and creates them again.
+    Features that the copy lacks are created. Features that have lost their factors on the servers
+    are erased and created again without factors.
     """
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)

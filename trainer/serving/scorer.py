@@ -242,7 +242,7 @@ class Scorer:
     return self._read(arrays, size)
 
   def _read(self, columns: dict[str, pa.Array], size: int) -> SlotBatch:
-    """Returns the samples of columns of the log, which have `size` values each."""
+    """Converts columns of the log, each with `size` values, to a batch of `size` samples."""
     if self.retrieval:  # items seen are named by the request, not looked up by user
       columns.setdefault(self._cfg.data.group, pa.nulls(size))
     block = Block(columns, np.arange(size), lambda i: '', [])

@@ -176,8 +176,8 @@ class RankingEvaluation:
   def item_vectors(self) -> np.ndarray:
     """Returns the vectors of this process's share of the catalogue, float32 [C', d].
 
-    An item none of whose features has a row gets vector 0, whatever the item tower computes from
-    its biases; unless the tower reads dense columns.
+    Unless the item tower reads dense columns, an item gets the zero vector if none of its features
+    has a row, even if the biases of the tower would give another vector.
     """
     vectors, slots = [], len(self._cfg.data.slots)
     reads_dense = bool(self._cfg.model.retrieval.item.dense)

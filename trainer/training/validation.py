@@ -123,7 +123,10 @@ class Validation:
     progress.forget_best()
 
   def _judged_by(self) -> JsonObject:
-    """Returns what validation metrics depend on: two of them compare only if this is the same."""
+    """Returns the metric, its task and the passes of data.valid.
+
+    Two validation results can be compared only if these are the same for both.
+    """
     plateau = self._cfg.train.plateau
     valid = [[p.name, p.num_samples] for p in self._passes['valid']]
     return {'metric': self._cfg.deciding_metric, 'task': plateau and plateau.task, 'valid': valid}

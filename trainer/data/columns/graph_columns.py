@@ -222,7 +222,10 @@ class GraphReader:
     return _blank(tf.strings.strip(tf.where(is_text, texts, '')), markers)
 
   def features(self, name: str) -> GraphFeatures:
-    """Returns the features of a slot or column in all B samples; a single sample's are repeated."""
+    """Returns the features of a slot or column in all B samples.
+
+    If the column holds only one sample, its features are repeated for all B.
+    """
     column, markers = self._read(name)
     slots = self._data.slots
     slot = next((s for s in slots if s.name == name and s.name != self._own), None)
