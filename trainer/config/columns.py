@@ -1,6 +1,6 @@
 """What a slot or dense column is made of: the kinds of `from` below data.slots and data.dense.
 
-trainer/data/columns/ has a file for each kind, which computes it from Arrow columns and in
+For each kind, a file in trainer/data/columns/ computes such columns twice: with Arrow, and in
 TensorFlow.
 """
 

@@ -16,9 +16,10 @@ RankingLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 def softmax(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
   """Softmax cross-entropy: −log p, with p the softmax of the positive among all logits.
 
-  Its gradient is (1 − p)·∇(log Σ e^negative − positive). If the positive's logit is not corrected
-  for sampling, this is the corrected estimator of Khrylchenko et al. 2025, "Correcting the LogQ
-  Correction" (arXiv 2507.09331): only the negatives estimate the sum over all other items.
+  Its gradient is (1 − p)·∇(log Σ e^negative − positive). If only the negatives' logits are
+  corrected for sampling, this is the estimator of Khrylchenko et al. 2025, "Correcting the LogQ
+  Correction" (arXiv 2507.09331): the negatives stand for all other items, and the positive, which
+  is not sampled, needs no correction.
   """
   return tf.nn.softplus(_log_sum_exp(negatives) - positive)
 

@@ -418,5 +418,8 @@ class Replay:
 
 
 def _done_at(path: str) -> int:
-  """Returns when an export was completed, in ns; another export at this path has another time."""
+  """Returns the time at which an export was completed, in ns.
+
+  It tells this export from a later one at the same path.
+  """
   return os.stat(f'{path}/{files.DONE}').st_mtime_ns

@@ -54,8 +54,8 @@ class Catalogue:
       store: the rows that this rank owns.
       prepared: the next pass to train on, whose items are added; None: only items with a row.
     Raises:
-      UserError: if there is nothing to train with: the pass has no item and no item has a row, or
-        data.items lacks the items of all samples.
+      UserError: if no item occurs in `prepared` or has a row, or if data.items has none of the
+        items of its samples.
     """
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]

@@ -59,7 +59,7 @@ class StepFlags(NamedTuple):
 
 
 class StepCounts(NamedTuple):
-  """Sums over all ranks in a step."""
+  """The losses, weights and flags of one step, each summed over all ranks."""
 
   weight: float  # Σ weight
   loss: float  # Σ weight·loss
