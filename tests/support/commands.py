@@ -15,7 +15,6 @@ import os
 import pathlib
 import pkgutil
 import runpy
-import select
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from multiprocessing import connection
 from typing import IO
 
 from campaigns.units import status_of
@@ -57,7 +57,7 @@ class Command:
       subprocess.TimeoutExpired: where it runs longer than so many seconds.
     """
     if self.returncode is None:
-      if not select.select([self._ended], [], [], timeout)[0]:
+      if not connection.wait([self._ended], timeout):  # select() takes no descriptor above 1,023
         raise subprocess.TimeoutExpired(f'process {self.pid}', timeout)
       self.returncode = int(self._ended.readline())
       self._ended.close()
@@ -198,7 +198,7 @@ def main() -> None:
   signal.set_wakeup_fd(wake)
   running: dict[int, int] = {}  # the descriptors at which ends are told, by process
   while True:
-    ready, _, _ = select.select([requests, woken], [], [])
+    ready = connection.wait([requests, woken])
     if woken in ready:
       os.read(woken, 100)
       for pid, end in list(running.items()):
