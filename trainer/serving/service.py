@@ -132,7 +132,7 @@ class Service:
         raise BadRequest(f'sample {empty.argmax()}: an empty query; wanted a value of {wanted}')
       count = len(search.items.keys)
       if k > count:
-        raise BadRequest(f'k: found {k}; the catalogue has {count:,} items, wanted at most so many')
+        raise BadRequest(f'k: found {k}; wanted at most {count:,}, the items of the catalogue')
       k = min(max(k, candidates), count)
       of_samples = scorer.histories(samples) if seen is None else map(scorer.item_keys, seen)
       scores = scorer.score(samples, served.view)
