@@ -6,9 +6,9 @@ key, the nearest valid one. Nothing here imports TensorFlow, so that a mistake i
 anything slow starts.
 
 Each section of the schema has a file; the string under a key is its description. `schema.py` joins
-the sections, `checks.py` checks what spans several of them, `effects.py` warns of settings without
-effect, `yaml_text.py` reads YAML, `messages.py` describes a mistake in one line, and
-`schema_text.py` prints the schema.
+the sections, `checks.py` checks values of one section against those of another, `effects.py` warns
+of settings without effect, `yaml_text.py` reads YAML, `messages.py` describes a mistake in one
+line, and `schema_text.py` prints the schema.
 """
 
 from ops.row_kinds import row_defaults

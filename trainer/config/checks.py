@@ -1,4 +1,4 @@
-"""Checks that span several sections. The class of a section checks what concerns it alone."""
+"""Checks that involve several sections of the config; a section's class does the other checks."""
 
 from trainer.config.column_checks import Mistakes, made_columns
 from trainer.config.metrics import METRICS
@@ -10,12 +10,12 @@ from trainer.errors import ConfigError, nearest, short
 
 
 def check(cfg: Config, where: str) -> None:
-  """Checks the relations between sections.
+  """Checks the values of each section against those of other sections.
 
   Args:
     where: the file that the config comes from, for messages.
   Raises:
-    ConfigError: if a value is wrong; the message names the first such key.
+    ConfigError: if a check fails; the message describes the first mistake.
   """
   for mistakes in (
     made_columns,
@@ -148,7 +148,7 @@ def _gate(cfg: Config) -> Mistakes:
 
 
 def _metric(cfg: Config, key: str, metric: str, loss: str) -> Mistakes:
-  """Yields a mistake if the metric at `key` cannot be computed for a label with this loss."""
+  """Yields a mistake at `key` if `metric` cannot be computed for a label with the loss `loss`."""
   names = [name for name, m in METRICS.items() if m.of_numbers == (loss == 'squared_error')]
   if metric not in names:
     yield key, f"found '{metric}'; the loss '{loss}' has {', '.join(map(repr, names))}"

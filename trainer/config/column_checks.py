@@ -1,4 +1,4 @@
-"""Checks of made columns: where each kind of `from` may be used, and which columns it may read."""
+"""Checks of columns with the key `from`: where each kind may be used, and what it may read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,7 +10,7 @@ Mistakes = Iterator[tuple[str, str]]  # a key, and what is wrong with it
 
 
 def made_columns(cfg: Config) -> Mistakes:
-  """Finds the mistakes in the `from` of all slots and dense columns."""
+  """Yields the mistakes in the keys `from` of all slots and dense columns."""
   data = cfg.data
   columns = {f'data.slots.{i}': slot for i, slot in enumerate(data.slots)}
   columns |= {f'data.dense.{i}': column for i, column in enumerate(data.dense)}
@@ -67,10 +67,11 @@ def _reads(data: Data, column: Slot | DenseColumn, key: str) -> Mistakes:
 
 
 def _cycles(made: Mapping[str, Made], path: Sequence[str], key: str) -> Mistakes:
-  """Finds columns that read themselves through others.
+  """Yields a mistake for each column that reads itself through other columns with `from`.
 
   Args:
-    path: columns, each of which reads the next one.
+    made: {name of a column with `from`: how it is computed}.
+    path: the names of columns, each of which reads the next one; the search goes on from the last.
   """
   for read in made[path[-1]].reads():
     if read in path[:-1]:

@@ -1,7 +1,7 @@
-"""What a slot or dense column is made of: the kinds of `from` below data.slots and data.dense.
+"""The kinds of `from`: ways to compute a slot or a dense column from columns of the log.
 
-For each kind, a file in trainer/data/columns/ computes such columns twice: with Arrow, and in
-TensorFlow.
+For each kind, a file in trainer/data/columns/ has the computation twice: with Arrow, for logs, and
+in TensorFlow, for served graphs.
 """
 
 import ast
@@ -21,22 +21,22 @@ NumberOfBins = Annotated[int, pydantic.Field(ge=2, le=MOST_BINS, strict=True)]
 
 
 class Made(Section):
-  """How a column is made from others, as in `bins: age`: the kind and the columns that it reads."""
+  """How a column is computed from others, as in `bins: age`: the kind and the columns to read."""
 
   # A kind in which one of these depends on other keys has a property of that name.
   how: ClassVar[Literal['number', 'text', 'features']]  # how it reads columns
-  left_open: ClassVar[str | None] = None  # the key that a run must measure or read, if it is null
+  left_open: ClassVar[str | None] = None  # the null key whose value a run must measure or read
   is_several: ClassVar[bool] = False  # may make several features for a sample
   has_values: ClassVar[bool] = False  # makes features with values x_i other than 1
   is_fraction: ClassVar[bool] = False  # makes numbers with fractions, which cannot be features
 
   @property
   def kind(self) -> str:
-    """The name of the kind: bins, cross, …"""
+    """The name of the kind, such as bins or cross."""
     return next(iter(type(self).model_fields))
 
   def reads(self) -> list[str]:
-    """Returns the names of the columns that are read."""
+    """Returns the names of the columns that this kind reads."""
     columns = getattr(self, self.kind)
     return [columns] if isinstance(columns, str) else columns
 
@@ -53,8 +53,8 @@ def _distinct(wanted: str, least: int, most: int) -> pydantic.AfterValidator:
 
 
 class Bins(Made):
-  """The bin of a number. The bin of x is the number of boundaries <= x; a missing number has a bin
-  of its own."""
+  """Turns a number into a bin. The bin of x is the number of boundaries <= x; a missing number has
+  a bin of its own."""
 
   how = 'number'
   bins: str
@@ -115,7 +115,7 @@ class Cross(Made):
 
 
 class Time(Made):
-  """A part of a time."""
+  """A part of a time, such as the hour or the weekday."""
 
   how = 'text'
   time: str
@@ -151,7 +151,7 @@ class Time(Made):
 
 
 class Text(Made):
-  """Features of a text, without white space around it. All counts are of Unicode characters."""
+  """Features of a text, without white space at its ends. Lengths count Unicode characters."""
 
   how = 'text'
   text: str
@@ -189,7 +189,8 @@ _MOST_NODES = 200
 
 
 class Expression(Made):
-  """A number computed from numbers, in float64; missing if one of them is, or it is not finite."""
+  """Computes a number from others, in float64. It is missing if a number it needs is missing, or
+  if it is not finite."""
 
   how, is_fraction = 'number', True
   expression: str
@@ -221,7 +222,7 @@ class Expression(Made):
 
 
 class Lookup(Made):
-  """Looks a text up in a small table, for example the category or the price of an item."""
+  """Looks up a text in a small table, for example the category or the price of an item."""
 
   how = 'text'
   lookup: str
@@ -241,7 +242,8 @@ class Lookup(Made):
 
 
 class Overlap(Made):
-  """The number, or the share, of the first column's distinct features that the second also has."""
+  """The number of distinct features that two columns have in common, or that number divided by the
+  number of distinct features of the first column."""
 
   how = 'features'
   overlap: Annotated[list[str], _distinct('two columns', 2, 2)]
@@ -261,7 +263,7 @@ MADE = {
 
 
 def _made(value: Json | Made) -> Made | None:
-  """Validates the value of a key `from`, by the class of the kind that the value names."""
+  """Validates the value of a key `from` by the class of its kind, such as Bins."""
   if value is None or isinstance(value, Made):
     return value
   if not isinstance(value, dict):
@@ -281,7 +283,7 @@ From = Annotated[pydantic.SerializeAsAny[Made] | None, pydantic.BeforeValidator(
 
 
 def names_in(tree: ast.expr) -> Iterator[str]:
-  """Yields the columns that an expression reads; a.b is the column of that path."""
+  """Yields the names of the columns that an expression reads; `a.b` is one name."""
   if (name := column_of(tree)) is not None:
     yield name
     return
@@ -291,7 +293,7 @@ def names_in(tree: ast.expr) -> Iterator[str]:
 
 
 def column_of(node: ast.AST) -> str | None:
-  """Returns the column that a node of an expression names; None if it is no name or path."""
+  """Returns the column that a node of an expression names; None if the node is no name or path."""
   if isinstance(node, ast.Name):
     return node.id
   if isinstance(node, ast.Attribute) and (rest := column_of(node.value)) is not None:
@@ -300,7 +302,7 @@ def column_of(node: ast.AST) -> str | None:
 
 
 def _problems(node: ast.AST) -> Iterator[str]:
-  """Yields what an expression contains that is not allowed, as text for a message."""
+  """Yields a text, for a message, for each part of an expression that is not allowed."""
   match node:
     case ast.Name() | ast.Attribute() if column_of(node) is not None:
       return

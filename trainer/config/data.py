@@ -21,7 +21,7 @@ from trainer.config.section import (
 )
 from trainer.errors import nearest
 
-MAX_SLOTS = 2047  # slot ids take the 11 bits under the sign of a key
+MAX_SLOTS = 2047  # a slot id takes the 11 bits of a key below the sign bit
 Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
 
 
@@ -87,7 +87,7 @@ class DenseColumn(Section):
 
 
 class Label(Section):
-  """One of several labels. A sample in which it is blank adds nothing to the loss of its task."""
+  """One of several labels. A sample whose label is blank adds nothing to the loss of the task."""
 
   name: str
   """Names the task in reports, in model.tasks and in serving."""
@@ -295,9 +295,10 @@ class Data(Section):
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
   def left_open(self) -> dict[str, Slot | DenseColumn]:
-    """Returns {config key: its column}, for the keys below `from` that the config leaves open.
+    """Returns the null keys below `from` whose values a run measures or reads when it begins.
 
-    A run measures or reads the values of these keys when it begins.
+    Returns:
+      {config key: the slot or dense column that it belongs to}.
     """
     return {
       f'data.{section}.{i}.from.{key}': column
@@ -307,15 +308,15 @@ class Data(Section):
     }
 
   def log_column(self, name: str) -> str:
-    """Returns the column of the log that `name`, in a `from`, stands for.
+    """Returns the column of the log that `name` stands for in a key `from`.
 
-    If `name` is a slot, that is the slot's column; otherwise it is `name` itself.
+    It is the slot's column if `name` is a slot, else `name` itself.
     """
     columns = {s.name: s.column for s in self.slots if s.made is None}
     return columns.get(name) or name
 
   def log_columns(self, without: Collection[str] = ()) -> dict[str, bool]:
-    """Returns the columns of the log that slots and dense columns read, also through `from`.
+    """Returns the columns of the log that slots and dense columns read, directly or by `from`.
 
     Args:
       without: names of slots and dense columns to leave out.
@@ -329,7 +330,7 @@ class Data(Section):
     return columns
 
   def columns_of(self, column: Slot | DenseColumn) -> Iterator[tuple[str, bool]]:
-    """Yields the columns of the log that a slot or dense column reads, as in `log_columns`."""
+    """Yields each column of the log that `column` reads, and whether it is read as text."""
     if column.made is not None:
       yield from self._leaves(column.name, set())
     elif isinstance(column, Slot):
@@ -338,10 +339,11 @@ class Data(Section):
       yield column.name, False
 
   def _leaves(self, name: str, visited: set[str]) -> Iterator[tuple[str, bool]]:
-    """Yields the columns of the log that a made column reads, also through other made columns.
+    """Yields each column of the log that a column with `from` reads, and whether as text.
 
     Args:
-      visited: the made columns that were followed so far; this call adds to it.
+      name: the column with `from`; it may read other columns with `from`.
+      visited: names of columns whose `from` was followed already; this call adds to it.
     """
     made = self.made
     visited.add(name)

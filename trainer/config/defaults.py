@@ -1,7 +1,7 @@
-"""Defaults that follow from the values of other keys.
+"""Default values of keys that depend on the values of other keys.
 
-A default depends on what values the other keys have, but not on whether they were given. So giving
-a key the value that it has anyway changes nothing, except for measured keys like train.batch_size.
+They do not depend on whether the user gave these values. So it changes nothing to give a key the
+value that it has by default, except for keys that a run measures, like train.batch_size.
 """
 
 from typing import TYPE_CHECKING
@@ -33,9 +33,10 @@ _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 
 
 
 class _Tree:
-  """The given keys of a config as nested dicts and lists, to which defaults are added.
+  """The keys that the user gave, and defaults that are added to them.
 
   Attributes:
+    values: the keys as nested dicts and lists.
     origins: {key: what its default follows from}, such as {'train.epochs': 'from train.plateau'}.
   """
 
@@ -44,7 +45,11 @@ class _Tree:
     self.origins: dict[str, str] = {}
 
   def default(self, key: tuple[str | int, ...], value: Json, origin: str) -> Json:
-    """Sets a key, unless it is given. Returns the value that the key then has."""
+    """Sets a key to `value` unless the user gave the key, and returns the key's value.
+
+    Args:
+      origin: what the default follows from, mostly a key.
+    """
     node: Json = self.values
     for part in key[:-1]:
       node = node[part] if isinstance(node, list) else node.setdefault(part, {})
@@ -60,7 +65,8 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   Args:
     cfg: a config in which only the schema's own defaults are filled in.
   Returns:
-    The tree of keys to validate next, and {key: what its default follows from}.
+    The given keys and the added ones, as nested dicts and lists to validate, and {key: what its
+    default follows from}.
   Raises:
     ConfigError: if the thresholds of two modes of admission are given, but no mode.
   """

@@ -1,4 +1,4 @@
-"""Finds settings that have no effect or do harm. It refuses some, and warns of the others."""
+"""Refuses settings for days if there are none, and warns of settings without effect or harmful."""
 
 import re
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ _OF_FACTORS = re.compile(rf'sparse\.tables\.\w+\.({_KEYS})')
 
 
 def check_effects(cfg: Config, where: str) -> None:
-  """Refuses settings for the end of days in a config without days.
+  """Refuses settings that act at the end of each day if the config has no data.day_pattern.
 
   Args:
     where: the file that the config comes from, for messages.
   Raises:
-    ConfigError: if there is one; the message names the first such key.
+    ConfigError: if there is such a setting; the message names the first.
   """
   if cfg.data.day_pattern is not None:
     return
@@ -62,7 +62,7 @@ Idle = Iterator[tuple[str, object, str]]  # a key without effect, its value, and
 
 
 def _changed(path: str, section: Section, names: list[str], why: str) -> Idle:
-  """Yields the keys among `names` whose value is not the default, each with the reason `why`."""
+  """Yields (key, value, `why`) for each key in `names` whose value is not its default."""
   for name in names:
     value = getattr(section, name)
     if value != type(section).model_fields[name].default:
@@ -74,7 +74,7 @@ def _of_rows(cfg: Config) -> Idle:
     kind = ROW_OPTIMIZERS[rule.kind]
     other = [key for key in _KIND_KEYS if key not in kind.reads]
     yield from _changed(path, rule, other, f"on kind '{rule.kind}'")
-    # Steps without a gradient still move a state that decays.
+    # A step without a gradient still changes a state that decays, such as the moments of Adam.
     if rule.kind == 'ftrl':
       yield from _changed(path, rule, ['l2_mode'], "on kind 'ftrl', whose weights follow from sums")
     elif not (rule.l1 or rule.l2 or kind.has_decaying_state):

@@ -7,7 +7,7 @@ from trainer.config.section import NonNegative, PositiveInt, Section
 
 
 class Gate(Section):
-  """Withholds exports after a bad pass, until a good one comes."""
+  """Withholds exports after a pass on which the model got worse, until a pass is good again."""
 
   metric: Literal[tuple(METRICS)] = 'auc'
   """The metric of train.progressive_validation by which a pass is compared with those before it."""

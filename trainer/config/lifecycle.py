@@ -1,4 +1,4 @@
-"""The section `lifecycle`: when features earn their factors, fade and are deleted."""
+"""The section `lifecycle`: when features get factors, how counts decay, what is deleted."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from trainer.config.section import NonNegative, NonNegativeInt, PositiveInt, Sec
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
-# The mode that a threshold belongs to.
+# For each threshold, the mode that reads it.
 LIFECYCLE_MODES = {
   'admission': {
     'admission_threshold': 'score',
@@ -24,7 +24,7 @@ LIFECYCLE_MODES = {
 
 
 class Thresholds(Section):
-  """Thresholds of one slot. What is left out is taken from `lifecycle`."""
+  """Thresholds of one slot. A threshold that is left out is taken from `lifecycle`."""
 
   nonclk_coeff: NonNegative = 0.1
   """What an impression without a click adds to the score."""
@@ -59,8 +59,9 @@ class Thresholds(Section):
 
 
 class Lifecycle(Thresholds):
-  """When a feature earns its factors, fades, is deleted and is exported; the rules of
-  PaddlePaddle's CTR accessor. score = (show - click) · nonclk_coeff + click · clk_coeff."""
+  """When a feature gets its factors, is deleted and is exported, by the rules of PaddlePaddle's CTR
+  accessor. Its score is (show - click) · nonclk_coeff + click · clk_coeff, with show the number of
+  its impressions and click that of its clicks; both decay at the end of each day."""
 
   admission: Literal['score', 'count', 'probability', 'none'] = 'none'
   """What earns a feature its factors. score: its score reaches admission_threshold; count: it was

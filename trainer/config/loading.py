@@ -23,7 +23,7 @@ def load(
   run_dir: str | None = None,
   measured: Mapping[str, Json] = {},
 ) -> Config:
-  """Reads and checks a YAML file; see `parse`.
+  """Reads and checks the YAML file at `path`; the other arguments are those of `parse`.
 
   If neither the file NAME.yaml nor an argument gives a run_dir, it is runs/NAME.
   """
@@ -48,9 +48,9 @@ _STAMP = '# crc32 of what follows: '
 
 
 def write_of_run(cfg: Config) -> None:
-  """Writes config.yaml, the whole config, and given.yaml, what the user gave, into the run_dir.
+  """Writes config.yaml, with all keys, and given.yaml, with the user's keys, into the run_dir.
 
-  Each begins with a checksum of the rest.
+  The first line of either file is a checksum of the rest.
   """
   for name, text in (('config.yaml', dump(cfg)), (GIVEN, _stamped(cfg.given))):
     path = os.path.join(cfg.run_dir, name)
@@ -59,8 +59,10 @@ def write_of_run(cfg: Config) -> None:
 
 
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
-  """Returns the values that a run has measured for the keys that a config leaves open.
+  """Returns the values that an earlier run has measured for keys that `cfg` does not give.
 
+  Args:
+    run_dir: the directory of the earlier run.
   Returns:
     {key: value}; {} if there is no run in `run_dir`.
   """
@@ -84,7 +86,7 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   """Reads the config.yaml of a run.
 
   Raises:
-    ConfigError: if there is none, or it has been changed since the run wrote it.
+    ConfigError: if there is no such file, or if it was changed after the run wrote it.
   """
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
@@ -94,10 +96,10 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _text_of_run(path: str, remedy: str) -> str:
-  """Returns the text of a file of a run, after a check of its checksum.
+  """Returns the text of a file that a run wrote, and checks the checksum in its first line.
 
   Args:
-    remedy: how a user can repair the file, for the error.
+    remedy: how a user can repair the file, for the error message.
   """
   text = _text_of(path)
   stamp, _, rest = text.partition('\n')
@@ -124,10 +126,10 @@ def parse(
     where: the file that the text comes from, for messages.
     overrides: strings `a.b=value`.
     run_dir: replaces the `run_dir` of the text, unless it is None.
-    measured: {key: measured value} for keys that the config leaves open.
+    measured: {key: measured value} for keys that neither the text nor `overrides` gives.
     default_run_dir: the run_dir if neither the text nor `run_dir` gives one.
   Raises:
-    ConfigError: if something is wrong; the message is one line.
+    ConfigError: if the text is no valid config; the message is one line.
   """
   tree = read_yaml(text, where)
   if not isinstance(tree, dict):
@@ -167,7 +169,7 @@ def parse(
 
 
 def _expand_interactions(tree: JsonObject) -> None:
-  """Replaces the short forms of interactions by {kind: …, args: …}, which --set can change."""
+  """Replaces short forms of interactions in `tree` by {kind: …, args: …}, for --set to change."""
   model = tree.get('model')
   if not isinstance(model, dict):
     return
@@ -191,10 +193,10 @@ def _stamped(tree: Json) -> str:
 
 
 def columns_wanted(cfg: Config, path: str) -> str:
-  """Returns a text for the user: which columns the files that a config names must have.
+  """Returns a text that tells the user which columns the files of the log must have.
 
   Args:
-    path: the config's file.
+    path: the file of the config.
   """
   data = cfg.data
   names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))

@@ -11,12 +11,12 @@ from trainer.config.schema_text import keys
 from trainer.config.section import Section
 from trainer.errors import nearest, short
 
-# What `learning_rate` may mean.
+# The keys that a user may mean by `learning_rate`.
 _LEARNING_RATE = (
   'train.dense_optimizer.learning_rate of the layers; of the features, learning_rate of '
   'sparse.tables.default.factors and sparse.tables.default.linear'
 )
-# Words of other systems and of earlier versions, by our keys for them.
+# Our keys, each with the words for it in other systems and in earlier versions.
 _WORDS = {
   'train.plateau': 'early_stopping',
   _LEARNING_RATE: 'lr learning_rate',
@@ -50,7 +50,7 @@ _WORDS = {
   'model.interactions': 'model_type architecture',
 }
 _ELSEWHERE = {word: ours for ours, words in _WORDS.items() for word in words.split()}
-# Other names of values, of losses and optimizers.
+# Our names of losses and optimizers, each with the names in other systems.
 _VALUES = {
   'log_loss': 'bce binary_crossentropy cross_entropy crossentropy logloss logistic',
   'squared_error': 'mse mean_squared_error regression',
@@ -58,7 +58,7 @@ _VALUES = {
 }
 _OTHER_VALUES = {word: ours for ours, words in _VALUES.items() for word in words.split()}
 _OF_LAYERS = ('hidden', 'dropout', 'activation', 'batch_norm')  # arguments that look like keys
-# What a type of pydantic takes, in our words.
+# The values that a type of pydantic takes, in our words.
 _KINDS = {'int': 'a whole number', 'float': 'a number', 'finite': 'a finite number'}
 _KINDS |= {'bool': 'true or false', 'string': 'a text'}
 
@@ -66,7 +66,7 @@ _KINDS |= {'bool': 'true or false', 'string': 'a text'}
 def _section_with(loc: Sequence[str | int]) -> type[Section]:
   """Returns the class of the section that holds the key at the path `loc`."""
   section: type[Section] = Config
-  for part in loc[:-1]:  # the name of a table or the place in a list changes nothing
+  for part in loc[:-1]:  # the name of a table or an index in a list is skipped
     section = next((k.section for k in keys(section) if k.name == part and k.section), section)
   return section
 
@@ -108,9 +108,9 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def settings_named(name: str) -> str:
-  """Returns the keys whose last part is `name`, such as train.epochs for epochs; '' if none.
+  """Returns the keys whose last part is `name`, such as 'train.epochs' for 'epochs'; '' if none.
 
-  For a word of another system, such as early_stopping, it returns what the key is called here.
+  For a word of another system, such as early_stopping, it returns our key.
   """
   if name in _ELSEWHERE:
     return _ELSEWHERE[name]
@@ -123,8 +123,8 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
 
   Args:
     where: the file that the config comes from.
-    overrides: strings `a.b=value`. If one of them gives the wrong key, the line names it in place
-      of the file.
+    overrides: strings `a.b=value` of --set. If the wrong key is in one of these strings, the line
+      names the string in place of the file.
   """
   first = error.errors()[0]
   loc = first['loc']

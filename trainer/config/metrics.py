@@ -1,4 +1,4 @@
-"""The metrics that choose an epoch, a trial or an export, in the order in which they are shown."""
+"""The metrics of a label by which an epoch, a trial or an export is chosen, in display order."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ class Metric(NamedTuple):
 
   title: str
   direction: int = 1  # -1: lower is better
-  of_numbers: bool = False  # of the loss squared_error; the others are of labels 0 and 1
+  of_numbers: bool = False  # for the loss squared_error; other metrics are for labels 0 and 1
   needs_group: bool = False
 
 

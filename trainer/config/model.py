@@ -12,7 +12,7 @@ from trainer.plain_data import Json
 
 # Interactions that are built in; others are dotted paths of Keras layers.
 INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'dlrm', 'tower', 'din')
-READ_NO_DENSE = {'fm', 'ffm', 'fwfm'}  # no dense columns
+READ_NO_DENSE = {'fm', 'ffm', 'fwfm'}  # these read no dense columns
 NEED_ONE_WIDTH = ('fm', 'fwfm', 'ffm', 'dlrm')
 # Shared parts that are built in.
 SHARED = ('shared_bottom', 'mmoe')
@@ -22,8 +22,8 @@ DENSE_EMBEDDINGS = ('autodis', 'piecewise_linear')
 
 
 class Interaction(Section):
-  """A layer: a term of the logit, or model.shared or model.dense_embedding. `fm` and
-  `{dnn: {hidden: [64]}}` are short forms."""
+  """A layer: a term of the logit, or the layer of model.shared or model.dense_embedding. Short
+  forms are allowed, such as `fm` and `{dnn: {hidden: [64]}}`."""
 
   kind: str
   """Built in (docs/layers.md), or the dotted path of a Keras layer."""
@@ -84,9 +84,9 @@ class Model(Section):
   """The share of the negatives that the log kept; predictions are corrected for it."""
 
   def all_interactions(self) -> dict[str, Interaction]:
-    """Returns {config key: layer} of all layers of the model, including those of tasks.
+    """Returns {config key: layer} of all layers of the model.
 
-    model.shared and model.dense_embedding are among them.
+    They include the layers of tasks, model.shared and model.dense_embedding.
     """
     listed = [('model.interactions', self.interactions)]
     listed += [(f'model.tasks.{n}.interactions', t.interactions) for n, t in self.tasks.items()]

@@ -6,7 +6,7 @@ from trainer.config.section import Section
 
 
 class Report(Section):
-  """Where the figures of a run go, beside metrics.jsonl and report.html in its run_dir."""
+  """Where the figures of a run go, in addition to metrics.jsonl and report.html in its run_dir."""
 
   to: list[Literal['tensorboard', 'mlflow', 'wandb']] = ['tensorboard']
   """tensorboard: into run_dir/tensorboard. mlflow and wandb: to MLflow and to Weights & Biases.

@@ -5,12 +5,12 @@ from typing import Literal
 from trainer.config.section import DropoutRate, Positive, PositiveInt, Section
 from trainer.errors import ConfigError
 
-# What a ranking of the whole catalogue is judged by, each at every K of eval_at.
+# The metrics of a ranking of the whole catalogue; each is computed at every K of eval_at.
 RANKING_METRICS = ('recall', 'ndcg', 'hitrate', 'mrr')
 
 
 class SelfAttention(Section):
-  """SASRec's encoder of the history: causal self-attention (docs/retrieval.md)."""
+  """Encodes a history by causal self-attention, as SASRec does (docs/retrieval.md)."""
 
   layers: PositiveInt = 1
   """Blocks of attention and a perceptron."""
@@ -22,7 +22,7 @@ class SelfAttention(Section):
 
 
 class Encoder(Section):
-  """What makes one vector of a history."""
+  """How the vectors of a history become one vector."""
 
   sasrec: SelfAttention
   """Causal self-attention; without an encoder a history is the mean of its vectors."""
@@ -82,7 +82,7 @@ class Retrieval(Section):
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
 
   def only_of_items(self) -> set[str]:
-    """Returns the slots and dense columns that the item tower alone reads."""
+    """Returns the names of the slots and dense columns that only the item tower reads."""
     query, item = self.query, self.item
     return {*item.slots, *item.dense} - {*query.slots, *query.dense}
 
@@ -92,9 +92,10 @@ class Retrieval(Section):
 
 
 def refuse_retrieval(retrieval: Retrieval | None, where: str) -> None:
-  """Raises ConfigError if a run has model.retrieval; for commands that need a model of clicks.
+  """Raises ConfigError if `retrieval` is set, because the command needs a model of clicks.
 
   Args:
+    retrieval: `model.retrieval` of the run.
     where: the flag or the run_dir, for the message.
   """
   if retrieval is not None:

@@ -6,7 +6,7 @@ from trainer.errors import nearest
 
 
 def retrieval(cfg: Config) -> Mistakes:
-  """Finds the mistakes in a config with model.retrieval."""
+  """Yields the mistakes in model.retrieval, and in keys that do not go together with it."""
   model, data, of_items = cfg.model, cfg.data, cfg.model.retrieval
   if of_items is None:
     if data.items is not None:

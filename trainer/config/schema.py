@@ -1,4 +1,4 @@
-"""The whole config: all sections, and what follows from several of them."""
+"""The whole config: its sections, and values that are computed from several of them."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from trainer.config.train import Checkpoint, Train
 from trainer.config.yaml_text import flatten
 from trainer.plain_data import JsonObject
 
-# Thresholds that Policy has defaults for, so null leaves them out.
+# Thresholds for which Policy has defaults; if they are null, Policy is made without them.
 _NUMBERS_OF_POLICY = {*LIFECYCLE_MODES['admission'], 'delete_threshold'}
 
 
@@ -56,14 +56,14 @@ class Config(Section):
 
   @property
   def given(self) -> JsonObject:
-    """What the file and --set gave: nested dicts and lists, without defaults."""
+    """The keys that the file and --set gave, as nested dicts and lists, without defaults."""
     return self._given
 
   def origin(self, key: str) -> str:
     """Returns where the value of a key, such as 'train.epochs', comes from.
 
     Returns:
-      'given', 'measured', 'default', or 'from …' with another key or the file's name.
+      'given', 'measured', 'default', or a text such as 'from train.plateau'.
     """
     given = flatten(self._given)
     if key in self._origins:
@@ -71,9 +71,10 @@ class Config(Section):
     return 'given' if any(k == key or k.startswith(f'{key}.') for k in given) else 'default'
 
   def settings(self) -> JsonObject:
-    """Returns {key: value}, by which runs are compared.
+    """Returns the {key: value} by which runs are compared.
 
-    It leaves out empty values, and bin boundaries and look-up tables that the run measured or read.
+    Empty values are left out, and so are bin boundaries that the run measured and the content of
+    look-up tables.
     """
     measured = [key for key, origin in self._origins.items() if origin == 'measured']
     of_data = tuple(key for key in measured if '.from.' in key)
@@ -95,9 +96,9 @@ class Config(Section):
 
   @property
   def ordered_slots(self) -> list[Slot]:
-    """The slots, ordered by table (as in `sparse.tables`), then as in data.slots.
+    """The slots in the order of their tables in sparse.tables, and for one table as in data.slots.
 
-    Axes of length F, of tensors and arrays, have the slots in this order.
+    Tensors and arrays that have an axis for the F slots have the slots in this order.
     """
     order = list(self.sparse.tables)
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
@@ -109,13 +110,13 @@ class Config(Section):
     return next(slot for slot in self.data.slots if slot.name == name)
 
   def columns_of_items(self) -> set[str]:
-    """Returns the slots and dense columns that data.items holds in place of the log."""
+    """Returns the names of slots and dense columns that are read from data.items, not the log."""
     if self.data.items is None:
       return set()
     return self.model.retrieval.only_of_items() - {self.item_slot.name}
 
   def poolings(self) -> list[str]:
-    """Returns the pooling of each slot, [F]; 'sum' if the slot has one feature a sample."""
+    """Returns the pooling of each of the F slots; 'sum' if a sample has at most one feature."""
 
     def may_hold_several(slot: Slot) -> bool:
       made = slot.made is not None and slot.made.is_several
@@ -130,16 +131,16 @@ class Config(Section):
   def dense_inputs(self) -> list[str]:
     """Returns the names of the columns of LayerInputs.dense, in order.
 
-    First come the dense columns, then the `show` and `log-odds` of the slots with `counts`.
+    First come the dense columns; then, for the slots with `counts`, `show` and `log-odds`.
     """
     counted = [self.ordered_slots[f].name for f in self.counted_fields()]
     names = [f'dense {column.name}' for column in self.data.dense]
     return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
 
   def click_shares(self) -> list[float]:
-    """Returns, for each label, how many clicks (0 to 1) a positive value adds to its features.
+    """Returns for each label how many clicks, 0 to 1, a positive value counts for its features.
 
-    If no label sets `click`: 1 for the first, 0 for the others.
+    If no label sets the key `click`, this is 1 for the first label and 0 for the others.
     """
     shares = [label.click for label in self.labels]
     if set(shares) == {None}:
@@ -156,7 +157,7 @@ class Config(Section):
 
   @property
   def labels(self) -> list[Label]:
-    """The labels to predict: `data.labels`, or the one label in a list."""
+    """The labels to predict: data.labels or, if there is one label, a list of data.label."""
     data = self.data
     one = Label(
       name=data.label or '',
@@ -197,7 +198,7 @@ class Config(Section):
     return plateau.metric if plateau and plateau.metric else default
 
   def own_slot_ids(self) -> dict[str, int]:
-    """Returns {slot: id} of the slots that do not share the features of another."""
+    """Returns {slot: id} of the slots without the key `shares`."""
     ids = self.slot_ids()
     return {s.name: ids[s.name] for s in self.data.slots if s.shares is None}
 
@@ -213,7 +214,7 @@ class Config(Section):
     return Policy(
       **fields(self.lifecycle),
       seed=self.seed,
-      # What a retrieval model draws as negatives is pushed without shows.
+      # A retrieval model also pushes gradients of drawn negatives, which have no shows.
       empty_push_is_seen=self.model.retrieval is None,
       per_slot=per_slot,
     )

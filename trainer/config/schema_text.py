@@ -32,7 +32,7 @@ class Key:
     wanted: the allowed values, in words.
     default: the default as YAML in one line; None if the key is required.
     meaning: the key's description in one line.
-    section: the class of the value, or of the values in a list or mapping, if that is a section.
+    section: the class of the section or sections that the value holds; None if it holds none.
     container: list or dict if the value holds several sections, else None.
   """
 
@@ -84,9 +84,10 @@ def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 
 def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type | None]:
-  """Returns the class of section that a type holds, and list or dict if it holds several.
+  """Finds the section in the type of a key.
 
-  Both are None where they do not apply.
+  Returns:
+    The class of the section, and list or dict if the type holds several sections; else None each.
   """
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
@@ -121,7 +122,7 @@ def explained(cfg: Config, notes: Mapping[str, str]) -> str:
   """Returns a config as YAML with comments: each key's meaning, and where its value comes from.
 
   Args:
-    notes: {key: more about where its value comes from}.
+    notes: {key: a remark on where its value comes from}.
   """
 
   def origin(key: str) -> str:
@@ -133,13 +134,13 @@ def explained(cfg: Config, notes: Mapping[str, str]) -> str:
 def _explained(
   section: Section, path: str, origin: Callable[[str], str], told: set[type[Section]]
 ) -> Iterator[str]:
-  """Yields the lines of a section.
+  """Yields the lines of `explained` for one section.
 
   Args:
-    section: a section of the config, or the whole.
-    path: the key of the section with a dot at its end; '' for the whole.
+    section: a section of the config, or the whole config.
+    path: the key of the section with a dot at its end; '' for the whole config.
     origin: returns where the value of a key comes from.
-    told: the classes of sections whose keys were explained; each is explained once.
+    told: classes whose keys were explained already, and need no comment; this call adds its own.
   """
   is_new = type(section) not in told
   told.add(type(section))
@@ -164,9 +165,9 @@ def _explained(
 
 
 def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:
-  """Returns the keys whose values differ between two configs, each with both values as YAML.
+  """Returns (key, value in `a`, value in `b`) for each key whose values differ.
 
-  A value is '-' if the config does not have the key.
+  The values are YAML; '-' if the config does not have the key.
   """
   of_a, of_b = (flatten(cfg.model_dump()) for cfg in (a, b))
   return [

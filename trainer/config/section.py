@@ -23,7 +23,7 @@ class Section(pydantic.BaseModel):
 MAX_INT = 2**63 - 1
 Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
-# A learning rate or an initial scale: a larger one makes every float32 overflow in a few steps.
+# A learning rate or an initial scale. Larger ones make float32 weights overflow in a few steps.
 Scale = Annotated[float, pydantic.Field(ge=0, le=1e6)]
 PositiveInt = Annotated[int, pydantic.Field(gt=0, le=MAX_INT, strict=True)]
 NonNegativeInt = Annotated[int, pydantic.Field(ge=0, le=MAX_INT, strict=True)]
@@ -34,10 +34,10 @@ DropoutRate = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 
 def wrong(key: str, text: str) -> NoReturn:
-  """Refuses a value. Only validators of a section or of a key may call it.
+  """Refuses a value by an error. Only pydantic validators of a section or of a key may call it.
 
   Args:
-    key: relative to the section; '' in the validator of a key.
+    key: the wrong key, relative to the validator's section; '' in the validator of a key.
     text: what was found and what is wanted, in one line.
   """
   parts = key.split('.') if key else []
@@ -59,7 +59,7 @@ def check_distinct(key: str, names: Sequence[str]) -> None:
   """Refuses a list that contains a name twice.
 
   Args:
-    key: as in `wrong`.
+    key: the key of the list, relative to the validator's section.
   """
   twice = {name for name in names if names.count(name) > 1}
   if twice:

@@ -52,7 +52,7 @@ RowOptimizer = pydantic.create_model(
 
 
 class Table(Section):
-  """Rows of one layout: a linear weight, then, after admission, factors."""
+  """Rows of one layout: a linear weight and, once the feature is admitted, factors."""
 
   width: PositiveInt = WIDTH
   """D, the number of factors (of ffm: for each field)."""

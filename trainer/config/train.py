@@ -20,7 +20,7 @@ from trainer.config.section import (
 from trainer.errors import nearest, short
 
 BATCH_SIZE = 4096
-STATIC_EPOCHS = 20  # the default of a log without days that has data.valid
+STATIC_EPOCHS = 20  # the default of train.epochs for a log without days that has data.valid
 
 
 # Arguments of tf.keras.optimizers.legacy, beside the learning rate.
@@ -100,8 +100,9 @@ class Plateau(Section):
 
 
 class Schedule(Section):
-  """How the learning rates, those of rows too, change with the steps taken. A plateau lowers the
-  scheduled rates. A run that goes on continues its schedule; --init_from begins it anew."""
+  """How the learning rates of layers and rows change from step to step. A plateau lowers the
+  scheduled rates. A run that is continued also continues its schedule; --init_from starts it
+  anew."""
 
   kind: Literal['constant', 'cosine', 'step'] = 'constant'
   """What the rates do after `warmup_steps`. cosine: they fall to `floor` in `period` steps, then

@@ -30,12 +30,12 @@ MAX_DEPTH, MAX_NODES = 40, 1_000_000
 
 
 def read_yaml(text: str, where: str) -> Json:
-  """Returns YAML text as plain values.
+  """Parses YAML text to nested dicts, lists and scalars.
 
   Args:
     where: the file or flag that the text comes from, for messages.
   Raises:
-    ConfigError: if the text is wrong; the message is one line.
+    ConfigError: if the text is not YAML, or too large or deep; the message is one line.
   """
   try:
     tree = yaml.load(text, _Loader)
@@ -69,10 +69,10 @@ def _children(node: Json) -> list[Json]:
 
 
 def _place(node: Json, part: str, where: str) -> int | str:
-  """Returns the index in a list, or the key in a mapping, that one part of a path stands for.
+  """Returns the index in a list, or the key in a mapping, for one part of a path like `a.b.0.c`.
 
   Args:
-    where: the path so far, for messages.
+    where: the assignment and the path up to this part, for messages.
   """
   if isinstance(node, list):
     if not re.fullmatch('[0-9]{1,9}', part) or int(part) >= len(node):
@@ -84,7 +84,7 @@ def _place(node: Json, part: str, where: str) -> int | str:
 
 
 def set_key(tree: JsonObject, assignment: str) -> None:
-  """Applies an assignment `a.b.0.c=value` to the tree. The value is YAML."""
+  """Applies an assignment `a.b.0.c=value`, whose value is YAML, to `tree`."""
   key, equals, text = assignment.partition('=')
   if not equals or not key:
     raise ConfigError(f'--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024')
@@ -92,7 +92,7 @@ def set_key(tree: JsonObject, assignment: str) -> None:
 
 
 def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
-  """Sets a key such as `a.b.0.c` in the tree.
+  """Sets a key such as `a.b.0.c` in `tree`.
 
   Args:
     assignment: the argument of --set, for messages.
