@@ -1,4 +1,4 @@
-"""Matrix products of bfloat16 numbers, whose terms are added in float32."""
+"""Matrix products that multiply in bfloat16 and add in float32."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -9,12 +9,12 @@ import tensorflow as tf
 from ops import float32, library
 from ops.tensors import to_tensor
 
-# The layer that `seconds` measures: its samples and its width; and how often. It takes about 50 ms.
+# `seconds` measures a layer of this width on so many samples, so many times; it takes about 50 ms.
 _SAMPLES, _WIDTH, _ROUNDS = 512, 256, 7
 
 
 def available() -> bool:
-  """Returns whether a GPU or this processor (avx512_bf16) multiplies in bfloat16."""
+  """Returns whether there is a GPU, or a processor that multiplies in bfloat16 (avx512_bf16)."""
   if tf.config.get_visible_devices('GPU'):
     return True
   with open('/proc/cpuinfo', encoding='ascii', errors='replace') as f:
@@ -29,18 +29,18 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a·b + bias, through a ReLU if `relu`; a and b are rounded to bfloat16 first.
+  """Returns a·b + bias, where a and b are first rounded to bfloat16.
 
-  On CPUs with avx512_bf16, row i of the result has the same bits however many rows a has and
-  however many threads compute it. Other CPUs round a and b too, but multiply in float32, which is
-  slower; the result differs only by the order in which terms are added. On GPUs this computes what
-  a layer of Keras' policy mixed_bfloat16 does: bias, product and result are bfloat16 too. The
-  gradients are products of the same kind.
+  On CPUs with avx512_bf16, row i of the result depends only on row i of a, to the last bit. Other
+  CPUs multiply the rounded numbers in float32, which is slower, and add the terms in another order.
+  On GPUs the bias and the result are rounded to bfloat16 too, as in a Keras layer with the policy
+  mixed_bfloat16. The gradients are computed in the same way as the product.
 
   Args:
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
     b: float32 [k, n], or [n, k] with `transpose_b`.
     bias: float32 [n]; not with `transpose_b`.
+    relu: whether to apply a ReLU to the result.
   Returns:
     float32 [m, n].
   """
@@ -60,7 +60,7 @@ def product(
 
 @tf.custom_gradient
 def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Returns a·b, multiplied in float32; a, b and the gradient are rounded to bfloat16 first."""
+  """Multiplies in float32, but rounds a, b and the incoming gradient to bfloat16 first."""
 
   def rounded(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
@@ -75,7 +75,7 @@ def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable
 
 
 def seconds() -> dict[str, float]:
-  """Measures how long a typical layer and its gradients take.
+  """Measures how long a typical layer and its gradients take in float32 and in bfloat16.
 
   Returns:
     {'float32': seconds, 'bfloat16': seconds}, each the least of several measurements.

@@ -1,8 +1,8 @@
-"""Chunks of an exported feature table: checks them, and writes and reads .npz files of chunks.
+"""Checks, writes and reads chunks, the parts in which a feature table is exported.
 
-A chunk here holds some of a table's features, ordered by the table's shards, as {column: array}. It
-has the `COLUMNS`, and either a `checksum` or the columns that a `RowStore` adds. (A chunk of a
-prepared pass is something else.)
+A chunk holds some of a table's features, ordered by the table's shards, as {column: array}. It has
+the `COLUMNS`, and either a `checksum` or the columns that a `RowStore` adds. (A chunk of a prepared
+pass is something else.)
 """
 
 import os
@@ -30,7 +30,7 @@ Chunk = Mapping[str, np.ndarray]
 
 
 def checksum(chunk: Chunk) -> int:
-  """Returns the CRC-32 of a chunk: of its number of features, then of its `COLUMNS`."""
+  """Returns the CRC-32 of a chunk's number of features and `COLUMNS`."""
   crc = zlib.crc32(str(len(chunk['key'])).encode())
   for name in COLUMNS:
     crc = zlib.crc32(np.ascontiguousarray(chunk[name]).view(np.uint8), crc)
@@ -38,12 +38,12 @@ def checksum(chunk: Chunk) -> int:
 
 
 def check(where: str, chunk: object) -> None:
-  """Checks that a chunk's `COLUMNS` are what was exported, by their dtypes, shapes and checksum.
+  """Checks the dtypes, shapes and checksum of a chunk's `COLUMNS`.
 
   Args:
     where: names the chunk in messages.
   Raises:
-    DataLossError: if they are not.
+    DataLossError: if any of these is wrong.
   """
 
   def fail(text: str) -> NoReturn:
@@ -113,11 +113,11 @@ def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
 
 
 def read(source: str | os.PathLike | Iterable[Chunk]) -> Iterable[Chunk]:
-  """Returns the chunks in `source`: a file that `write` wrote, or chunks, which are returned as is.
+  """Returns the chunks of a file that `write` wrote; if `source` holds chunks, returns `source`.
 
-  A file is read during the iteration, which raises:
-    DataLossError: if the file is truncated or damaged.
-    NotFoundError: if there is no such file.
+  Raises:
+    DataLossError: during the iteration, if the file is truncated or damaged.
+    NotFoundError: during the iteration, if there is no such file.
   """
   return _read_file(source) if isinstance(source, (str, os.PathLike)) else source
 

@@ -62,11 +62,7 @@ class Connections:
     return library.load().ctr_all_reduce(self._handle, values)
 
   def counters(self) -> dict[str, int]:
-    """Returns counts since the connections were made.
-
-    Returns:
-      {name: count}: connections, bytes_sent, bytes_received and system_calls.
-    """
+    """Returns {name: count} of connections, bytes_sent, bytes_received and system_calls so far."""
     names = 'connections', 'bytes_sent', 'bytes_received', 'system_calls'
     values = library.load().ctr_connections_counters(self._handle).numpy()
     return dict(zip(names, values.tolist()))

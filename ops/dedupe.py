@@ -38,9 +38,9 @@ def dedupe(
   Args:
     keys: int64 [n].
     shows: float32 [n], or [1] for one number that holds for all keys.
-    clicks: float32 [n] or [1] likewise; if `fields` is not 0, [B], one number for each sample.
+    clicks: float32 [n] or [1], as for shows; if `fields` is not 0, [B], one number for each sample.
     segments: int32 [n], as in `ops.pooling.pool`; read only if `fields` is not 0.
-    fields: F, the number of slots; 0: `clicks` are not given by sample.
+    fields: the number of slots F, if `clicks` has a number for each sample; else 0.
   """
   return Deduped(
     *load().ctr_dedupe(keys=keys, shows=shows, clicks=clicks, segments=segments, fields=fields)

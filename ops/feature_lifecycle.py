@@ -67,17 +67,17 @@ def _check_kind(kind: str) -> None:
 
 
 def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) -> tf.Tensor:
-  """Finds the cut between the best `capacity` features and the others.
+  """Finds the sort key that divides the best `capacity` features from the others.
 
-  This is a radix selection over the features' sort keys, which `FeatureLifecycle.rank_histogram`
-  describes.
+  A sort key is a number of nine 16-bit digits; a better feature has a higher one. The sort key is
+  found digit by digit (radix selection).
 
   Args:
     capacity: the number of features to keep.
     histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
   Returns:
-    int32 [d], the shortest prefix of the lowest kept sort key that decides the cut: a feature is
-    kept unless the first d digits of its sort key are lower. Empty if all features are kept.
+    int32 [d], the first d digits of the lowest sort key to keep, only as many as needed. A feature
+    is kept unless the first d digits of its sort key are lower. Empty if all features are kept.
   """
   cut, wanted = [], capacity
   while True:
@@ -97,8 +97,8 @@ class Remote:
 
   Args:
     of: the object with the methods.
-    run: a call `m(…)` of this object becomes `run(of.m, …)`, which adds the ops of the method to
-      the graph, unless they are there already, and runs them.
+    run: a function that adds the ops of a method to the graph, unless they are there already, and
+      runs them. A call `m(…)` on this object becomes `run(of.m, …)`.
   """
 
   def __init__(self, of: object, run: Callable):
@@ -117,8 +117,8 @@ class FeatureLifecycle:
 
   Args:
     policy: the rules for admission, decay, eviction and exports. None: `Policy()`.
-    name: objects with the same name on one device share one table. It lives as long as any of these
-      objects; in a v1 graph, as long as the session or server. None: the table is not shared.
+    name: objects with the same name on one device share one table. The table lives as long as any
+      of them; in a v1 graph, as long as the session or server. None: the table is not shared.
     create_handle: a function of `policy` and `shared_name` that makes the table's resource; only
       for a subclass that keeps rows beside the features.
   Raises:
@@ -148,11 +148,11 @@ class FeatureLifecycle:
         _deleters[at] = self._deleter
 
   def remote(self, run: Callable, read: Callable) -> 'FeatureLifecycle':
-    """Returns an object for this table, of a v1 graph, whose verbs work as if they were eager.
+    """Returns an object for a table of a v1 graph whose verbs run at once, as in eager mode.
 
     Args:
-      run: as in `Remote`; it is called with arrays and with attributes of ops.
-      read: likewise, for ops that change nothing and so may run twice.
+      run: adds an op to the graph and runs it, as in `Remote`.
+      read: does the same for ops that change nothing, and so may run twice.
     """
     table = copy.copy(self)
     table._ops, table._reads = Remote(self._ops, run), Remote(self._reads, read)
@@ -184,7 +184,7 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_admitted(self.handle, _keys(keys))
 
   def lookup(self, keys: TensorLike) -> dict[str, tf.Tensor]:
-    """Returns what the table holds for each key's feature; 0 for a feature that it does not have.
+    """Returns what the table holds for each key's feature; zeros if it does not have the feature.
 
     Returns:
       {name: tensor [n]}: show, click and delta_score, float64; unseen_days, age_days and slot,
@@ -194,14 +194,14 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_lookup(self.handle, _keys(keys))._asdict()
 
   def decay(self) -> None:
-    """Multiplies every show and click by the policy's decay."""
+    """Multiplies the shows and clicks of every feature by the policy's decay."""
     return self._ops.ctr_lifecycle_decay(self.handle)
 
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> tf.Tensor:
-    """Deletes features that the policy does not keep.
+    """Deletes the features that the policy does not keep.
 
-    It deletes those that fail the tests of `policy.eviction`, then all but the best
-    `policy.capacity` of the others.
+    First it deletes the features that fail the tests of `policy.eviction`. Then it deletes all but
+    the best `policy.capacity` features.
 
     Args:
       all_reduce: sums an int64 array over all processes that hold parts of one table. The capacity
@@ -219,14 +219,14 @@ class FeatureLifecycle:
     return tf.concat([by_tests, self.evict_below(cut)], 0)
 
   def evict_by_tests(self) -> tf.Tensor:
-    """Deletes the features that fail the tests of `policy.eviction`; returns their keys, [m]."""
+    """Deletes the features that fail `policy.eviction`'s tests; returns their keys, int64 [m]."""
     return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle, capacity=False))
 
   def rank_histogram(self, prefix: TensorLike) -> tf.Tensor:
-    """Counts the features whose sort key starts with `prefix`, by the next digit of the sort key.
+    """Counts the features whose sort key starts with `prefix`, for each value of the next digit.
 
-    A sort key has nine digits of 16 bits. The best feature by `policy.capacity_by` has the highest
-    sort key, and no two features have the same.
+    A sort key is a number of nine 16-bit digits. The better a feature is by `policy.capacity_by`,
+    the higher its sort key; no two features have the same.
 
     Args:
       prefix: int32 [d], the first d digits, d < 9.
@@ -244,9 +244,9 @@ class FeatureLifecycle:
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Returns `keys`, those of features just evicted.
+    """Returns the keys of features that have just been evicted, unchanged.
 
-    A subclass that keeps rows outside of the C++ table overrides this to delete their rows too.
+    A subclass that keeps rows outside of the C++ table overrides this to delete these rows too.
     """
     return keys
 
@@ -274,9 +274,9 @@ class FeatureLifecycle:
   def commit(self, kind: str, keys: TensorLike) -> None:
     """Marks selected features as written; call it once their export is complete.
 
-    It subtracts from each feature's delta_score the value at the selection. So only what the
-    feature has gained since then remains. For kind 'all' it subtracts nothing. It skips features
-    that were deleted since the selection.
+    The delta_score that each feature had at the selection is subtracted, so only what the feature
+    has gained since then remains. For kind 'all' nothing is subtracted. Features that were deleted
+    since the selection are skipped.
 
     Raises:
       InvalidArgumentError: for keys that are not in the selection or were committed before.
@@ -299,7 +299,7 @@ class FeatureLifecycle:
   def export_state(
     self, path: str | os.PathLike | None = None, shards: range = range(SHARDS)
   ) -> Iterator[dict[str, np.ndarray]] | int:
-    """Exports all that the table holds of its features, without loss. Eager only.
+    """Exports all columns of the table's features, without loss. Eager only.
 
     Args:
       path: an `.npz` file to write; it appears once it is whole. None: no file is written.

@@ -4,18 +4,17 @@ import tensorflow as tf
 
 from ops import library
 
-_HOST = 'CPU:0'  # where the kernels are, and the factors: then a GPU receives the sums alone
+_HOST = 'CPU:0'  # the kernels run where the factors are, so that a GPU receives only the sums
 
 
 def pairs(field_factors: tf.Tensor) -> tf.Tensor:
-  """Returns ½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ of each sample, float32 [B].
+  """Returns ½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ for each of B samples, float32 [B].
 
-  The gradient with respect to A[f, g] is A[g, f]. The forward and the backward pass each read the
-  factors once.
+  The sum runs over all fields (slots) f and g of the sample; ⟨a, b⟩ is the inner product.
 
   Args:
-    field_factors: A, float32 [B, F, F·D]. A[f, g], at columns [g·D, (g+1)·D) of row f, is the sum
-      over the features in field f of their factors for field g.
+    field_factors: A, float32 [B, F, F·D], for F fields. A[f, g] has D elements, the columns
+      [g·D, (g+1)·D) of row f: the summed factors for field g of all features in field f.
   """
   with tf.device(_HOST):
     return library.load().ctr_ffm(factors=field_factors)
@@ -28,7 +27,7 @@ def _gradient(op: tf.Operation, grad: tf.Tensor) -> tf.Tensor:
 
 
 def pairs_in_plain_ops(field_factors: tf.Tensor) -> tf.Tensor:
-  """Returns what `pairs` returns, computed with TensorFlow's own ops, for served graphs."""
+  """Computes `pairs` with TensorFlow's own ops, so that a SavedModel does not need our ops."""
   slots = field_factors.shape[1]
   factors = tf.reshape(field_factors, [-1, slots, slots, field_factors.shape[2] // slots])
   return 0.5 * tf.reduce_sum(factors * tf.transpose(factors, [0, 2, 1, 3]), [1, 2, 3])

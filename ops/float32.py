@@ -12,7 +12,7 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a·b + bias, through a ReLU if `relu`; arguments as in ops.bfloat16.product."""
+  """Returns a·b + bias in float32; the arguments are those of `ops.bfloat16.product`."""
   parts = a if isinstance(a, (list, tuple)) else [a]
   # Multiplies each part by its rows of b and adds the products. Joining the parts first would copy
   # [m, k] once forward and once backward.
@@ -22,6 +22,6 @@ def product(
 
 
 def finished(ab: tf.Tensor, bias: tf.Tensor | None, relu: bool) -> tf.Tensor:
-  """Returns a product, [m, n], plus the bias, through a ReLU if `relu`."""
+  """Adds the bias [n], if any, to a product [m, n], and applies a ReLU if `relu`."""
   ab = ab if bias is None else tf.nn.bias_add(ab, bias)
   return tf.nn.relu(ab) if relu else ab

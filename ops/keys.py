@@ -49,7 +49,7 @@ def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarr
 
 
 def integer_keys(values: np.ndarray, slot_id: int) -> np.ndarray:
-  """Returns the keys of integers, int64 [n]: those that `text_keys` returns for their digits."""
+  """Returns the keys of integers, int64 [n], which are hashed as their decimal texts."""
   values = np.ascontiguousarray(values, np.int64)
   keys = np.empty([len(values)], np.int64)
   _functions().ctr_integer_keys(

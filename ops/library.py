@@ -50,7 +50,7 @@ def load(path: str = PATH) -> types.ModuleType:
 class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
   """Deletes an eager resource once no reference to this object is left.
 
-  TensorFlow's own class has __slots__ that allow no weak references.
+  The class exists because TensorFlow's own does not allow weak references to its objects.
   """
 
   def __init__(self, handle: tf.Tensor):

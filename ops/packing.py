@@ -1,9 +1,9 @@
-"""Packs rows and gradients into buffers, which travel between the readers and owners of keys.
+"""Packs rows and gradients into buffers that processes exchange.
 
-The reader of a key sends the key to its owner. The owner answers with the buffer that `pack_rows`
-returns, and the reader unpacks it by `unpack_rows`. Later the reader sends what `pack_gradients`
-returns, and the owner sums what all readers have sent by `sum_gradients`.
-ops/cc/kernels/packing.cc describes the layout.
+A process requests rows by sending their keys to the owners, the processes that keep these rows. An
+owner packs the rows with `pack_rows`, and the requesting process unpacks them with `unpack_rows`.
+After its backward pass, the process packs gradients with `pack_gradients`, and the owner sums the
+gradients from all processes with `sum_gradients`. ops/cc/kernels/packing.cc describes the layout.
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ Tensors = tuple[tf.Tensor, ...]
 def pack_rows(
   rows: PulledRows, inverse: TensorLike, counts: TensorLike, dtype: tf.DType = tf.float32
 ) -> Tensors:
-  """Packs the rows with which an owner answers.
+  """Packs the rows that an owner sends to the processes that requested them.
 
-  A feature without factors takes only its linear weight and a bit that says so.
+  A feature without factors takes only its linear weight and one bit.
 
   Args:
     rows: the rows of the distinct keys that processes have requested.
@@ -30,7 +30,7 @@ def pack_rows(
     counts: int32 [N], how many keys each process has requested.
     dtype: the dtype of the buffer: float32, float16 or bfloat16.
   Returns:
-    A buffer [m] of one block for each of the N processes, and the sizes of the blocks, int32 [N].
+    A buffer [m] with a block for each of N processes, and the lengths of the blocks, int32 [N].
   """
   columns = rows.linear, rows.factors, rows.offsets
   return load().ctr_pack_rows(*columns, inverse, counts, T=dtype)
@@ -46,10 +46,11 @@ def unpack_rows(
   """Unpacks the rows that the owners packed with `pack_rows`.
 
   Args:
-    buffer: the blocks of all owners, one after another.
+    buffer: [m], the blocks of all owners, one after another.
     counts: int32 [N], how many keys this process has requested from each owner.
     keys: int64 [u], the requested keys, grouped by owner.
-    slot_table, widths: as in `RowStore`.
+    slot_table: for each slot id, the index of its table; -1 for unused ids.
+    widths: for each table, the number of factors in a row.
   Returns:
     linear float32 [u], factors float32 [offsets[u]] and offsets int32 [u + 1], as in `PulledRows`.
   """
@@ -72,7 +73,7 @@ def pack_gradients(
     counts: int32 [N], how many of the keys each owner owns.
     dtype: the dtype of the buffer: float32, float16 or bfloat16.
   Returns:
-    A buffer [m] of one block for each of the N owners, and the sizes of the blocks, int32 [N].
+    A buffer [m] with a block for each of N owners, and the lengths of the blocks, int32 [N].
   """
   return load().ctr_pack_gradients(linear_grad, factors_grad, offsets, counts, T=dtype)
 
@@ -82,10 +83,10 @@ def sum_gradients(
 ) -> Tensors:
   """Unpacks what all processes packed with `pack_gradients`, and sums each key's gradients.
 
-  It adds them in the order of the processes, so that the same gradients give the same bits.
+  Gradients are added in the order of the processes, so the sums are reproducible to the last bit.
 
   Args:
-    buffer: the blocks of all processes, one after another.
+    buffer: [m], the blocks of all processes, one after another.
     counts: int32 [N], for how many keys each process sent gradients.
     offsets: int32 [u + 1], `PulledRows.offsets` of the owner's pull.
     deduped: what `dedupe` returned for the keys of all processes, one process after another.

@@ -36,12 +36,11 @@ _Thresholds = dict[Literal[PER_SLOT], int | float | None]
 class Policy:
   """The rules by which a feature earns its factors, fades, is deleted and is exported.
 
-  They are those of PaddlePaddle's CTR accessor.
-
-  score(show, click) = (show - click) * nonclk_coeff + click * clk_coeff
+  The rules are those of PaddlePaddle's CTR accessor. Most depend on the feature's score,
+  (show - click) * nonclk_coeff + click * clk_coeff.
 
   Raises:
-    ValueError: naming the field, the value found and the value wanted.
+    ValueError: if a value is wrong; the message names the field, the value and what is wanted.
   """
 
   admission: Literal['score', 'count', 'probability', 'none'] = 'score'
@@ -98,14 +97,14 @@ class Policy:
     return any(p.base_threshold is not None or p.delta_keep_days is not None for p in every)
 
   def for_slot(self, slot: int) -> 'Policy':
-    """Returns the policy of one slot, without `per_slot`."""
+    """Returns the policy with the thresholds of one slot, and with `per_slot` empty."""
     return dataclasses.replace(self, per_slot={}, **self.per_slot.get(slot, {}))
 
   def serialize(self) -> str:
-    """Returns this policy as the text that ops/cc/lifecycle/policy.h reads.
+    """Returns this policy as a text for the C++ table; equal policies give the same text.
 
-    The first line has pairs `name=value`; each slot with thresholds of its own has one more line,
-    `slot name=value ...`. Numbers are exact, and equal policies give the same text.
+    The first line has pairs `name=value`. Each slot with thresholds of its own has a further line,
+    `slot name=value ...`. Numbers have all their digits.
     """
 
     def text(value: str | float | None) -> str:

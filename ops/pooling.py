@@ -1,4 +1,4 @@
-"""Adds up the rows of features to slot sums, for each sample of a batch; differentiable.
+"""Sums the rows of the features in each slot of each sample; the sums are differentiable.
 
 ops/cc/rows/pool.h has the formulas.
 """
@@ -16,14 +16,14 @@ from ops.row_store import FactorPart, PulledRows
 
 @dataclasses.dataclass(frozen=True)
 class PoolLayout:
-  """The properties of the model that pooling needs.
+  """What `pool` must know about the model.
 
-  Here a slot is called a field: field f is the f-th slot of `Config.ordered_slots`. So the fields
-  of one table are neighbours.
+  Slots are called fields here, as in papers on FFM. Field f is the f-th slot in
+  `Config.ordered_slots`, which orders slots by table.
   """
 
   table_of_field: tuple[int, ...]  # [F], the table of each field, ascending
-  parts: tuple[tuple[FactorPart, ...], ...]  # the parts of each table
+  parts: tuple[tuple[FactorPart, ...], ...]  # the parts of each table's factors
   poolings: tuple[str, ...] = ()  # [F], each 'sum', 'mean' or 'sqrtn'; (): return no norms
   slots: bool = True  # whether to return slot sums of plain parts; field parts always return them
   # Whether to return totals and squares of plain parts; field parts always return squares.
@@ -40,7 +40,7 @@ class PoolLayout:
         )
 
   def attributes(self) -> dict[str, int | list]:
-    """Returns the attributes of the pooling ops, which take the parts of all tables in one list."""
+    """Returns the attributes of the op CtrPool, which takes the parts of all tables in one list."""
     parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
     fields = len(self.table_of_field)
     return {
@@ -55,7 +55,7 @@ class PoolLayout:
     }
 
   def by_table(self, tensors: Iterable[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Splits `tensors`, one for each part of each table, into a list for each table."""
+    """Groups tensors, one for each part of each table, into a list for each table."""
     tensors = iter(tensors)
     return [[next(tensors) for _ in of_table] for of_table in self.parts]
 
@@ -63,16 +63,16 @@ class PoolLayout:
 class Pooled(NamedTuple):
   """Slot sums of B samples. Tensors that the PoolLayout does not request have 0 rows.
 
-  Σ runs over the features of a slot, or of a sample, with values x, linear weights w and factors v.
-  A list of lists holds, for each table, a list with one tensor for each part.
+  Σ runs over the features of a slot or sample: x is a feature's value, w its linear weight, and v
+  its factors. A list of lists has an inner list for each table, with a tensor for each part.
   """
 
   linear: tf.Tensor  # float32 [B, F]: Σ x·w
   norm: tf.Tensor  # float32 [B, F]: the divisors of slot sums
   slots: list[list[tf.Tensor]]  # float32 [B, fields of the table, width]: Σ x·v
   totals: list[list[tf.Tensor]]  # float32 [B, width]: Σ x·v over all fields of the table
-  # float32 [B]: Σ x²·‖v‖² over all fields; in a field part, v is the feature's columns for its own
-  # field only.
+  # float32 [B]: Σ x²·‖v‖² over all fields. In a field part, v has only the columns for the field
+  # of the feature itself.
   squares: list[list[tf.Tensor]]
 
 
@@ -88,11 +88,11 @@ def pool(
 
   Args:
     rows: the rows of `deduped.unique`; only linear, factors and offsets are read.
-    deduped: the distinct keys of the n features that occur in the batch.
-    values: float32 [n], or empty if all are 1.
-    segments: int32 [n], ascending: sample * F + slot of each feature; or empty if each slot of each
+    deduped: the distinct keys among the n features of the batch.
+    values: float32 [n], the values of the features; empty if all are 1.
+    segments: int32 [n], ascending: sample * F + slot of each feature; empty if each slot of each
       sample has one feature.
-    batch_size: int32 [], B.
+    batch_size: int32 [], the number of samples B.
   """
   linear, norm, slots, totals, squares = load().ctr_pool(
     linear=rows.linear,

@@ -1,8 +1,8 @@
-"""The table of row optimizers: the hyperparameters that each reads, their defaults, and its state.
+"""The row optimizers: which hyperparameters each reads, their defaults, and the size of its state.
 
-The section `sparse.tables.NAME.factors` of the config, its documentation and its checks follow from
-this table. A new row optimizer is an entry here and one in ops/cc/rows/row_optimizers.cc; a test
-compares the two. Imports no TensorFlow.
+The section `sparse.tables.NAME.factors` of the config, its documentation and its checks are made
+from the tables in this file. A new row optimizer needs an entry here and one in
+ops/cc/rows/row_optimizers.cc; a test compares the two. Imports no TensorFlow.
 """
 
 import dataclasses
@@ -70,7 +70,7 @@ class RowKind:
     meaning: the source of the rule, and its special properties.
     presets: {name of a preset: {hyperparameter: its default there}}.
     state_per_weight: how many floats of state each weight has.
-    state_per_row: how many floats of state a row has beside these, whatever its width.
+    state_per_row: how many floats of state a row has in addition, whatever its width.
     reads: the hyperparameters that the optimizer reads beside learning_rate, l1, l2 and clip.
     follows_gradient: whether the length of a step is proportional to that of the gradient.
   """
@@ -86,8 +86,7 @@ class RowKind:
   def has_decaying_state(self) -> bool:
     """Whether the state holds moving averages of gradients or of their squares.
 
-    If so, steps are about as long as learning_rate, and a step without a gradient changes the
-    state. So l2_mode has an effect even without l2.
+    Such state changes even in a step without a gradient, so l2_mode has an effect even without l2.
     """
     return 'beta2' in self.reads
 
@@ -166,10 +165,9 @@ def row_defaults(
 
   Only the preset `tuned` depends on batch_size and width. Gradients are means over the batch, so a
   rare feature has a larger gradient in a smaller batch. The preset scales clip, epsilon and
-  initial_accumulator with the gradients. If steps are proportional to gradients, it also scales
-  the learning rate the other way, and lowers it for rows of more than 8 weights, so that a step on
-  such a row is as long as one on 8 weights. A feature's gradients together then move its row as far
-  as in batches of TUNED_BATCH_SIZE (docs/quality.md).
+  initial_accumulator in proportion. If an optimizer's steps are proportional to gradients, its
+  learning rate is scaled inversely. It is also lowered for rows of more than 8 weights, so that a
+  step on such a row is as long as one on 8 weights (docs/quality.md).
 
   Args:
     kind: a key of ROW_OPTIMIZERS.
@@ -190,7 +188,7 @@ def row_defaults(
 
 
 def meaning_of(hyperparameter: str) -> str:
-  """Returns a hyperparameter's meaning; the kinds that read it come first, unless all read it."""
+  """Describes a hyperparameter, after the names of the optimizers that read it unless all do."""
   kinds = [kind for kind, rule in ROW_OPTIMIZERS.items() if hyperparameter in rule.reads]
   meaning = HYPERPARAMETERS[hyperparameter].meaning
   return f'{", ".join(kinds)}: {meaning[0].lower()}{meaning[1:]}' if kinds else meaning

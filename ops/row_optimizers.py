@@ -1,8 +1,8 @@
 """Row optimizers: the rules that update the weights of a feature's row.
 
-ops/cc/rows/row_optimizers.cc has their formulas. `RowStore` takes their steps inside its push;
-`row_init` and `row_update` are for other stores, such as TFRA's hash tables: they take rows as
-tensors and return the rows to write back.
+ops/cc/rows/row_optimizers.cc has their formulas. `RowStore.push` applies them itself. Other stores,
+such as TFRA's hash tables, use `row_init` and `row_update`, which take rows as tensors and return
+the new rows.
 """
 
 import math
@@ -17,9 +17,9 @@ from ops.row_kinds import HYPER_FIELDS, ROW_OPTIMIZERS
 
 
 class RowHyperparameters(Protocol):
-  """The settings of a row optimizer; `trainer.config.RowOptimizer` has these attributes.
+  """The settings of a row optimizer, such as a `trainer.config.RowOptimizer`.
 
-  Each key of `row_kinds.HYPERPARAMETERS` is an attribute, too.
+  Each key of `row_kinds.HYPERPARAMETERS` is an attribute too.
   """
 
   kind: str  # a key of ROW_OPTIMIZERS
@@ -36,7 +36,7 @@ def state_floats(kind: str, dim: int) -> int:
 def hyper(
   tables: Sequence[tuple[RowHyperparameters, RowHyperparameters]], rate: TensorLike = 1.0
 ) -> tf.Tensor:
-  """Returns the hyperparameters for a push.
+  """Returns the hyperparameters of all row optimizers in one tensor, for `RowStore.push`.
 
   Args:
     tables: for each of T tables, the optimizers of the linear weight and of the factors.
@@ -57,7 +57,7 @@ def hyper(
 
 
 def row_init(weights: TensorLike, hyper: TensorLike, kind: str) -> tf.Tensor:
-  """Returns rows of weights with their initial state, float32 [n, dim + state].
+  """Returns new rows, the weights followed by initial optimizer state, float32 [n, dim + state].
 
   Args:
     weights: float32 [n, dim].

@@ -31,7 +31,7 @@ from ops.sharding import SHARDS
 
 @dataclasses.dataclass(frozen=True)
 class FactorPart:
-  """The columns of a table's factors that an interaction reads."""
+  """Columns of a table's factors, those that interactions of one kind read."""
 
   kind: Literal['plain', 'field']  # plain: D columns (fm, dnn); field: D for each field, F*D (ffm)
   width: int  # D, or F*D
@@ -99,7 +99,7 @@ def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01
 
 
 def without_counts(chunk: chunks.Chunk) -> chunks.Chunk:
-  """Returns the chunk with show and click of every feature set to 0."""
+  """Returns a copy of a chunk of features in which every show and click is 0."""
   zeros = np.zeros(len(chunk['key']))
   return {**chunk, 'show': zeros, 'click': zeros}
 
@@ -110,7 +110,7 @@ class RowStore(FeatureLifecycle):
   Args:
     policy: as in `FeatureLifecycle`.
     tables: the layout of each table's rows.
-    slot_table: for each slot id, the place of its table in `tables`; -1 for unused ids.
+    slot_table: for each slot id, the index of its table in `tables`; -1 for unused ids.
     seed: the seed of initial factors and of the random rounding to bfloat16.
     name: as in `FeatureLifecycle`. All stores of one name must have the same arguments.
   """
@@ -140,7 +140,7 @@ class RowStore(FeatureLifecycle):
     super().__init__(policy, name, create_handle=create_handle)
 
   def pull(self, keys: TensorLike, train: bool = True) -> PulledRows:
-    """Reads rows, and changes nothing.
+    """Returns the rows of keys; the store does not change.
 
     A feature that the store does not have gets linear weight 0, no factors and id -1.
 
@@ -173,16 +173,16 @@ class RowStore(FeatureLifecycle):
       keys: int64 [u]; if a key repeats, its occurrences are processed one after the other.
       rows: what `pull` returned for these keys.
       shows, clicks, linear_gradient: float32 [u], summed over the batch.
-      factors_gradient: float32 [offsets[u]], summed likewise, laid out as rows.factors.
+      factors_gradient: float32 [offsets[u]], summed over the batch, in the layout of rows.factors.
       scale: float32 [1] or [u], multiplies the gradients.
       hyper: float32 [T, 2, H], the result of `ops.row_optimizers.hyper`.
       step: int64 [], the number of this global step, from 1.
-      add: whether the gradients are differences to add to the weights, without an optimizer. The
-        optimizer's state then stays as it is, except FTRL's z, which follows its weight.
+      add: whether to add the gradients to the weights as they are, without an optimizer. Optimizer
+        state then does not change, except FTRL's z, which is set to match the new weight.
     Raises:
-      OutOfRangeError: if a gradient is not finite.
-      InvalidArgumentError: if shows or clicks are impossible. After either error, nothing has
-        changed; the message names the argument, the key and the value.
+      OutOfRangeError: if a gradient is not finite; nothing has changed then.
+      InvalidArgumentError: if shows or clicks are negative or not finite, or clicks exceed shows
+        that are not 0; nothing has changed then.
     """
     gradients = linear_gradient, factors_gradient
     counts = shows, clicks
@@ -191,13 +191,14 @@ class RowStore(FeatureLifecycle):
     )
 
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
-    """Takes the steps that rows with l2_mode 'catch_up' missed because they were in no batch.
+    """Takes the optimizer steps that rows with l2_mode 'catch_up' missed, being in no batch.
 
-    Call it before rows are evaluated, saved or exported.
+    A missed step has only the gradient of the penalties. Call this before rows are evaluated, saved
+    or exported.
 
     Args:
       hyper: as in `push`.
-      step: int64 [], the last step to take.
+      step: int64 [], the last global step to take.
     """
     return self._ops.ctr_row_store_catch_up(self.handle, hyper, step)
 
@@ -217,11 +218,13 @@ class RowStore(FeatureLifecycle):
     return max(t.floats for t in self.tables)
 
   def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
-    """Yields chunks with the lifecycle's columns [n] and the columns of rows.
+    """Yields chunks of n features with the columns of `chunks.COLUMNS` and the columns of rows.
 
-    The columns of rows are `linear` float32 [n, 1 + k], the weight, then its k numbers of state;
-    `last_step` int32 [n]; and, for each table NAME with factors, `factors_NAME` [its admitted
-    features, width + state], in the order of `key`, of the dtype `TableSpec.factors_dtype`.
+    The columns of rows are:
+      linear: float32 [n, 1 + k], the linear weight, then its optimizer state.
+      last_step: int32 [n], the global step of the row's last update.
+      factors_NAME: for each table NAME with factors, [m, width + state], the factors of the table's
+        m admitted features, then their state. The dtype is `TableSpec.factors_dtype`.
     """
     for chunk in super()._chunks(shards):
       linear, last_step, factors = self._reads.ctr_row_store_export(
@@ -232,7 +235,7 @@ class RowStore(FeatureLifecycle):
       yield columns | {'linear': linear.numpy(), 'last_step': last_step.numpy()} | rows
 
   def within(self, chunk: chunks.Chunk, shards: range) -> chunks.Chunk:
-    """Returns a chunk of those features in `chunk` that belong to these logical shards."""
+    """Returns a chunk with only the features that belong to these logical shards."""
     kept = sharding.within(chunk['key'], shards)
     if kept.all():
       return chunk

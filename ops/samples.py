@@ -1,4 +1,4 @@
-"""Reads samples of a prepared pass by their indices; docs/data.md describes the format."""
+"""Reads samples from a prepared pass, a part of the log that was converted to arrays."""
 
 from typing import NamedTuple
 
@@ -9,27 +9,32 @@ from ops.tensors import to_tensor, view
 
 
 class Samples(NamedTuple):
-  """B samples, with the columns of trainer.data.features.SlotBatch."""
+  """The columns of B samples, as in trainer.data.features.SlotBatch."""
 
   keys: np.ndarray  # int64 [nnz]
   values: np.ndarray  # float32 [nnz]; empty if all are 1
   segments: np.ndarray  # int32 [nnz]; empty if each slot of each sample has one feature
   dense: np.ndarray  # float32 [B, Dn]
-  group: np.ndarray  # int64 [B]; empty without a group
+  group: np.ndarray  # int64 [B], the key of each sample's group; empty without data.group
 
 
 class SampleArrays:
-  """The arrays of a prepared pass, which are read without a copy; docs/data.md describes each.
+  """The arrays of a prepared pass of n samples (docs/data.md), which are read without a copy.
+
+  A field is what a slot holds in one sample: no feature, one or several. Each chunk of samples
+  stores equal fields of a slot only once, and numbers its distinct fields.
 
   Args:
-    codes: uint16 [n, W], where W is the number of slots, or one more for the group.
-    bases: int64 [chunks, W, 2].
+    codes: uint16 [n, W], the number of each sample's field in each slot. W is the number of slots,
+      plus one if there is a group.
+    bases: int64 [chunks, W, 2], where each chunk's fields of a slot begin in `splits`, and where
+      their features begin in `keys`.
     keys: int64 [K], the features of all distinct fields.
     splits: uint32 [S], where the features of each distinct field begin; None if every field has one
       feature.
-    values: float32 [K]; None if all are 1.
-    dense: float32 [n, Dn]; None if there are no dense columns.
-    slots: F, the number of slots.
+    values: float32 [K], the values of the features; None if all are 1.
+    dense: float32 [n, Dn], the dense columns; None if there are none.
+    slots: the number of slots, without the group.
     chunk: the number of samples in a chunk.
   """
 
@@ -56,12 +61,12 @@ class SampleArrays:
     self._tensors = {name: view(array) for name, array in arrays.items()}
 
   def gather(self, samples: np.ndarray) -> Samples:
-    """Returns a batch of the samples at these indices, in their order.
+    """Returns a batch of the samples at these indices, in this order.
 
     Args:
       samples: the indices of the samples in the pass, integers [B].
     Raises:
-      InvalidArgumentError: if an index, or a value that the arrays hold at it, is out of range.
+      InvalidArgumentError: if an index in `samples`, or one in the arrays, is out of range.
     """
     columns = load().ctr_gather_samples(
       rows=to_tensor(samples.astype(np.int64)),

@@ -1,7 +1,7 @@
 """Which shards a key belongs to, and which process owns it.
 
 A hash puts each key into one of 4,096 logical shards, and each logical shard has one owner. A table
-in memory has 256 shards, each of 16 logical shards. Each of the 256 shards has its own lock.
+in memory has 256 shards of 16 logical shards each, and a lock for each of the 256 shards.
 ops/cc/lifecycle/hash.h states the same rules in C++.
 """
 
@@ -20,7 +20,7 @@ IntOrArray = TypeVar('IntOrArray', int, np.ndarray)
 
 
 def mix64(keys: np.ndarray) -> np.ndarray:
-  """Hashes keys, int64 […], to uint64 […] by the finaliser of MurmurHash3, which is a bijection."""
+  """Returns the hashes of int64 keys, uint64, by MurmurHash3's finaliser, which is a bijection."""
   h = np.asarray(keys).astype(np.int64).view(np.uint64)
   with np.errstate(over='ignore'):
     h = (h ^ (h >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
@@ -34,39 +34,39 @@ def shard_of(keys: np.ndarray) -> np.ndarray:
 
 
 def table_shard_of(keys: np.ndarray) -> np.ndarray:
-  """Returns the table's shard that holds each key, uint8 […]: the top 8 bits of its hash."""
+  """Returns which of a table's 256 shards holds each key, uint8 […]: the top 8 bits of its hash."""
   return (mix64(keys) >> np.uint64(56)).astype(np.uint8)
 
 
 def within(keys: np.ndarray, shards: range) -> np.ndarray:
-  """Returns whether each key belongs to one of these logical shards, bool [n]."""
+  """Returns which of the keys [n] belong to a range of logical shards, bool [n]."""
   shard = shard_of(keys)
   return (shard >= shards.start) & (shard < shards.stop)
 
 
 def owner_of(shards: IntOrArray, owners: int) -> IntOrArray:
-  """Returns the index of the owner of each logical shard, among `owners` processes.
+  """Returns which of `owners` processes owns each logical shard.
 
-  An owner's shards are consecutive, so keys grouped by shard are grouped by owner too.
+  An owner's shards are consecutive, so keys that are ordered by shard are grouped by owner too.
   """
   return shards * owners // SHARDS
 
 
 def shards_of(owner: int, owners: int) -> range:
-  """Returns the logical shards that process `owner` of `owners` owns."""
+  """Returns the logical shards that process `owner` of `owners` processes owns."""
   return range(-(-owner * SHARDS // owners), -(-(owner + 1) * SHARDS // owners))
 
 
 def owners_with(shards: range, owners: int) -> range:
-  """Returns the indices of the owners, among `owners` processes, of any of these logical shards."""
+  """Returns which of `owners` processes own any of these logical shards."""
   return range(owner_of(shards.start, owners), owner_of(shards.stop - 1, owners) + 1)
 
 
 def owner_counts(keys: TensorLike, owners: int) -> tf.Tensor:
-  """Returns how many of the keys each of N owners owns, int32 [N].
+  """Returns how many of the keys each of N processes owns, int32 [N].
 
   Args:
-    keys: int64 [n], grouped by logical shard, as `ops.dedupe.dedupe` leaves them.
-    owners: N.
+    keys: int64 [n], ordered by logical shard, as `ops.dedupe.dedupe` returns them.
+    owners: the number of processes, N.
   """
   return load().ctr_owner_counts(keys=keys, owners=owners)
