@@ -1,4 +1,4 @@
-"""Blocks of raw records, which the readers of all formats yield."""
+"""The form in which the readers of all file formats return records."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -22,10 +22,10 @@ class BadRecord(NamedTuple):
 
 
 class Block(NamedTuple):
-  """n records, column by column."""
+  """A block of n records of a file, stored by column."""
 
   columns: dict[str, pa.Array]  # of length n; a list or map holds several features
-  lines: np.ndarray  # int64 [n], from 1: the line of a text file, the record of another
-  text: Callable[[int], str]  # the raw record of row i
-  malformed: list[BadRecord]  # records that have no columns to read
-  repeated_headers: Sequence[int] = ()  # lines that repeat a text file's line of names
+  lines: np.ndarray  # int64 [n], from 1: line numbers in a text file, else record numbers
+  text: Callable[[int], str]  # i -> record i as it is in the file
+  malformed: list[BadRecord]  # records that cannot be split into columns
+  repeated_headers: Sequence[int] = ()  # numbers of lines that repeat the header

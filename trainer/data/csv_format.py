@@ -1,9 +1,9 @@
 """Reads delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2, .lz4).
 
-A record is a line that ends in LF, in CRLF or with the file. A quoted field ("a,b"; "" stands for a
-quote) contains no line end. Blank lines are skipped. Lines that repeat the header, which
-concatenated files contain, are skipped with a warning. Whether a line is accepted depends on that
-line alone.
+A record is a line that ends in LF, in CRLF or at the end of the file. A quoted field ("a,b"; ""
+stands for a quote) contains no line end. Blank lines are skipped. Lines that repeat the header,
+which concatenated files contain, are skipped with a warning. Whether a line is accepted depends on
+that line alone.
 """
 
 import codecs
@@ -34,7 +34,6 @@ csv.field_size_limit(2 * MAX_LINE_BYTES)
 
 
 def _delimiter(path: str, data: config.Data) -> str:
-  """Returns data.delimiter; if it is not set, a tab for a .tsv file, else a comma."""
   if data.delimiter is not None:
     return data.delimiter
   return '\t' if suffix_of(path) == '.tsv' else ','
@@ -46,7 +45,7 @@ def _fields(line: bytes, delimiter: bytes) -> list[bytes] | None:
     return None
   if b'"' not in line:
     return line.split(delimiter)
-  # A line of our own follows it: an open quote would swallow that one.
+  # The reader also gets a line 'x'. If a quote stays open, it joins both lines to one row.
   rows = list(
     csv.reader([line.decode('latin-1') + '\n', 'x'], delimiter=delimiter.decode('latin-1'))
   )
@@ -63,21 +62,23 @@ def _to_arrow(
   delimiter: bytes,
   decimal: str,
 ) -> tuple[dict[str, pa.Array], int]:
-  """Parses whole lines that end in LF and hold no CR.
+  """Parses whole lines that end in LF and contain no CR.
 
-  Unless something is quoted, Arrow parses `parsed_bytes` at a time.
-
+  Args:
+    numbers: the wanted columns to return as float64; the others are binary.
+    parsed_bytes: how many bytes to parse at a time, if nothing is quoted; None: all.
+    names: the columns of the file.
   Returns:
-    The columns, float64 (null where blank) if they are in `numbers`, else binary; and the number of
-    rows. Fewer rows than lines mean that a line is blank or an open quote swallows the next line.
+    {wanted column: array}, in which a blank number is null; and the number of rows. There are fewer
+    rows than lines if a line is blank, or an open quote joins a line with the next one.
   Raises:
-    pa.ArrowInvalid: if a line has another number of fields, or is longer than `parsed_bytes`, or if
-      a field of `numbers` is no number, or not finite as float32.
+    pa.ArrowInvalid: if a line has another number of fields than `names`, or more than
+      `parsed_bytes`; or if a number cannot be parsed or is not finite as float32.
   """
   if not raw:
     return {name: pa.array([], pa.binary()) for name in wanted}, 0
   quoted = b'"' in raw
-  if quoted:  # a line of our own at the end, so that an open quote before it is noticed
+  if quoted:  # one more line: an open quote at the end joins it, so that a row is missing
     raw += delimiter * (len(names) - 1) + b'x\n'
   block_size = len(raw) + 1 if quoted or parsed_bytes is None else parsed_bytes
   fields, quote = [str(i) for i in range(len(names))], '"' if quoted else False
@@ -133,7 +134,7 @@ def _block(
     numbered: the numbers of these lines in the file.
     header: the fields of the header line, as they are written.
     numbers: the columns that may become float64; the others are binary.
-    to_arrow: `_to_arrow` of this file.
+    to_arrow: `_to_arrow` with the settings of this file.
   """
   lines = np.arange(numbered.start, numbered.stop)
   repeated: list[int] = []
@@ -155,8 +156,8 @@ def _block(
     for as_numbers, parsed_bytes in ((numbers, PARSED_BYTES), ((), None)):
       with contextlib.suppress(pa.ArrowInvalid):
         columns, rows = to_arrow(clean, as_numbers, parsed_bytes)
-        # An open quote swallows the end of its line. Nothing makes two rows of one line: if their
-        # numbers agree, each row is a line.
+        # An open quote joins lines, and nothing splits one. So if there are as many rows as lines,
+        # each row is a line.
         if rows == len(lines):
           return Block(columns, lines, text, [], repeated)
         break
@@ -192,7 +193,7 @@ def _check_header(
   if missing and len(names) == 1:
     best = max(OTHER_DELIMITERS.replace(delimiter, ''), key=line.count)
     if count := line.count(best):
-      shown = json.dumps(best)  # as YAML has it, too
+      shown = json.dumps(best)  # YAML writes it in the same way
       raise UserError(
         f'{path}:1: the first line has one field by data.delimiter {json.dumps(delimiter)} and '
         f"{count + 1} by {shown}; wanted data.delimiter: {shown}, as by --set 'data.delimiter="
@@ -238,11 +239,10 @@ def blocks(
   Args:
     data: `Config.data`. With `columns` the file needs no header; a first line that repeats them is
       skipped.
-    wanted: column -> the config key that asks for it.
+    wanted: {column: the config key that asks for it}.
     part: the lines to read.
   Yields:
-    Functions without arguments that return one Block each, in file order; they may run in
-    parallel.
+    Functions without arguments that return one Block each, in file order; they may run in parallel.
   Raises:
     BadPass: if the file is no text or is damaged.
     UserError: if it lacks a wanted column.
@@ -257,7 +257,7 @@ def blocks(
   if data.columns is not None:
     check_columns('data.columns', data.columns, wanted, data.made)
   numbers: set[str] = set()
-  if not data.missing_values and data.thousands is None:  # else Arrow takes them for no numbers
+  if not data.missing_values and data.thousands is None:  # else Arrow cannot read the numbers
     numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
     numbers -= {data.group, *(c for c, key in wanted.items() if key == CARRIED)}
   to_arrow = None

@@ -1,6 +1,7 @@
-"""What a model reads of a log: batches, feature keys, dense columns, pooling.
+"""Defines batches of samples, hashes features to keys and transforms dense columns.
 
-Shapes: B samples, F slots, nnz features in the batch, Dn dense columns, T tasks.
+Shapes: B samples, F slots (columns of categories), nnz features in the batch, Dn dense columns, T
+tasks (labels to predict).
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +18,10 @@ WHOLE = r'^(?:-(0)|(-?[0-9]+))\.0+$'  # 12.00, which is hashed as 12, and -0.0 a
 
 
 class SlotBatch(NamedTuple):
-  """A batch, in NumPy or TensorFlow.
+  """A batch of B samples, as NumPy arrays or as tensors; B may be 0.
 
-  If every slot of every sample holds exactly one feature of value 1 (the fast path), `values` and
-  `segments` are empty, nnz = B·F, and the features of a sample are side by side. B may be 0.
+  In the most frequent case, every slot of every sample holds exactly one feature, and its value is
+  1. Then `values` and `segments` are empty, and `keys` has the F keys of each sample side by side.
   """
 
   keys: np.ndarray  # int64 [nnz]
@@ -30,10 +31,10 @@ class SlotBatch(NamedTuple):
   label: np.ndarray  # float32 [B]; of several tasks [B, T], NaN where blank
   weight: np.ndarray  # float32 [B]; 1 if the log has none
   group: np.ndarray  # int64 [B]; 0 if the log has none
-  # Only in training steps of model.retrieval. The last C samples are candidates: they hold an item,
-  # and no label, weight or group.
+  # Only in training steps of model.retrieval, where C candidates follow the B samples. A candidate
+  # has an item, but no label, weight or group.
   item: np.ndarray = np.zeros([0], np.int64)  # int64 [B + C]: keys of the items, −1 where blank
-  log_share: np.ndarray = np.zeros([0], np.float32)  # float32 [B + C]: log of the share of draws
+  log_share: np.ndarray = np.zeros([0], np.float32)  # float32 [B + C]: log P(the item is drawn)
 
 
 def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
@@ -49,7 +50,7 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
   Args:
     batch: NumPy arrays.
     slot: the index of the slot in `Config.ordered_slots`.
-    slots: F.
+    slots: the number of slots, F.
   """
   if not len(batch.segments):
     return batch.keys.reshape(-1, slots)[:, slot]
@@ -60,9 +61,9 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
 
 
 def weigh_labels(batch: SlotBatch) -> SlotBatch:
-  """Gives each label a weight of its own; a blank label gets weight 0 and value 0.
+  """Returns a batch in which each label has its own weight; blank labels get weight and value 0.
 
-  `weight` becomes float32 [B, T]. A batch of one task stays as it is. Arrays are NumPy's.
+  `weight` becomes float32 [B, T]; a batch with one task is returned as it is. Arrays are NumPy's.
   """
   if batch.label.ndim == 1:
     return batch
@@ -76,12 +77,11 @@ def weigh_labels(batch: SlotBatch) -> SlotBatch:
 def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   """Returns the keys of features: `slot_id << 52 | farmhash64(text) mod 2^52`.
 
-  White space around a text is removed, and 12.0 is hashed as 12. These are TensorFlow's own ops,
-  so a serving graph hashes in the same way as the conversion.
+  White space around a text is removed, and 12.0 is hashed as 12. The ops are TensorFlow's own, so a
+  SavedModel can compute the same keys.
 
   Args:
-    texts: strings of any shape, or integers, which hash as their decimal text. The caller leaves
-      out blank ones.
+    texts: strings of any shape, or integers, which are hashed as decimal text; none is blank.
     slot_id: an id of `Config.slot_ids()`, or an int64 tensor that broadcasts against `texts`.
   """
   texts = tf.convert_to_tensor(texts)
@@ -94,7 +94,6 @@ def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
 
 
 def has_log1p(column: DenseColumn) -> bool:
-  """Returns whether the transform of a dense column begins with a logarithm."""
   return column.transform in ('log1p', 'log1p_standardise')
 
 
@@ -105,14 +104,15 @@ def dense_stats(
 ) -> np.ndarray:
   """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
 
-  They are (0, 1) for a column that is constant or not standardised. With a click rate, one more
-  column follows: the log-odds of this rate, which `transform_counts` reads, and 1.
+  A column that is not standardised gets mean 0 and deviation 1; a constant column gets deviation 1.
+  With `click_rate`, one more column holds the log-odds of this rate, and 1.
 
   Args:
     columns: `Config.data.dense`.
-    measured: the `dense` of a prepared pass's meta.json: name -> [count, mean, M2] of the values
-      that are not missing, after log1p if the transform has it.
-    click_rate: the mean number of clicks of a sample of this pass; None if no slot has `counts`.
+    measured: {name: [count, mean, Σ (x − mean)²]} of the values x that are not missing; if the
+      column's transform has log1p, x is the value after it.
+    click_rate: the mean number of clicks of a sample; None if the model does not read the shows and
+      clicks of features (`counts` of a slot).
   """
   stats = np.zeros([2, len(columns)], np.float32)
   stats[1] = 1
@@ -133,19 +133,21 @@ COUNT_SMOOTHING = 10.0
 
 
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
-  """Turns the shows and clicks of slots with `counts` into dense columns, which layers read.
+  """Converts shows and clicks of features to dense inputs, for slots with `counts` in the config.
 
-  With s shows, c clicks, a the clicks per sample of the first pass, and k = COUNT_SMOOTHING:
+  With s shows (impressions), c clicks, a the click rate of the log, and k = COUNT_SMOOTHING, a slot
+  has two inputs:
 
       s / (s + k),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 
-  The first is the weight of the feature's own clicks in the second.
+  The first says how much the feature's own clicks, rather than a, determine the second.
 
   Args:
-    seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
+    seen: float32 [B, Fc, 2], shows and clicks for Fc slots, each summed over the features of a
+      sample's slot.
     log_odds: float32 [], log(a / (1 − a)).
   Returns:
-    float32 [B, 2·Fc]: the first value of every slot, then the second; 0 for no shows.
+    float32 [B, 2·Fc]: the first input of every slot, then the second; 0 for no shows.
   """
   shows, clicks = tf.unstack(seen, 2, -1)
   rate = tf.sigmoid(log_odds)
@@ -160,7 +162,8 @@ def transform_dense(
 ) -> tf.Tensor:
   """Applies the transforms of dense columns, then replaces NaN by the column's `missing`.
 
-  The transforms are log1p, sign(x)·log(1 + |x|), then standardise, (x − mean) / std.
+  A transform is log1p, x → sign(x)·log(1 + |x|); or standardise, x → (x − mean) / deviation; or
+  log1p followed by standardise.
 
   Args:
     dense: float32 [B, Dn], NaN where missing.
@@ -185,19 +188,21 @@ def transform_dense(
 def pool_norm(
   values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, poolings: Sequence[str]
 ) -> tf.Tensor | None:
-  """Returns what the slot sums Σ x_i v_i are divided by: Σ x_i for mean, √(Σ x_i²) for sqrtn.
+  """Returns the divisors of mean and sqrt-n pooling.
 
-  `tf.nn.embedding_lookup_sparse` divides by the same.
+  Pooling sums x_i v_i over the features of a sample's slot, where x_i is the value and v_i the
+  embedding of a feature. The sum is divided by Σ x_i for 'mean' and by √(Σ x_i²) for 'sqrtn', as in
+  `tf.nn.embedding_lookup_sparse`.
 
   Args:
-    values: float32 [nnz] of a SlotBatch; empty on the fast path.
-    segments: int32 [nnz] of a SlotBatch; empty on the fast path.
+    values: float32 [nnz] of a SlotBatch, which may be empty.
+    segments: int32 [nnz] of a SlotBatch, which may be empty.
     batch_size: B.
     poolings: 'sum', 'mean' or 'sqrtn' for each slot, [F].
   Returns:
-    float32 [B, F]: 1 for 'sum' and for empty slots; infinity, which makes the quotient 0, if a slot
-    has features whose divisor would be 0. None if every divisor is 1: each slot is 'sum', or the
-    static shape says that there are no segments.
+    float32 [B, F]: 1 for 'sum' and for slots without features. In place of a divisor 0 it is
+    infinity, so that the quotient is 0. None if every divisor is 1: each slot is 'sum', or the
+    static shape of `segments` is [0].
   """
   if all(p == 'sum' for p in poolings) or segments.shape[0] == 0:
     return None

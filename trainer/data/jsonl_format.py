@@ -32,7 +32,7 @@ class _WrongValue(ValueError):
 
 
 def value_at(record: JsonObject, name: str) -> Json:
-  """Returns the value at a name, else at a path such as ctx.device.os; None if absent."""
+  """Returns the value of a name or, if it is absent, at a path such as ctx.device.os, else None."""
   head, dot, rest = name.partition('.')
   if name in record or not dot:
     return record.get(name)
@@ -51,11 +51,6 @@ def _object(pairs: list[tuple[str, Json]]) -> JsonObject:
 
 
 def _load(line: bytes) -> JsonObject:
-  """Parses a line.
-
-  Raises:
-    ValueError: if the line is not a JSON object.
-  """
   try:
     value = json.loads(line.decode(), parse_constant=_refuse, object_pairs_hook=_object)
   except RecursionError:
@@ -66,11 +61,7 @@ def _load(line: bytes) -> JsonObject:
 
 
 def _text(value: Json) -> str | None:
-  """Returns a string, whole number or boolean as text; None for null.
-
-  Raises:
-    _WrongValue: for other values.
-  """
+  """Returns a string, whole number or boolean as text, None for null; else raises _WrongValue."""
   if value is None or isinstance(value, str):
     return value
   if isinstance(value, bool):
@@ -97,8 +88,7 @@ def _slot_value(value: Json) -> str | list[tuple[str, float]] | None:
 def _number(value: Json, decimal: str) -> str | None:
   """Returns a JSON number as text, written with this decimal mark; a string stays as it is.
 
-  Raises:
-    _WrongValue: for a list or an object.
+  A list or an object raises _WrongValue.
   """
   if isinstance(value, (list, dict)):
     raise _WrongValue(value, 'a number')
@@ -161,7 +151,7 @@ def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, 
 
 
 def _schema(types: Mapping[tuple[str, ...], pa.DataType]) -> list[tuple[str, pa.DataType]]:
-  """Returns the fields of a struct from the paths and types of its leaves."""
+  """Returns the fields of a nested Arrow struct, given {path of a value: its type}."""
   fields: dict[str, dict[tuple[str, ...], pa.DataType]] = {}
   for path, kind in types.items():
     fields.setdefault(path[0], {})[path[1:]] = kind
@@ -197,7 +187,7 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
       for name, is_slot in wanted.items():
         value = value_at(record, name)
         own[name] = _slot_value(value) if is_slot else _number(value, decimal)
-      json.dumps([*own.values()], ensure_ascii=False).encode()  # lone surrogates have no bytes
+      json.dumps([*own.values()], ensure_ascii=False).encode()  # fails for lone surrogates
     except ValueError as e:
       shown, of = ' '.join(str(e).split())[:200], 'a JSON object'
       if isinstance(e, _WrongValue):
@@ -217,7 +207,7 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does what `csv_format.blocks` does."""
+  """Reads a JSON lines file in blocks; arguments and results are those of `csv_format.blocks`."""
   texts = dict.fromkeys((data.label, data.weight), False) | data.log_columns() | {data.group: True}
   kinds = {name: texts.get(name, True) for name in wanted}
   unseen, names = dict(wanted), []
@@ -226,18 +216,19 @@ def blocks(
       names = next(filter(None, map(_names, raw.split(b'\n', 10)[:10])), [])
     unseen = _without(unseen, raw)
     yield functools.partial(_block, raw, lines.start, kinds, data.decimal)
-  if unseen and part != WHOLE:  # other parts may have them
+  if unseen and part != WHOLE:  # other parts of the file may have these columns
     for _, raw in text_blocks(path):
       unseen = _without(unseen, raw)
-  if names:  # records leave out what is missing; a name that none of them has is a mistake
+  if names:  # a record may lack a column; if all records lack it, its name is wrong
     check_columns(path, names, unseen, data.made)
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
-  """Returns those entries of `unseen`, column -> config key, whose columns do not occur in a text.
+  """Returns the entries of `unseen`, {column: config key}, whose columns do not occur in `raw`.
 
   Args:
-    whole: whether a path such as ctx.device.os must occur as it is; else its last part is enough.
+    whole: true if a path such as ctx.device.os must occur as a whole; false if its last part, os,
+      is enough.
   """
 
   def occurs(name: str) -> bool:

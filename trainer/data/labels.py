@@ -1,4 +1,7 @@
-"""Finds passes whose labels are all 0 or all 1; a wrong `data.label_positive` is a usual cause."""
+"""Finds passes whose labels are all 0 or all 1.
+
+A usual cause is a wrong `data.label_positive`, the text that stands for a 1.
+"""
 
 import collections
 import contextlib
@@ -14,21 +17,21 @@ from trainer.data.parse import label_texts
 from trainer.data.prepared import PreparedPass, is_prepared
 from trainer.errors import UserError
 
-_MOST_TEXTS = 10  # that are shown
-_MOST_LENGTH = 40
+_MOST_TEXTS = 10  # in a message
+_MOST_LENGTH = 40  # of such a text
 
 
 class OneClass(NamedTuple):
   """Describes a pass in which all labels of a task are 0, or all are 1."""
 
   text: str  # what is wrong, and what is wanted
-  is_misread: bool  # whether a text differs from the positive one only by upper and lower case
+  is_misread: bool  # whether a text differs from label_positive only in case
 
 
 def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
-  """Describes the first label that is the same in all samples of a pass; None if there is none.
+  """Describes the first task whose labels are the same in all samples of a pass, or returns None.
 
-  It skips labels for which the config allows this: those with `negative`, or with squared error.
+  Tasks for which this is no mistake are skipped: those with `negative` or squared error as loss.
   """
   for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
     if sole is None or label.negative is not None or label.loss == 'squared_error':
@@ -58,7 +61,7 @@ def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
 
 
 def _texts(cfg: config.Config, path: str, column: str) -> collections.Counter[str]:
-  """Counts the texts in the column of a label; returns no counts if the raw pass is gone."""
+  """Counts the texts in a column of labels; returns no counts if the log file is gone."""
   counts: collections.Counter[str] = collections.Counter()
   with contextlib.suppress(OSError, UserError):
     if not is_prepared(cfg.data, path):

@@ -1,8 +1,8 @@
 """Reads text of libsvm and libffm: a record is a line `label [field:]index:value …`.
 
 In libffm, the column `3` holds the indices of field 3. In libsvm, the column `features` holds all
-indices, `qid` the id of the query, and the column `17` the value at index 17. The label is the
-column `data.label`, whatever its name. # begins a comment.
+indices, `qid` the id of the query, and the column `17` the value at index 17. The label is read as
+the column that `data.label` names. The character # begins a comment.
 """
 
 import functools
@@ -33,7 +33,7 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
   """Parses whole lines to a Block.
 
   Args:
-    parts: the number of parts of a token: 2 in libsvm, 3 in libffm.
+    parts: the number of parts of a token: 2 in libsvm (index:value), 3 in libffm.
   """
   clean = re.sub(rb'#[^\n]*', b'', raw) if b'#' in raw else raw
   words = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(_lines(clean)))
@@ -57,7 +57,7 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
   keep = good[line_of]
   rows, owner = np.flatnonzero(good), (np.cumsum(good) - 1)[line_of[keep]]
   fields = fields if keep.all() else fields.filter(pa.array(keep))
-  # The index names a token of libsvm, the field a token of libffm.
+  # A token belongs to the column of its index in libsvm, of its field in libffm.
   names = pc.list_element(fields, 0).dictionary_encode()
   index, value = pc.list_element(fields, parts - 2), pc.list_element(fields, parts - 1)
   columns = {label: labels.filter(pa.array(good))}
@@ -85,10 +85,10 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
 def blocks(
   parts: int, path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does what `csv_format.blocks` does.
+  """Reads a file in blocks; arguments and results are those of `csv_format.blocks`.
 
   Args:
-    parts: the number of parts of a token: 2 in libsvm, 3 in libffm.
+    parts: the number of parts of a token: 2 in libsvm (index:value), 3 in libffm.
   """
   if parts == 3:
     for column, key in wanted.items():

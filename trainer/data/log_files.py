@@ -1,4 +1,4 @@
-"""Finds and opens files of logs and runs: local, or on s3://, gs:// and hdfs:// (pyarrow.fs)."""
+"""Finds and opens files: local ones, and those on s3://, gs:// and hdfs:// by pyarrow.fs."""
 
 import contextlib
 import errno
@@ -31,10 +31,10 @@ SUFFIXES = {
 }
 CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
-ATTEMPTS = 3  # at a remote action; pyarrow's client also retries by itself
+ATTEMPTS = 3  # to use a remote file; pyarrow's client also retries by itself
 SECONDS_BETWEEN_ATTEMPTS = 1.0
 
-# Errors of the machine, not of a pass.
+# Errors for which the machine is to blame, not the file.
 _OF_THE_MACHINE = (
   *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
   *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
@@ -53,7 +53,7 @@ class Part(NamedTuple):
   """Consecutive records of a file; by default all.
 
   Attributes:
-    start: the first byte of a text, or the first row (from 0) of a table.
+    start: the first byte of a text file, or the first row, from 0, of a Parquet or ORC file.
     end: one past the last byte or row; None: the end of the file.
     line: the number of the first record, from 1, for messages.
   """
@@ -137,7 +137,7 @@ def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value
 
 
 class _RemoteFile(io.RawIOBase):
-  """A remote file that repeats failed reads; a decompressor could not continue after a failure."""
+  """A remote file that repeats failed reads, so that a decompressor sees none of the failures."""
 
   def __init__(self, path: str):
     self._path, self._place, self._file = path, 0, None
@@ -221,7 +221,7 @@ def listed(folder: str) -> list[str]:
 
 @contextlib.contextmanager
 def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
-  """Opens a Parquet or ORC file; an error of reading it within the `with` becomes a BadPass.
+  """Opens a Parquet or ORC file; an error in reading it within the `with` becomes a BadPass.
 
   Args:
     kind: the file's format in messages, such as 'an ORC'.
@@ -305,7 +305,7 @@ def _listed(
 def refusing(path: str) -> Iterator[None]:
   """Turns an error in reading a pass into a BadPass that names the pass.
 
-  Errors for which the pass is not to blame stay as they are: a full disk, too many open files,
+  Errors that have another cause than the pass stay as they are: a full disk, too many open files,
   another file that cannot be written, a remote place that cannot be reached.
   """
   try:
@@ -361,9 +361,10 @@ def walk(
 
 
 def files_of(path: str) -> list[LogFile]:
-  """Returns the files of a pass: the file itself, or those below a directory, in natural order.
+  """Returns the files of a pass: the file itself, or those below a directory.
 
-  It leaves out files whose names begin with . or _ (such as _SUCCESS), and .crc files.
+  They are in natural order, part_9 before part_10. Files whose names begin with . or _ (such as
+  _SUCCESS), and .crc files, are left out.
 
   Raises:
     UserError: if there is no such file, or it is a device, a pipe or a socket.

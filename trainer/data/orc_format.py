@@ -14,11 +14,7 @@ from trainer.data.schema import check_columns
 
 
 def num_rows(path: str) -> int:
-  """Returns the number of rows of a file.
-
-  Raises:
-    BadPass: if the file is no ORC file.
-  """
+  """Returns the number of rows of a file; raises BadPass if it is no ORC file."""
   with open_table(path, 'an ORC') as f:
     return pa.orc.ORCFile(f).nrows
 
@@ -26,10 +22,10 @@ def num_rows(path: str) -> int:
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does what `csv_format.blocks` does; messages give the number of the record, from 1.
+  """Reads an ORC file in blocks; arguments and results are those of `csv_format.blocks`.
 
-  It reads whole stripes. ORC does not say how many rows a stripe has, so it also reads one column
-  of the stripes before the part, to count their rows.
+  Messages give record numbers, from 1. Whole stripes are read. ORC does not say how many rows a
+  stripe has, so one column of the stripes before the part is read too, to count their rows.
   """
   with open_table(path, 'an ORC') as f:
     table = pa.orc.ORCFile(f)

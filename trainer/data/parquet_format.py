@@ -18,13 +18,13 @@ from trainer.data.schema import check_columns
 from trainer.data.values import column_at, has_column
 
 BLOCK_ROWS = 65536
-# Bytes in a file. A column with so small a dictionary is read as a dictionary, so that each text is
-# hashed once. Writers give up a dictionary of about 1 MiB, and go on with plain texts.
+# In bytes. A column whose dictionary is not larger is read as a dictionary, so that each text is
+# hashed once. (When a dictionary reaches about 1 MiB, writers go on with plain texts.)
 SMALL_DICTIONARY = 1 << 18
 
 
 def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str]) -> Block:
-  """Returns the Block of a batch; its first record has the number `first_row` in the file."""
+  """Converts an Arrow batch to a Block; its first record has the number `first_row` in the file."""
 
   def text(i: int) -> str:
     try:
@@ -37,7 +37,7 @@ def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str])
 
 
 def known_columns(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
-  """Returns the names of a file's columns, and the `wanted` names that are paths into columns."""
+  """Returns the file's columns, and the `wanted` paths into nested columns, such as `device.os`."""
   return [*schema.names, *(w for w in wanted if w not in schema.names and has_column(schema, w))]
 
 
@@ -50,11 +50,7 @@ def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
 
 
 def num_rows(path: str) -> int:
-  """Returns the number of rows of a file.
-
-  Raises:
-    BadPass: if the file is no Parquet file.
-  """
+  """Returns the number of rows of a file; raises BadPass if it is no Parquet file."""
   with open_table(path, 'a Parquet') as f:
     return pa.parquet.read_metadata(f).num_rows
 
@@ -79,9 +75,9 @@ def _of_few_texts(metadata: pa.parquet.FileMetaData, names: Collection[str]) -> 
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Does what `csv_format.blocks` does; messages give the number of the record, from 1.
+  """Reads a Parquet file in blocks; arguments and results are those of `csv_format.blocks`.
 
-  Only the row groups that contain rows of the part are read.
+  Messages give record numbers, from 1. Only row groups that contain rows of the part are read.
   """
   with open_table(path, 'a Parquet') as f:
     metadata = pa.parquet.read_metadata(f)

@@ -1,4 +1,8 @@
-"""The schema of prepared passes, and the columns of the log that a config reads."""
+"""Says which columns of the log a config reads, and in which form converted samples are stored.
+
+The log comes in passes, such as a file for each day. A pass that was converted to arrays is called
+a prepared pass.
+"""
 
 import zlib
 from collections.abc import Collection, Sequence
@@ -8,11 +12,14 @@ from trainer.data.features import HASH_NAME, has_log1p
 from trainer.errors import UserError, nearest
 from trainer.plain_data import JsonObject
 
-CARRIED = '--columns'  # asks for columns that are written as they are
+CARRIED = '--columns'  # the flag that asks for columns to copy beside predictions
 
 
 def briefly(made: config.Made) -> JsonObject:
-  """Returns the settings of a made column; a checksum stands for the content of a look-up."""
+  """Returns the settings of a column that is computed from others (`from` in the config).
+
+  The content of a look-up table is replaced by its checksum.
+  """
   tree = made.model_dump()
   if tree.get('content') is not None:
     tree['content'] = f'{zlib.crc32(tree["content"].encode()):08x}'
@@ -20,9 +27,9 @@ def briefly(made: config.Made) -> JsonObject:
 
 
 def schema(cfg: config.Config) -> JsonObject:
-  """Returns the settings that must be equal when a pass is written and when it is read."""
+  """Returns the settings that must be the same when a pass is converted and when it is read."""
   data, ids = cfg.data, cfg.slot_ids()
-  of_items = sorted(cfg.columns_of_items())  # blank in the pass
+  of_items = sorted(cfg.columns_of_items())  # not read from the log
   return ({'of_items': of_items} if of_items else {}) | {
     'format': 3,
     'hash': HASH_NAME,
@@ -31,7 +38,7 @@ def schema(cfg: config.Config) -> JsonObject:
       [s.name, ids[s.name], *([s.sequence.max_length] if s.sequence else [])]
       for s in cfg.ordered_slots
     ],
-    'dense': [[c.name, has_log1p(c)] for c in data.dense],  # log1p: the statistics depend on it
+    'dense': [[c.name, has_log1p(c)] for c in data.dense],  # statistics depend on log1p
     'made': {name: briefly(made) for name, made in data.made.items()},
     'label': [[label.name, label.loss == 'squared_error'] for label in cfg.labels],
     'weight': data.weight,
@@ -42,7 +49,7 @@ def schema(cfg: config.Config) -> JsonObject:
 def reading(cfg: config.Config) -> JsonObject:
   """Returns the settings by which a raw file is parsed.
 
-  A prepared pass is used again only if these settings, its `schema` and the raw file are unchanged.
+  A pass is converted again if these settings, its `schema` or the raw file have changed.
   """
   data = cfg.data
   return {
@@ -59,11 +66,11 @@ def reading(cfg: config.Config) -> JsonObject:
 
 
 def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
-  """Returns the slots and dense columns that are not read, and so are blank.
+  """Returns the names of the slots and dense columns that are not read from the log.
 
-  There are none without model.retrieval. With it, training and evaluation do not read the item
-  columns that data.items holds in place of the log; prediction reads no column that only describes
-  items.
+  They are blank in the samples. Without model.retrieval there are none. With it, training and
+  evaluation skip the columns that the table data.items holds; prediction skips those that only
+  describe items.
 
   Args:
     labelled: true for training and evaluation, false for prediction.
@@ -74,11 +81,11 @@ def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
 
 
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
-  """Returns the columns to read, {column: the config key that needs it}.
+  """Returns the columns of the log to read, {column: the config key that needs it}.
 
   Args:
-    labelled: whether to read labels, weights and groups. Prediction does not need them; but with
-      model.retrieval it needs the group, and reads no column that only describes items.
+    labelled: true for training and evaluation, which also read labels, weights and groups.
+      Prediction reads none of these, except groups with model.retrieval.
   """
   data, columns = cfg.data, []
   if labelled:
@@ -108,8 +115,8 @@ def check_columns(
   Args:
     where: the file, for the message.
     names: the columns of the file.
-    wanted: as `wanted_columns` returns it.
-    made: names of made columns, which the user may have meant.
+    wanted: {column: the config key that needs it}.
+    made: names of columns that are computed from others; the message may suggest one of them.
   """
   for column, key in wanted.items():
     if column not in names:

@@ -1,7 +1,7 @@
-"""Cuts one large file into parts that several processes convert.
+"""Cuts one large file of a log into parts, which several processes convert.
 
-A prepared pass consists of chunks of CHUNK samples. If all parts but the last have whole chunks,
-joining them is mere copying, so files are cut by numbers of records.
+Converted samples are stored in chunks of CHUNK samples. If each part but the last has whole chunks,
+joining the parts only copies chunks. So a file is cut at multiples of CHUNK records.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ TABLES = {'parquet': parquet_format.num_rows, 'orc': orc_format.num_rows}
 
 
 def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
-  """Returns the file of a raw pass if several processes can convert it, else None.
+  """Returns the file of a pass if several processes can share its conversion, else None.
 
-  They can if it is one large uncompressed text, Parquet or ORC file.
+  It must be the only file of the pass, large, and either uncompressed text, Parquet or ORC.
   """
-  with contextlib.suppress(UserError):  # the conversion reports it
+  with contextlib.suppress(UserError):  # the conversion reports the mistake
     files = files_of(raw_path)
     kind = format_of(cfg.data, raw_path)
     is_cuttable = kind in TABLES or (kind in TEXTS and codec_of(raw_path) is None)
@@ -37,10 +37,13 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """Counts the line ends in each of the blocks rank, rank + size, rank + 2·size, … of a text.
+  """Counts the line ends in this rank's share of a text file.
+
+  The file is divided into blocks of SCAN_BYTES. A rank takes the blocks rank, rank + size, rank +
+  2·size, …
 
   Returns:
-    The count of each of these blocks of SCAN_BYTES; [] if the file is not a text.
+    The count in each of these blocks; [] if the file is not a text.
   """
   if format_of(cfg.data, file.path) not in TEXTS:
     return []
@@ -50,7 +53,7 @@ def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list
 
 
 def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
-  """Returns the place in a text file, in bytes, at which a line begins.
+  """Returns the byte offset at which a line of a text file begins.
 
   Args:
     counts: int64, how many line ends each block of SCAN_BYTES has.
@@ -65,11 +68,11 @@ def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
 
 
 def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: int) -> list[Part]:
-  """Cuts a file into at most `size` parts; all parts but the last have whole chunks of records.
+  """Cuts a file into at most `size` parts; each but the last has a multiple of CHUNK records.
 
   Args:
     file: a result of `shareable`.
-    counted: for a text, the results of `count_lines` on all ranks.
+    counted: the results of `count_lines` on all ranks.
   """
   kind = format_of(cfg.data, file.path)
   is_text = kind in TEXTS

@@ -16,9 +16,9 @@ MAX_LINE_BYTES = 64 << 20
 def text_blocks(
   path: str, part: Part = WHOLE, block_bytes: int | None = None
 ) -> Iterator[tuple[range, bytes]]:
-  """Yields blocks of whole lines of a text file, or of a part of an uncompressed one.
+  """Reads a text file, or a part of an uncompressed one, in blocks of whole lines.
 
-  Each line ends in LF. A byte-order mark at the beginning is left out.
+  Each line of a block ends in LF. A byte-order mark at the beginning is left out.
 
   Args:
     block_bytes: how many bytes to read at once; None: BLOCK_BYTES.

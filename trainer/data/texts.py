@@ -19,12 +19,14 @@ from trainer.data.values import feature_texts
 def texts_of(
   cfg: config.Config, paths: Collection[str], slot: config.Slot, keys: Collection[int]
 ) -> Iterator[dict[int, str]]:
-  """Yields {key: text} as texts occur in raw passes; stops when all keys have been found.
+  """Searches raw passes for the texts of keys; stops when all keys have been found.
 
   Args:
-    paths: raw passes; those that no longer exist are skipped.
-    slot: a slot, or Slot(name=data.group) for the groups of samples.
-    keys: keys of the slot's features, or the groups, whose texts to find.
+    paths: raw passes: files or directories of the log. Those that no longer exist are skipped.
+    slot: the slot of the keys; Slot(name=data.group) if they are groups of samples.
+    keys: the keys, or the groups, whose texts to find.
+  Yields:
+    {key: text} for the keys that were found in a block of records.
   """
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids().get(slot.name, 0)
@@ -46,7 +48,8 @@ def texts_of(
 def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
   """Returns the distinct texts that a slot hashes in a block, and the text to show for each.
 
-  The two differ only for a cross: it hashes a number, and its parts, 'a × b', are shown.
+  The two differ only for a cross, a slot of combinations of features. It hashes a number; the text
+  to show is 'a × b'.
   """
   reader = ArrowReader(cfg, block.columns, len(block.lines))
   if isinstance(slot.made, config.Cross):

@@ -1,8 +1,7 @@
 """Reads TFRecord files of tf.Example, also gzipped (.gz).
 
-A column is a feature of the example: bytes, integers or floats, of which a record may have several
-or none. The first record that has a feature determines its kind; a record with another kind is
-malformed.
+A column is a feature of tf.Example: a list of bytes, integers or floats, which may be empty. The
+first record that has the feature determines its kind; a record with another kind is malformed.
 """
 
 import functools
@@ -23,13 +22,13 @@ from trainer.errors import BadPass
 
 BLOCK_RECORDS = 16384
 FRAME_BYTES = 16  # around each record: its length and two checksums
-# TensorFlow's message holds the record's bytes, which may be no text.
+# UnicodeDecodeError: TensorFlow's error message has the record's bytes, which may be no text.
 DOES_NOT_PARSE = (tf.errors.InvalidArgumentError, UnicodeDecodeError)
 KINDS = {'bytes_list': tf.string, 'int64_list': tf.int64, 'float_list': tf.float32}
 
 
 def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
-  """Returns a feature of parsed examples as a list column; strings are copied in one piece."""
+  """Converts one feature of parsed examples to an Arrow list column."""
   values, splits = feature.values, pa.array(feature.row_splits.numpy().astype(np.int32))
   if values.dtype != tf.string:
     return pa.ListArray.from_arrays(splits, pa.array(values.numpy()))
@@ -41,7 +40,7 @@ def _to_arrow(feature: tf.RaggedTensor) -> pa.Array:
 def _bad_records(
   records: tf.Tensor, features: dict[str, tf.io.RaggedFeature], first: int = 0
 ) -> list[int]:
-  """Returns the indices of the records that do not parse, plus `first`; finds them by bisection."""
+  """Finds by bisection the records that do not parse; returns their indices, each plus `first`."""
   try:
     tf.io.parse_example(records, features)
     return []
@@ -80,14 +79,14 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 
 
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
-  """Finds the kinds of the features in `missing`, each in the first record that has a value of it.
+  """Finds the kinds of features, each in the first record that has a value of it.
 
   Args:
     records: serialised tf.Examples, object [n].
-    missing: the names of features whose kinds are not known yet.
+    missing: the names of the features whose kinds to find.
     names: receives the names of features that occur, for messages.
   Returns:
-    name -> dtype; a feature that no record has is left out.
+    {name: dtype}; a feature that no record has is left out.
   """
   kinds: dict[str, tf.DType] = {}
   for record in records:
@@ -97,7 +96,7 @@ def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str,
       continue
     try:
       feature = tf.train.Example.FromString(record).features.feature
-    except DecodeError:  # the record is counted where it is parsed
+    except DecodeError:  # it is counted as a bad record when it is parsed
       continue
     names.update(feature)
     for name in missing - kinds.keys():
@@ -115,7 +114,10 @@ def _size(path: str) -> int:
 
 
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
-  """Does what `csv_format.blocks` does; messages give the number of the record, from 1."""
+  """Reads a TFRecord file in blocks; arguments and results are those of `csv_format.blocks`.
+
+  Messages give record numbers, from 1.
+  """
   kinds, names, record, size = {}, set(), 1, 0
   compression = {'gzip': 'GZIP', None: ''}.get(codec_of(path))
   if compression is None:
@@ -130,7 +132,7 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
         yield functools.partial(_block, batch, record, own)
         record += len(batch)
         size += int(tf.reduce_sum(tf.strings.length(batch)))
-      # If less than a header is left, TensorFlow takes that for the end.
+      # TensorFlow takes a rest that is shorter than a header for the end of the file.
       left = _size(local) - size - FRAME_BYTES * (record - 1)
       if left:
         raise BadPass(
@@ -140,5 +142,5 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
   except (tf.errors.OpError, UnicodeDecodeError, OSError, pa.ArrowException) as e:
     raise BadPass(f'{path}: not a TFRecord file that can be read: {first_line(e)}') from None
   if record > 1:
-    # Examples leave out what is missing; a feature that none of them has is a mistake.
+    # An example may lack a feature; if all examples lack it, its name is wrong.
     check_columns(path, sorted(names | kinds.keys()), wanted, data.made)

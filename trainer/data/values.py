@@ -18,7 +18,7 @@ from ops.keys import NO_FEATURE, integer_keys, text_keys
 from trainer import config
 from trainer.errors import UserError
 
-# What a float must be to be a feature.
+# What messages want where a column holds floats that cannot be features.
 WHOLE_NUMBER = (
   'a whole number or a text (ids that became floats: pandas.read_csv(…, dtype=str) keeps them)'
 )
@@ -43,7 +43,7 @@ def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def text_of_float(value: float) -> str | None:
-  """Returns a whole float below 2^53 as text, '12' for 12.0; None for other floats."""
+  """Returns a whole number below 2^53 as text, such as '12' for 12.0; None for other floats."""
   return str(int(value)) if abs(value) < 2**53 and value == int(value) else None
 
 
@@ -79,9 +79,11 @@ def has_column(fields: pa.Schema | pa.DataType, name: str) -> bool:
 def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
   """Turns floats into integers, so that 12.0 is the same feature as 12.
 
+  An array without floats is returned as it is, with None.
+
   Returns:
-    An int64 array, null where a value is missing or wrong; and bool [n], true where it is wrong: a
-    fraction, or too large to be exact. For an array without floats: the array itself, and None.
+    An int64 array [n], null where a value is missing or wrong; and bool [n], true where it is
+    wrong. A value is wrong if it has a fraction, or is too large to be exact.
   """
   t = array.type
   if pa.types.is_dictionary(t) and pa.types.is_floating(t.value_type):
@@ -129,7 +131,7 @@ def as_text(array: pa.Array, column: str) -> pa.Array:
 
 
 def text_buffers(texts: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the joined bytes of a string array, uint8, and its texts' offsets, int32 [n + 1]."""
+  """Returns the joined bytes of a string array, uint8, and each text's offset, int32 [n + 1]."""
   n = len(texts)
   _, offsets, data = texts.buffers()
   if not n or offsets is None:
@@ -170,6 +172,7 @@ def feature_keys(
   Args:
     array: [n], each value is one feature.
     column: the name of the column, for messages.
+    missing_values: texts that stand for a missing value.
   """
   t = array.type
   if pa.types.is_null(t):
@@ -311,9 +314,9 @@ def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
 
 class SlotFeatures(NamedTuple):
-  """The features of a slot, stored by cell; records with the same text share a cell.
+  """The features of a slot in n records; records with the same text share one of u cells.
 
-  Record i has the cell c = index[i] with the features keys[starts[c] : starts[c] + counts[c]].
+  Record i has the cell c = index[i], whose features are keys[starts[c] : starts[c] + counts[c]].
   """
 
   index: np.ndarray  # int64 [n]
@@ -336,7 +339,10 @@ def several_features(
   missing_values: Sequence[str],
   writing: Writing = Writing(),
 ) -> SlotFeatures:
-  """Reads a slot that may hold several features, or features with values."""
+  """Reads a column whose records may hold several features, or features with values.
+
+  Records hold lists, maps from features to values, or texts that the separators of `slot` split.
+  """
   column = slot.column or slot.name
   is_map = pa.types.is_map(array.type)
   if is_map:  # as a list, because a map's offsets may skip what null entries hold
@@ -401,7 +407,7 @@ def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
 def distinct_texts(
   array: pa.Array, slot: config.Slot, slot_id: int, missing_values: Sequence[str]
 ) -> tuple[np.ndarray, pa.Array]:
-  """Returns the features in a slot's column, each distinct text once: their keys, int64, and texts.
+  """Returns the keys, int64, and the texts of a slot's features; each distinct text occurs once.
 
   Keys may repeat, because texts such as 12 and 12.0 have the same key.
   """
