@@ -41,7 +41,7 @@ BUILT_IN = {
   'autodis': AutoDis,
   'piecewise_linear': PiecewiseLinear,
 }
-# The model, not the config, passes these to a layer whose constructor takes them.
+# Constructor arguments of layers that the builder passes; the config cannot set them.
 PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width')
 
 
@@ -52,7 +52,7 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
     kind: a key of BUILT_IN, or the dotted path of a user's class.
     key: the layer's key in the config, for messages.
   Raises:
-    UserError: if the class cannot be imported, is no Keras layer, or has no valid `needs`.
+    UserError: if the class cannot be imported, is no Keras layer, or has no valid set `needs`.
   """
   if kind in BUILT_IN:
     return BUILT_IN[kind]
@@ -111,7 +111,7 @@ def _make_layer(
 
   Args:
     key: the layer's key in the config, for messages.
-    passed: {name in PASSED: value}; a constructor gets those that it has parameters for.
+    passed: {name in PASSED: value}; the constructor gets the values that it has parameters for.
   Raises:
     UserError: if the layer does not take an argument of the config, or its constructor fails.
   """
@@ -134,10 +134,10 @@ def _make_layer(
 
 
 def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
-  """Returns the LayerInputs of a batch of 0 samples; the other dimensions are the config's.
+  """Returns the LayerInputs of a batch of 0 samples; all other dimensions are those of `cfg`.
 
   Args:
-    needs: the inputs that layers need; the others are None or [].
+    needs: names of the inputs that layers read; the other inputs are None or [].
   """
   slots = len(cfg.data.slots)
   tables = [
@@ -181,7 +181,7 @@ class _Builder:
       'multiply': bfloat16.product if in_bfloat16 else float32.product,
       'table_width': next(iter(cfg.sparse.tables.values())).width,
     }
-    self.fields: tf.Tensor | None = None  # what model.dense_embedding gives, [0, Dn, D]
+    self.fields: tf.Tensor | None = None  # [0, Dn, D], the output of model.dense_embedding
     self.multiplies = False  # whether a layer took `multiply`
 
   def layer(
@@ -192,7 +192,7 @@ class _Builder:
     Args:
       key: the layer's key in the config, for messages.
       place: a text that no other layer has; the layer's seed and name are made from it.
-      shared: what `model.shared` gives to the layer for a batch of 0 samples, [0, H], or None.
+      shared: the output of `model.shared` for a batch of 0 samples, [0, H]; None if there is none.
     Returns:
       The layer, and its output for a batch of 0 samples.
     Raises:
@@ -246,8 +246,8 @@ def build(
   """Builds the model of a config, with all its variables.
 
   Args:
-    sum_across_ranks: a differentiable function that sums float32 [k] over ranks, for batch_norm
-      'sync'. None in a single process.
+    sum_across_ranks: a differentiable function that sums float32 [k] over ranks, for layers with
+      batch_norm 'sync'. None in a single process.
     dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
   Raises:
     UserError: if a layer cannot be made or fails on an empty batch; the message names its key in

@@ -1,7 +1,8 @@
 """Compares predictions with clicks: by decile of the predictions, and by slot.
 
-A `histogram`, float64 [2, buckets], holds the weight of the samples without a click, and of those
-with one, in each bucket of the predictions (trainer.model.metrics.MetricSums).
+A `histogram` is float64 [2, buckets]. For each bucket of the predictions, it holds the total weight
+of the samples without a click, and that of the samples with a click. MetricSums in
+trainer/model/metrics.py computes it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,13 +52,13 @@ _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(
 
 
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Returns which share of the clicks is among the samples with the highest predictions.
+  """Returns how many of all clicks have the highest predictions: a gain curve and a ROC curve.
 
   Returns:
-    Three lists of equal length, each ascending from 0 to 1. `samples`: shares of all samples, those
-    with the highest predictions. `clicks`: for each of these shares, how much of all clicks it
-    contains. `others`: likewise, how much of all samples without a click. {} if all samples are
-    clicks, or none is.
+    Three lists of equal length, each ascending from 0 to 1. `samples` has shares s of all samples.
+    `clicks` has the share of all clicks that is among the s samples with the highest predictions,
+    and `others` the share of all samples without a click that is among them. {} if all samples
+    are clicks, or none is.
   """
   others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
   if not (others[-1] and clicks[-1]):
@@ -74,15 +75,14 @@ _BINS = 40
 
 
 def spread(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Sums the weights of clicks, and of samples without a click, in bins of the prediction.
+  """Returns the distribution of the predictions over bins, for samples with and without a click.
 
-  The edges of the bins form a geometric series if the predictions differ much; otherwise the bins
-  have equal widths.
+  The bins have equal widths or, if predictions differ by more than a factor of 20, edges in a
+  geometric series. The outer bins also hold the lowest and the highest 0.1 % of the predictions.
 
   Returns:
-    `edges`, the n + 1 edges of n bins; `clicks` and `others`, the weights in each bin. The outer
-    bins also hold the lowest and the highest thousandth of the predictions. {} if there are no
-    samples.
+    `edges`, the n + 1 edges of n bins; `clicks` and `others`, the total weight of the samples with
+    and without a click in each bin. {} if there are no samples.
   """
   weight = histogram.sum(0)
   if not weight.sum():
@@ -109,13 +109,13 @@ def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
   return np.stack([edges[:-1], edges[1:], counts], 1)
 
 
-# A slot is reported if its share of unknown samples exceeds UNKNOWN or, if there were evaluations
-# before, if more than UNKNOWN_JUMP of the share that was known in their median is unknown now.
+# unknown_jumps warns of a slot whose share of unknown samples exceeds UNKNOWN. If there are earlier
+# evaluations, of which m is the median share, the limit is m + UNKNOWN_JUMP·(1 - m) instead.
 UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 
 
 class SlotCalibration:
-  """Sums predictions and clicks in each slot: over samples with a known feature, and over others.
+  """For each slot, sums predictions and clicks over samples with a known feature, and over others.
 
   A feature is known if the model was trained on it. In a slot, a sample is blank if it has no
   feature, and unknown if it has features but none is known. The sums of several processes can be
@@ -124,7 +124,8 @@ class SlotCalibration:
 
   def __init__(self, slots: Sequence[str]):
     self._slots = list(slots)
-    # By slot: samples, blank, unknown; Σ weight·predicted and Σ weight·clicked of known, of others.
+    # For each slot: the numbers of samples, of blank and of unknown ones; Σ weight·predicted and
+    # Σ weight·clicked of samples with a known feature; the same two sums of all other samples.
     self._sums = np.zeros([len(slots), 7])
 
   def update(self, batch: SlotBatch, known: np.ndarray, probabilities: np.ndarray) -> None:
@@ -168,8 +169,9 @@ class SlotCalibration:
 
     Returns:
       {slot: {metric: value}} for each slot that has samples. `blank` and `unknown` are the shares
-      of such samples. `calibration_known` is Σ predicted / Σ clicked of the samples with a known
-      feature, `calibration_unknown` that of the others; None without clicks.
+      of blank and of unknown samples. `calibration_known` is Σ predicted / Σ clicked of the samples
+      with a known feature, and `calibration_unknown` that of all other samples; None if these have
+      no clicks.
     """
     figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):
@@ -192,7 +194,7 @@ def unknown_jumps(
   """Returns a warning for each slot in which far more samples are unknown than before.
 
   Blank samples do not count. The limit depends on the median share of unknown samples in earlier
-  evaluations; if there are none, it is the constant UNKNOWN (90 %).
+  evaluations; if there are no earlier evaluations, it is UNKNOWN (90 %).
 
   Args:
     by_slot: SlotCalibration.result of an evaluation or prediction.

@@ -1,4 +1,4 @@
-"""The model of clicks: sums the logits of interactions for each label, and predicts the label."""
+"""The model of clicks: it sums the logits of interactions, and predicts one or more labels."""
 
 import math
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ from trainer.embedding.layer_inputs import LayerInputs, with_fields
 def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
   """Returns the logit z of a product of probabilities: σ(z) = σ(first)·σ(second).
 
-  z is finite however small the product is. Let a = first, b = second and p be the product. As
-  1/σ(a) = 1 + e^−a, 1/p − 1 = e^−a + e^−b + e^−(a+b), and z = −log(1/p − 1).
+  z is finite even if the product underflows. With a = first, b = second and p = σ(a)·σ(b), we have
+  1/σ(a) = 1 + e^−a. So 1/p − 1 = e^−a + e^−b + e^−(a+b), and z = −log(1/p − 1).
   """
   terms = tf.stack([-first, -second, -first - second])
   return -tf.reduce_logsumexp(terms, 0)
@@ -25,20 +25,20 @@ class CTRModel(tf.keras.Model):
   The logit is the sum of the label's bias, of the logits of the interactions that all labels share,
   and of the logits of the label's own interactions.
 
-  A task with `given` predicts the given task's probability times its own σ(logit), as ESMM does (Ma
-  et al. 2018, "Entire Space Multi-Task Model"): p(conversion) = p(click)·p(conversion | click),
-  trained on all impressions. This model returns the logit of the product. If the task's loss is
-  fake_negative, for late labels, it trains only p(conversion | click): the click's label was known
-  at once, and late conversions belong to impressions of earlier days.
+  A task with the key `given` names another task. Its prediction is that task's probability times
+  its own σ(logit), as in ESMM (Ma et al. 2018, "Entire Space Multi-Task Model"): p(conversion) =
+  p(click)·p(conversion | click), trained on all impressions. The model's output is the logit of
+  this product. With the loss fake_negative, for conversions that come late, the task trains only
+  p(conversion | click): the clicks of those impressions were trained on earlier.
 
   The layers come from `trainer.model.builder.build` and have their variables already. The initial
   values depend only on the config, so that all ranks start from the same values.
 
   Args:
-    interactions: those that add to the logit of every label.
-    shared: the layer whose output `tower`s read, or None.
+    interactions: the layers whose logits are added for every label.
+    shared: the layer of `model.shared`, whose output the interaction `tower` reads, or None.
     of_tasks: for each label, in the order of `Config.labels`, its own interactions.
-    dense_embedding: maps the dense columns to vectors, [B, Dn, D]; None: they get no vectors.
+    dense_embedding: the layer that maps dense columns to vectors, [B, Dn, D], or None.
 
   Attributes:
     needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
@@ -91,13 +91,14 @@ class CTRModel(tf.keras.Model):
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
     """Returns the probabilities of a click; for squared error, the logits themselves.
 
-    If the log kept a share r of the negatives, odds P(1)/P(0) become P(1)/(r·P(0)) in it. So the
-    true odds are r times those of the model: p' = p / (p + (1 − p)/r), or ln r added to the logit
-    (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at Facebook").
+    If the log kept only a share r of the negatives (negative_sampling_rate), the odds in the log
+    are 1/r times the true odds. So p' = p / (p + (1 − p)/r) turns the model's p into the true
+    probability; this adds ln r to the logit (He et al. 2014, "Practical Lessons from Predicting
+    Clicks on Ads at Facebook").
 
     Args:
       logits: float32 [B, T].
-      in_log: whether to return p, the probabilities in the training log, rather than p'.
+      in_log: whether to return p, the probability of a click in the log, rather than p'.
     Returns:
       float32 [B]; [B, T] with several labels.
     """
@@ -109,7 +110,7 @@ class CTRModel(tf.keras.Model):
   def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns what serving outputs: {name: float32 [B]}.
 
-    With one label the name is `probability`; with several, there is one output named after each.
+    With one label the name is `probability`; with several, the names are those of the labels.
     """
     values = self.probability(logits)
     if len(self._names) == 1:

@@ -1,8 +1,8 @@
-"""Metrics with the influence of each sample, which gives confidence intervals of differences.
+"""Metrics with the influence of each sample, from which confidence intervals are computed.
 
-The influence of a sample is how far it moves a metric from its expectation. The variance of the
-metric is the sum of the squared influences. For the difference of two metrics on the same samples,
-the influences are subtracted first.
+The influence of a sample is how far it moves a metric from its expectation. The variance of a
+metric is the sum of the squared influences. The difference of two metrics on the same samples has
+the differences of their influences.
 """
 
 from typing import NamedTuple
@@ -36,12 +36,12 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
   distinct, place = np.unique(probabilities, return_inverse=True)
 
   def share_below(weight: np.ndarray) -> np.ndarray:
-    """Returns the share of a class with lower predictions than each sample, float64 [n].
+    """Returns for each sample the share of a class with lower predictions, float64 [n].
 
     A tie counts half.
 
     Args:
-      weight: float [n], the weights of the samples of the class, and 0 for the others.
+      weight: float [n], the weights of the samples in the class, and 0 for all other samples.
     """
     sums = np.bincount(place, weight, len(distinct)) / weight.sum()
     return (np.cumsum(sums) - sums / 2)[place]

@@ -1,7 +1,7 @@
-"""Losses of single samples.
+"""Functions that return the loss of each sample of a batch.
 
-The caller multiplies them by the samples' weights, sums them, and divides the sum by the weight of
-the global batch.
+The caller multiplies these losses by the samples' weights, sums them, and divides the sum by the
+total weight of the global batch.
 """
 
 from collections.abc import Callable
@@ -22,12 +22,12 @@ def per_sample_loss(model: Model) -> SampleLoss:
       Loss for Dense Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
     fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)): log loss in which a label 1 cancels
-      the earlier label 0. It is for streams that contain every sample first as negative, and the
-      positive ones again as positive when that is known (Ktena et al. 2019, "Addressing Delayed
-      Feedback for Continuous Training with Neural Networks in CTR prediction"). A sample's total is
-      the log loss of its final label. If a share q turns out positive, the expected gradient is
-      p − q. The paper's weights, 1 + p and (1 − p)(1 + p), would make it (1 − p²)(p − q), which
-      hardly lowers predictions that are much too high
+      the earlier label 0. In streams for it, every sample comes first with label 0, and a positive
+      one comes again with label 1 when that is known (Ktena et al. 2019, "Addressing Delayed
+      Feedback for Continuous Training with Neural Networks in CTR prediction"). The losses of a
+      sample add up to the log loss of its final label. If a share q turns out positive, the
+      expected gradient is p − q. With the paper's weights, 1 + p and (1 − p)(1 + p), it would be
+      (1 − p²)(p − q), which hardly lowers predictions that are much too high
 
   `label_smoothing` s turns y into y (1 − s) + s/2; it has no effect on squared error.
 
@@ -41,8 +41,8 @@ def per_sample_loss(model: Model) -> SampleLoss:
     return tf.nn.sigmoid_cross_entropy_with_logits(y, z)
 
   def focal(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
-    # The power as exp of a logarithm, log(1 − p) = −softplus(z): its gradient stays finite where
-    # 1 − p vanishes and γ < 1.
+    # (1 − p)^γ is computed as exp(−γ softplus(z)), because log(1 − p) = −softplus(z). So the
+    # gradient stays finite where 1 − p is 0 and γ < 1.
     of_click = tf.exp(-gamma * tf.nn.softplus(z)) * tf.nn.softplus(-z)
     of_none = tf.exp(-gamma * tf.nn.softplus(-z)) * tf.nn.softplus(z)
     return y * of_click + (1 - y) * of_none
@@ -66,8 +66,8 @@ def task_losses(cfg: Config) -> SampleLoss:
   """Returns a function that computes the losses of several tasks.
 
   Returns:
-    A function of labels and logits, float32 [B, T] each. It returns float32 [B, T]: each task's
-    losses, times the weight of its label.
+    A function of labels and logits, float32 [B, T] each, which returns the losses, float32 [B, T].
+    The losses of a task are multiplied by the weight of its label.
   """
   losses = [
     per_sample_loss(cfg.model.model_copy(update={'loss': label.loss})) for label in cfg.data.labels

@@ -1,4 +1,4 @@
-"""Metrics that are computed from running sums; the sums of steps, ranks and files can be added."""
+"""Metrics computed from running sums; the sums of several steps, ranks or passes can be added."""
 
 from collections.abc import Mapping
 
@@ -10,16 +10,16 @@ from trainer.plain_data import JsonObject
 
 State = dict[str, np.ndarray]
 
-# Buckets divide each octave of |logit|, from 2^-20 to 2^5, evenly, so they are fine wherever
-# predictions are dense, near 0 or far below it. Logits outside go to the nearest bucket.
+# Each octave of |logit| from 2^-20 to 2^5 is divided into equally many buckets, so that buckets are
+# narrow near logit 0 and far from it. A logit beyond this range goes to the nearest bucket.
 _LEAST_EXPONENT, _OCTAVES = -20, 25
-# The bits of positive float32 numbers are in the order of the numbers.
+# The bits of positive float32 numbers, read as integers, have the order of the numbers.
 _LEAST_BITS = (127 + _LEAST_EXPONENT) << 23
 _BITS = _OCTAVES << 23
 
 
 def _bucket(logits: tf.Tensor, buckets: int) -> tf.Tensor:
-  """Returns the bucket of each logit, int32 [B] in [0, buckets); it never falls as logits grow."""
+  """Returns the bucket of each logit, int32 [B], from 0 for the lowest logits to buckets − 1."""
   half = buckets // 2
   bits = tf.bitcast(tf.abs(logits), tf.int32)
   share = tf.cast(tf.clip_by_value(bits - _LEAST_BITS, 0, _BITS - 1), tf.float64) / _BITS
@@ -35,7 +35,7 @@ def bucket_logits(buckets: int) -> np.ndarray:
   return np.concatenate([-positive[::-1], positive])
 
 
-# The bits that the sums of a batch lose, of the 53 of a float64.
+# How many of the 53 significant bits of a batch's sums (float64) are cleared.
 _DROPPED_BITS = 21
 
 
@@ -43,8 +43,7 @@ def _addable(sums: tf.Tensor) -> tf.Tensor:
   """Returns the sums of a batch, float64, with their last bits cleared.
 
   This changes a sum by at most 5e-10 of itself. About two million such sums can be added without
-  rounding, so metrics have the same bits whatever the order in which batches, ranks and parts of a
-  resumed run are added.
+  rounding. So metrics have the same bits in whatever order the sums of batches and ranks are added.
   """
   bits = tf.bitwise.bitwise_and(tf.bitcast(sums, tf.int64), -1 << _DROPPED_BITS)
   return tf.bitcast(bits, tf.float64)
@@ -56,7 +55,7 @@ class _Sums:
   Args:
     kind: 'histogram' for clicks, 'errors' for squared error, or 'losses' for model.retrieval.
     buckets: as in `MetricSums`.
-    name: the start of the variables' names.
+    name: what the variables' names begin with.
   """
 
   def __init__(self, kind: str, buckets: int, name: str):
@@ -135,12 +134,11 @@ class MetricSums:
     return {name: v.numpy() for name, v in self._state.items()}
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:
-    """Sets the sums to those that `state` returned."""
+    """Sets the sums to those of a `state`."""
     for name, variable in self._state.items():
       variable.assign(state[name])
 
   def reset(self) -> None:
-    """Sets the sums to 0."""
     for variable in self._state.values():
       variable.assign(tf.zeros_like(variable))
 
@@ -193,9 +191,9 @@ def group_auc_sums(
 ) -> tuple[float, float]:
   """Returns the two sums whose ratio is GAUC, the mean of the groups' AUCs weighted by impressions.
 
-  Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising". A group whose samples
-  are all clicked, or all not, has no AUC and is left out. The sums of disjoint sets of groups can
-  be added.
+  GAUC is that of Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising". A group
+  with clicks alone, or without a click, has no AUC and is left out. The sums of disjoint sets of
+  groups can be added.
 
   All arguments are [n]; the groups are int64.
 

@@ -28,12 +28,13 @@ def top_k(
     queries: float32 [Q, d].
     items: float32 [C, d].
     k: the length of a ranking.
-    left_out: a function of (start, end) that returns which items the queries [start, end) do not
-      rank, as pairs: the query's index minus start, and the item's index, int64 [n] each.
+    left_out: a function of (start, end) that returns the items to leave out of the rankings of the
+      queries start, …, end − 1, as n pairs: the queries' indices minus start, and the items'
+      indices, int64 [n] each.
     on_block: called after each block of queries with the number of queries that are done.
   Returns:
-    The scores, float32 [Q, k], descending, and the items' indices, int64 [Q, k]. Where fewer than k
-    items are ranked, the rest is −inf and C.
+    The scores, float32 [Q, k], descending, and the items' indices, int64 [Q, k]. If fewer than k
+    items are left, the row ends with scores −inf and indices C.
   """
   k_here, count = min(k, len(items)), max(1, _SCORES_AT_ONCE // max(1, len(items)))
   scores = np.full([len(queries), k], -np.inf, np.float32)
@@ -52,7 +53,7 @@ def top_k(
 
 
 def is_trained(items: np.ndarray) -> np.ndarray:
-  """Returns which items are trained, bool [C]: those whose vector, of [C, d], is not all zeros."""
+  """Returns which items are trained, bool [C]: an untrained item has a row of zeros in `items`."""
   return np.any(items != 0, 1)
 
 
@@ -62,8 +63,8 @@ def merged(
   """Merges the rankings of parts of a catalogue.
 
   Args:
-    scores: of each part, float32 [Q, its length].
-    places: of each part, the items' indices in the whole catalogue, int64 [Q, its length].
+    scores: for each part, float32 [Q, length of its ranking].
+    places: for each part, the items' indices in the whole catalogue, int64 of the same shape.
   Returns:
     The scores and the indices of the best k items of all parts, [Q, k] each.
   """
@@ -85,17 +86,19 @@ def judge(
 
       recall@K = Σ_{i ≤ K} h_i / n
       ndcg@K = Σ_{i ≤ K} h_i / log₂(i + 1), divided by its value for min(n, K) hits at the top
-      hitrate@K = whether Σ_{i ≤ K} h_i > 0
-      mrr@K = 1 / the least i ≤ K with h_i = 1, or 0
-      coverage@K = the share of the catalogue that is in any ranking
+      hitrate@K = 1 if Σ_{i ≤ K} h_i > 0, else 0
+      mrr@K = 1 / i for the least i ≤ K with h_i = 1, or 0 if there is none
+      coverage@K = the share of the catalogue that is at a rank ≤ K of any query
       popular@K = the share of the items at ranks ≤ K that are among the 10 % of the catalogue's
                   items with the most shows
 
   Args:
-    ranked: int64 [Q, >= the greatest K], indices of items in the catalogue; C for none.
+    ranked: int64 [Q, at least the greatest K], each query's items, best first, as indices in the
+      catalogue; C for none.
     positives: distinct pairs (query, index of the item), int64 [p] each, sorted by query.
     counts: int64 [Q], n for each query; it includes positives that are not in the catalogue.
-    shows: float64 [C], the shows of each of the C items in the catalogue.
+    shows: float64 [C], the impressions of each item of the catalogue.
+    eval_at: the values of K.
   """
   items = len(shows)
   codes = np.sort(positives[0] * (items + 1) + positives[1])

@@ -25,7 +25,7 @@ class RetrievalModel(tf.keras.Model):
     super().__init__(name='model')
     retrieval = cfg.model.retrieval
     self.query_tower, self.item_tower = _tower(cfg, 'query'), _tower(cfg, 'item')
-    # The draws of negatives and of dropout depend on the place in the run.
+    # `position` seeds the draws of negatives and of dropout.
     self.needs = self.query_tower.needs | self.item_tower.needs | {'position'}
     self._has_unit_length = retrieval.similarity == 'cosine'
     self._dropout = retrieval.query.dropout
@@ -39,9 +39,9 @@ class RetrievalModel(tf.keras.Model):
     return self._scaled(vectors)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns what `queries` returns: a SavedModel computes only these vectors.
+    """Returns the vectors of queries, float32 [B, d].
 
-    Exports hold the vectors of items.
+    A SavedModel computes only these vectors; exports hold the vectors of items.
     """
     return self.queries(inputs, training)
 
@@ -86,7 +86,7 @@ def _tower(cfg: Config, side: str) -> VectorTower:
 
 
 def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
-  """Builds the model with all its variables.
+  """Builds the model of a config with model.retrieval, with all its variables.
 
   Args:
     example: the inputs of a batch of 0 samples.
@@ -106,13 +106,13 @@ def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
 
 
 def split(inputs: LayerInputs, size: tf.Tensor) -> tuple[LayerInputs, LayerInputs]:
-  """Splits the inputs of a batch: those of the first `size` samples, and those of the others.
+  """Splits the inputs of a batch into those of the first `size` samples and those of the rest.
 
   Only the inputs that towers read are split. `linear` becomes None; `position` stays as it is.
   """
 
   def cut(t: tf.Tensor | None) -> list[tf.Tensor | None]:
-    # The gradient of tf.split joins both parts; that of a slice fills the rest with zeros.
+    # The gradient of tf.split joins both parts; slices would each pad theirs with zeros.
     return [None, None] if t is None else tf.split(t, [size, tf.shape(t)[0] - size])
 
   read = inputs.factors, inputs.norm, inputs.dense, inputs.histories

@@ -16,10 +16,10 @@ RankingLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 def softmax(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
   """Softmax cross-entropy: −log p, with p the softmax of the positive among all logits.
 
-  Its gradient is (1 − p)·∇(log Σ e^negative − positive). If only the negatives' logits are
-  corrected for sampling, this is the estimator of Khrylchenko et al. 2025, "Correcting the LogQ
-  Correction" (arXiv 2507.09331): the negatives stand for all other items, and the positive, which
-  is not sampled, needs no correction.
+  Its gradient is (1 − p)·∇(log Σ e^negative − positive). If the negatives' logits alone are lowered
+  by the log of their sampling probability, this is the estimator of Khrylchenko et al. 2025,
+  "Correcting the LogQ Correction" (arXiv 2507.09331): the positive is not sampled, so its logit
+  needs no correction.
   """
   return tf.nn.softplus(_log_sum_exp(negatives) - positive)
 
@@ -62,7 +62,7 @@ LOSSES: dict[str, RankingLoss] = {
 
 @tf.custom_gradient
 def leave_out(logits: tf.Tensor, hits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Returns the logits with NEVER in place of those to leave out.
+  """Returns the logits of negatives, with NEVER in place of the logits to leave out.
 
   Every loss has gradient 0 where a logit is NEVER, so this function passes gradients on unchanged.
 

@@ -20,11 +20,11 @@ def auc_interval(
 ) -> tuple[float, float]:
   """Returns the low and the high end of the confidence interval of an AUC, by default of 95 %.
 
-  Newcombe 2006, "Confidence intervals for an effect size measure based on the Mann-Whitney
-  statistic", method 5: the AUCs t for which |auc − t| ≤ z·√V(t). V is Hanley and McNeil's variance
-  of 1982, in whose last two terms the mean size of the two classes stands for either size. Unlike
-  DeLong's interval, it covers the true AUC also if a slice has few clicks, or all clicks are ranked
-  first.
+  This is method 5 of Newcombe 2006, "Confidence intervals for an effect size measure based on the
+  Mann-Whitney statistic". The interval holds all t with |auc − t| ≤ z·√V(t). V is the variance of
+  Hanley and McNeil 1982, except that its last two terms have the mean of the two class sizes in
+  place of either size. Unlike DeLong's interval, it also covers the true AUC if a slice has few
+  clicks, or if all clicks are ranked first.
 
   Args:
     positives, negatives: the numbers of samples; with unequal weights, the effective numbers.
@@ -70,8 +70,8 @@ def slice_figures(
 ) -> dict[str, float | int | None]:
   """Returns the metrics of a slice.
 
-  The interval of calibration assumes that its logarithm is normal. It covers how clicks vary around
-  their probabilities, if these are calibrated within the slice.
+  The interval of calibration assumes that its logarithm is normally distributed, and that only the
+  randomness of clicks makes it vary: the predictions are right up to a constant factor.
 
   All arguments are float [n]; the labels are 0 or 1, and samples of weight 0 do not count.
 

@@ -17,7 +17,7 @@ def check_widths(name: str, value: object) -> None:
 
 
 def check_perceptron(hidden: object, activation: object, dropout: object) -> None:
-  """Raises ValueError unless these can be the arguments of a multilayer perceptron."""
+  """Raises ValueError unless the arguments are valid for a multilayer perceptron."""
   check_widths('hidden', hidden)
   if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout < 1:
     raise ValueError(f'dropout: found {dropout!r}; wanted a number in [0, 1)')

@@ -10,16 +10,16 @@ class AutoDis(tf.keras.layers.Layer):
   """Maps the number in each dense column to a mixture of learned vectors.
 
   Guo et al. 2021, "An Embedding Learning Framework for Numerical Features in CTR Prediction". For
-  the number x in column c:
+  the number x in column c, with learned w_c [H], W_c [H, H] and vectors v_c1 … v_cH:
 
       h = leaky_relu(x w_c), [H];  s = softmax((h W_c + skip·h) / temperature), [H]
       vector = Σ_k s_k v_ck, [D]
 
   Args:
     bins: H, the number of vectors of each column.
-    temperature: the smaller, the nearer the mixture is to a single vector.
+    temperature: the lower it is, the closer the mixture is to a single vector.
     skip: the factor of h in the skip connection.
-    table_width: D.
+    table_width: D, the length of a vector.
     seed: the seed of the initial weights (Glorot uniform) and vectors (normal, with standard
       deviation 0.01).
   """

@@ -11,22 +11,23 @@ from trainer.model.layers.arguments import check_whole
 
 
 class Cross(tf.keras.layers.Layer):
-  """Explicit crosses of bounded degree (Wang et al. 2021, "DCN V2").
+  """Crosses of up to L + 1 features (Wang et al. 2021, "DCN V2").
 
-      x_0 = slot vectors joined with dense, [B, W]
+      x_0 = slot vectors joined with dense columns, [B, W]
       x_{l+1} = x_0 ⊙ (x_l W_l + b_l) + x_l,  with `low_rank` r: W_l = V_l U_l, V [W, r], U [r, W]
       logit = x_L · head
 
-  `cross` and `dnn` in one list are DCN V2's parallel form: one linear layer over the two joined
-  towers equals the sum of two heads.
+  `cross` and `dnn` in one list of interactions are the parallel form of DCN V2: one linear layer
+  over both joined outputs equals the sum of two heads.
 
   Args:
-    layers: L.
-    low_rank: r; None for full W_l [W, W]. A full layer costs W² multiplications a sample, a
-      low-rank one 2·W·r.
+    layers: L, the number of cross layers.
+    low_rank: r, the rank of W_l; None: W_l is a full matrix [W, W]. A full layer costs W²
+      multiplications a sample, a low-rank one 2·W·r.
     seed: the seed of the initial weights (Glorot uniform; the biases start at 0).
-    multiply: the matrix product of training steps, `ops.float32.product` or `ops.bfloat16.product`
-      (`train.dense_dtype`). Predictions, and the head of full layers, are float32.
+    multiply: the function that multiplies matrices in training steps, `ops.float32.product` or
+      `ops.bfloat16.product` (`train.dense_dtype`). Predictions use float32, and so does the head
+      if `low_rank` is None.
   """
 
   needs = frozenset({'factors'})
@@ -83,19 +84,19 @@ class Cross(tf.keras.layers.Layer):
   ) -> tf.Tensor:
     """Returns the logits of low-rank layers, computed so that few arrays of [B, W] are written.
 
-    With c_l = x_l V_l, [B, r], the recurrence reads
+    `parts` are matrices that join to x_0. With c_l = x_l V_l, [B, r], the layers are
 
         x_l = x_0 ⊙ z_l
         z_l = 1 + Σ_{k<l} (c_k U_k + b_k) = [1, c_0 … c_{l-1}] [1 + Σ_{k<l} b_k; U_0; …; U_{l-1}]
         logit = x_{L-1}·head + x_0·(head ⊙ b_{L-1}) + ⟨c_{L-1}, x_0 (head ⊙ U_{L-1})ᵀ⟩
 
-    so each z_l is one matrix product, and x_L is never computed.
+    So each z_l is one matrix product, and x_L is never computed.
     """
     v, u = zip(*self._kernels)
     v, head = [tf.transpose(kernel) for kernel in v], tf.transpose(self._head)
     r, widths = self._rank, [part.shape[1] for part in parts]
-    # Kernels are [columns, W], so that their gradient is a product of [columns, B] and [B, W]: on
-    # CPUs TensorFlow takes up to three times as long for the transposed product.
+    # Kernels are [columns, W], so that their gradient is a product of [columns, B] and [B, W]. On
+    # CPUs, TensorFlow takes up to three times as long for the product of [W, B] and [B, columns].
     first = tf.concat([v[0], head, head * u[-1], head * self._biases[-1]], 0)
     products = multiply(parts, first, transpose_b=True)
     c, head_of_x, q, bias = tf.split(products, [r, 1, r, 1], 1)

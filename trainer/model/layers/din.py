@@ -10,22 +10,22 @@ from trainer.model.layers.dnn import DNN
 
 
 class DIN(DNN):
-  """A multilayer perceptron that also reads histories.
+  """A multilayer perceptron that also reads histories, such as the items that a user clicked.
 
   Each item of a history is weighted by how it relates to the candidate, the item to be scored.
   Zhou et al. 2018, "Deep Interest Network for Click-Through Rate Prediction". For a history of
-  vectors v_1 … v_n and the candidate's vector c:
+  vectors v_1 … v_n, the candidate's vector c and learned K, k, q and q_0:
 
       a_i = relu([v_i, c, v_i − c, v_i ⊙ c] K + k) · q + q_0
       interest = Σ_i a_i v_i, [B, D]
-      h_0 = slot vectors joined with dense, and the interest of each history
+      h_0 = slot vectors joined with dense columns and the interest of each history
       logit = the MLP of DNN on h_0
 
   As in the paper, the a_i are not normalised: their sum is the strength of the interest. An empty
   history has interest 0. Features without factors have weight 0.
 
   Args:
-    attention: width of the activation unit's hidden layer.
+    attention: width of the hidden layer by which the items of a history are weighted.
     **dnn: the arguments of DNN.
   """
 
@@ -41,7 +41,7 @@ class DIN(DNN):
     self._units = {}
     for i, (name, history) in enumerate(sorted(shapes.histories.items())):
       width, hidden = history.vectors[2], self._attention
-      seed = self._seed + 1000 * (i + 1)  # apart from those of the hidden layers
+      seed = self._seed + 1000 * (i + 1)  # no seed of a hidden layer
       self._units[name] = (
         self.add_weight(f'unit_{i}_kernel', [4 * width, hidden], initializer=glorot(seed)),
         self.add_weight(f'unit_{i}_bias', [hidden], initializer='zeros'),
@@ -60,10 +60,10 @@ class DIN(DNN):
     return slot_vectors(inputs) + [self._interest(name, history) for name, history in histories]
 
   def _interest(self, name: str, history: HistoryVectors) -> tf.Tensor:
-    """Returns the interest of each sample, Σ_i a_i v_i, float32 [B, D]; `name` is the slot."""
+    """Returns Σ_i a_i v_i of each sample's history in the slot `name`, float32 [B, D]."""
     kernel, bias, out, out_bias = self._units[name]
     vectors, candidate = history.vectors, history.candidate
-    # [v, c, v − c, v ⊙ c] K; the part of c alone is the same for the whole history.
+    # [v, c, v − c, v ⊙ c] K. The terms of c alone are computed once for the whole history.
     of_v, of_c, of_difference, of_product = tf.split(kernel, 4)
     hidden = tf.tensordot(vectors, of_v + of_difference, 1)
     hidden += tf.tensordot(vectors * candidate[:, None], of_product, 1)

@@ -12,17 +12,20 @@ from trainer.model.layers.dnn import DNN
 
 
 class DLRM(DNN):
-  """DLRM (Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization…").
+  """A perceptron over the dot products of all pairs of slot vectors.
 
-      e = relu MLP of the dense columns with layers bottom[0], …, D, [B, D]
+  Naumov et al. 2019, "Deep Learning Recommendation Model for Personalization and Recommendation
+  Systems":
+
+      e = the bottom, an MLP of the dense columns with relu, whose last layer has width D: [B, D]
       V = slot vectors and e, n vectors of D columns
       h_0 = e joined with ⟨V_i, V_j⟩ for all i < j, [B, D + n (n − 1)/2]
-      logit = the MLP of DNN on h_0, the top
+      logit = the top, the MLP of the class DNN on h_0
 
   Without dense columns there is no e. All slots have the same width D.
 
   Args:
-    bottom: widths of the hidden layers below e.
+    bottom: widths of the hidden layers on the dense columns.
     hidden: widths of the top's hidden layers.
     **dnn: the other arguments of DNN.
   """
@@ -44,7 +47,7 @@ class DLRM(DNN):
     (self._vector_width,) = widths
     columns = shapes.dense[1]
     vectors = sum(s[1] for s in shapes.factors) + (columns > 0)
-    # The places of the upper triangle in the flattened matrix of all products.
+    # The indices of the upper triangle in the flattened matrix of all products.
     self._pairs = np.flatnonzero(np.triu(np.ones([vectors, vectors]), 1))
     self._layers = []
     if columns:

@@ -16,21 +16,24 @@ class DNN(tf.keras.layers.Layer):
 
   Cheng et al. 2016, "Wide & Deep Learning for Recommender Systems"; Guo et al. 2017, "DeepFM".
 
-      h_0 = slot vectors joined with dense, [B, W]
+      h_0 = slot vectors joined with dense columns, [B, W]
       h_{l+1} = dropout(activation(batch_norm(h_l K_l + c_l))), [B, hidden[l]]
       logit = h_L · head
+
+  K_l, c_l and head are learned.
 
   Args:
     hidden: widths of the hidden layers.
     activation: name of a Keras activation.
     dropout: share of each hidden layer's outputs that a training step sets to 0; the others are
       scaled up.
-    batch_norm: 'none'; 'local', over the samples of one rank; 'sync', over the samples of all ranks
-      (or of all workers that train in step), as one process does with the whole batch.
+    batch_norm: 'none'; 'local': over the samples of each rank alone; 'sync': over the samples of
+      all ranks (or workers) in a step, so that the result is that of one process.
     seed: the seed of the initial weights (Glorot uniform; biases 0) and of dropout.
-    sum_across_ranks: for 'sync', sums float32 [k] over ranks.
-    multiply: the matrix product of hidden layers in training steps, `ops.float32.product` or
-      `ops.bfloat16.product` (`train.dense_dtype`). Predictions and the head are float32.
+    sum_across_ranks: a function that sums float32 [k] over ranks, for 'sync'.
+    multiply: the function that multiplies matrices of hidden layers in training steps,
+      `ops.float32.product` or `ops.bfloat16.product` (`train.dense_dtype`). Predictions and the
+      head use float32.
   """
 
   needs = frozenset({'factors'})
@@ -72,7 +75,7 @@ class DNN(tf.keras.layers.Layer):
       for l, shape in enumerate(itertools.pairwise(widths))
     ]
     self._biases = []
-    if not self._norms:  # batch norm has its own bias, and the model has the bias of the head
+    if not self._norms:  # batch norm has its own bias; the head needs none, as the model has one
       self._biases = [
         self.add_weight(f'bias_{l}', [h], initializer='zeros') for l, h in enumerate(self._hidden)
       ]
@@ -85,7 +88,11 @@ class DNN(tf.keras.layers.Layer):
   def _parts(
     self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
   ) -> list[tf.Tensor]:
-    """Returns h_0 as a list of matrices that join to [B, W]; `multiply` computes their products."""
+    """Returns h_0 as a list of matrices that join to [B, W].
+
+    Args:
+      multiply: the function by which to multiply matrices.
+    """
     return slot_vectors(inputs)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
@@ -109,13 +116,14 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
   """Sets a share of the elements to 0 and scales the others by 1/(1 − rate).
 
   Which elements become 0 depends only on the seed, the step, the column, and the sample's place in
-  the step's global batch. So it is the same for any number of ranks and after a restart.
+  the step's global batch. So the same elements become 0 for any number of ranks, and if the step is
+  repeated after a crash.
 
   Args:
     x: float32 [B, H].
     rate: the share that is set to 0.
-    position: int64 [2]: the number of the step, and the number of its samples that are on lower
-      ranks.
+    position: int64 [2]: the number of the step, and how many samples of the step's batch are on
+      ranks below this one.
   Returns:
     float32 [B, H].
   Raises:
@@ -127,7 +135,7 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
       "`needs` of the layer must hold 'position'"
     )
   columns = x.shape[1]
-  groups = -(-columns // 4)  # Philox gives 4 numbers a count; every row starts at a new count
+  groups = -(-columns // 4)  # Philox gives 4 numbers for a counter; every row starts a new one
   step, before = tf.unstack(position)
   counter = tf.cast(tf.stack([before * groups, step]), tf.uint64)
   numbers = tf.raw_ops.StatelessRandomUniformV2(

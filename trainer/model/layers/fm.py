@@ -8,11 +8,12 @@ from trainer.embedding.layer_inputs import LayerInputs
 class FM(tf.keras.layers.Layer):
   """Sums the inner products of all pairs of features, also of pairs within one slot.
 
-  Rendle 2010, "Factorization Machines":
+  Rendle 2010, "Factorization Machines". With x_i the value and v_i the factors of feature i:
 
-      Σ_{i<j} ⟨v_i, v_j⟩ x_i x_j = ½ (‖Σ_f S_f‖² − Σ_i x_i² ‖v_i‖²),  S_f = Σ_{i in slot f} x_i v_i
+      Σ_{i<j} ⟨v_i, v_j⟩ x_i x_j = ½ (‖Σ_i x_i v_i‖² − Σ_i x_i² ‖v_i‖²)
 
-  Reads `totals` [B, D] of every table (all of one D) and `squares` [B]. It has no weights.
+  Reads `totals` of every table, [B, D], whose sum is Σ_i x_i v_i, and `squares`, [B]. All tables
+  have the same D. The layer has no weights.
   """
 
   needs = frozenset({'totals'})

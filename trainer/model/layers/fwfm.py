@@ -7,17 +7,18 @@ from trainer.embedding.layer_inputs import LayerInputs
 
 
 class FwFM(tf.keras.layers.Layer):
-  """Sums the inner products of all pairs of slots, each times a trained strength.
+  """Sums the inner products of all pairs of slots, each times a learned weight.
 
-  Pan et al. 2018, "Field-weighted Factorization Machines for CTR Prediction":
+  Pan et al. 2018, "Field-weighted Factorization Machines for CTR Prediction". With x_i the value
+  and v_i the factors of feature i:
 
       Σ_{f<g} r_{f,g} ⟨S_f, S_g⟩,  S_f = Σ_{i in slot f} x_i v_i
 
-  A pair of features in slots f ≠ g contributes r_{f,g} ⟨v_i, v_j⟩ x_i x_j. Pairs within one slot do
-  not count: in the paper a field has one feature. r starts at 1, which makes it an FM over slots.
+  Pairs of features within one slot do not count, because in the paper a field has one feature. All
+  r_{f,g} start at 1, which makes this an FM over slots.
 
-  Reads `factors` [B, F_t, D] of every table (all of one D). Its weights are r float32 [F, F]; only
-  the part above the diagonal counts.
+  Reads `factors` of every table, [B, F_t, D]; all tables have the same D. The weights are r,
+  float32 [F, F], of which only the part above the diagonal counts.
   """
 
   needs = frozenset({'factors'})

@@ -8,8 +8,8 @@ from trainer.embedding.layer_inputs import LayerInputs
 class Linear(tf.keras.layers.Layer):
   """Computes Σ_i w_i x_i over the features, plus Σ_j u_j dense_j over the dense columns.
 
-  The bias belongs to the model, and each w_i to the row of its feature. The layer's own weights are
-  u, float32 [Dn], which start at 0.
+  x_i is the value of feature i, and w_i its linear weight, which is kept in the feature's row. The
+  layer's own weights are u_j, one for each dense column; they start at 0. The model adds the bias.
   """
 
   needs = frozenset({'linear'})

@@ -14,18 +14,19 @@ from trainer.model.layers.dnn import dropout as drop
 class SharedBottom(tf.keras.layers.Layer):
   """One multilayer perceptron that all tasks read (Caruana 1997, "Multitask Learning").
 
-      x_0 = slot vectors joined with dense, [B, W]
-      shared_t = the multilayer perceptron on x_0, [B, H], with H = hidden[-1]
+      x_0 = slot vectors joined with dense columns, [B, W]
+      shared_t = the multilayer perceptron on x_0, [B, H], with H = hidden[-1], for each task t
 
   Args:
     hidden: widths of the layers.
     activation: name of a Keras activation.
     dropout: share of each layer's outputs that a training step sets to 0.
-    tasks: T; the model passes it.
-    multiply: the product of x_0 and the first kernels in training steps, `ops.float32.product` or
-      `ops.bfloat16.product` (`train.dense_dtype`). Predictions, gates and later layers are float32.
+    tasks: T, the number of tasks.
+    multiply: the function that multiplies x_0 by the first layer's kernel in training steps,
+      `ops.float32.product` or `ops.bfloat16.product` (`train.dense_dtype`). Predictions, gates and
+      later layers use float32.
     seed: the seed of dropout and of the initial weights, which are Glorot uniform. Biases and gates
-      begin at 0, so that at first all experts count alike.
+      begin at 0, so that at first all experts of MMoE have equal weight.
   """
 
   needs = frozenset({'factors'})
@@ -56,7 +57,7 @@ class SharedBottom(tf.keras.layers.Layer):
     self._kernels, self._biases = [], []
     for l, (rows, columns) in enumerate(zip([width, *self._hidden], self._hidden)):
       limit = math.sqrt(6 / (rows + columns))
-      # All experts read the same x_0: the first layer's kernels are joined to one matrix.
+      # All experts read the same x_0, so the kernels of their first layers are joined to one.
       shape = [experts, rows, columns] if l else [rows, experts * columns]
       initial = tf.keras.initializers.RandomUniform(-limit, limit, self._seed + l)
       self._kernels.append(self.add_weight(f'kernel_{l}', shape, initializer=initial))
@@ -68,7 +69,7 @@ class SharedBottom(tf.keras.layers.Layer):
     self.built = True
 
   def call(self, inputs: LayerInputs, training: bool = False) -> list[tf.Tensor]:
-    """Returns a list of T tensors, float32 [B, H]."""
+    """Returns what each of the T tasks reads, a list of float32 [B, H]."""
     x = tf.concat(slot_vectors(inputs), 1)
     rectified = self._activation is tf.keras.activations.relu
     multiply = self._multiply if training else product
@@ -95,13 +96,13 @@ class MMoE(SharedBottom):
   Ma et al. 2018, "Modeling Task Relationships in Multi-task Learning with Multi-gate
   Mixture-of-Experts":
 
-      x_0 = slot vectors joined with dense, [B, W]
+      x_0 = slot vectors joined with dense columns, [B, W]
       expert_e = a multilayer perceptron on x_0, [B, H], with H = hidden[-1]
-      gate_t = softmax(x_0 G_t), [B, E]
+      gate_t = softmax(x_0 G_t), [B, E], for each task t
       shared_t = Σ_e gate_te · expert_e, [B, H]
 
   Args:
-    experts: E.
+    experts: E, the number of experts.
     hidden: widths of each expert's layers.
     **shared_bottom: the other arguments of SharedBottom.
   """

@@ -8,23 +8,22 @@ import tensorflow as tf
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.model.layers.arguments import check_whole
 
-_MOST = 3.0  # standard deviations, of the outermost knots; beyond them the vector is constant
+_MOST = 3.0  # the last knot, in standard deviations; beyond it the vector is constant
 
 
 class PiecewiseLinear(tf.keras.layers.Layer):
   """Maps the number in each dense column to a vector, linearly between knots b_0 < … < b_H.
 
   Gorishniy et al. 2022, "On Embeddings for Numerical Features in Tabular Deep Learning". For the
-  number x in column c:
+  number x in column c, with learned vectors v_c0 … v_cH:
 
       vector = v_c0 + Σ_{k=1..H} min(max((x − b_{k−1}) / (b_k − b_{k−1}), 0), 1) v_ck, [D]
 
-  The knots are the quantiles of the normal distribution, from −3 to 3: they suit columns that are
-  standardised.
+  The knots are quantiles of the normal distribution, from −3 to 3, which suit standardised columns.
 
   Args:
     bins: H, the number of intervals between knots.
-    table_width: D.
+    table_width: D, the length of a vector.
     seed: the seed of the initial vectors (normal, with standard deviation 0.01).
   """
 

@@ -5,21 +5,22 @@ import tensorflow as tf
 from trainer.embedding.layer_inputs import HistoryVectors
 from trainer.model.layers.dnn import dropout
 
-_NEVER = -1e30  # a logit of attention to a place without a feature
+_NEVER = -1e30  # the logit of attention to a position that may not be read
 
 
 class SASRec(tf.keras.layers.Layer):
-  """Encodes a history by causal self-attention; its vector is the output at the newest feature.
+  """Encodes a history by causal self-attention; its vector is the output at its newest feature.
 
-  Kang and McAuley 2018, "Self-Attentive Sequential Recommendation". With x_1 … x_n the vectors of
-  the history, the newest last, p the position vectors counted from the newest, and LN layer norm:
+  Kang and McAuley 2018, "Self-Attentive Sequential Recommendation". Let x_1 … x_n be the vectors of
+  a history, the newest last, p_0, p_1, … learned vectors of positions, counted from the newest, K,
+  k, L and l learned weights of each block, and LN layer normalisation:
 
       h_i = dropout(x_i·√D + p_{n − i})
       in each block  a_i = LN(h_i) + dropout(attention of LN(h_i) to h_1 … h_i)
                      h_i = a_i + dropout(relu(LN(a_i) K + k) L + l)
       vector = LN(h_n), [B, D]; 0 for an empty history
 
-  Features without factors are left out. The last block computes only the newest position.
+  Features without factors are left out. The last block computes only a_n and h_n.
 
   Args:
     max_length: the most features that a history has.
@@ -63,11 +64,11 @@ class SASRec(tf.keras.layers.Layer):
 
     Args:
       history: each with at most max_length features.
-      position: as in LayerInputs; dropout draws its numbers from it.
+      position: LayerInputs.position, which seeds dropout.
     """
     size, length, width = tf.shape(history.mask)[0], tf.shape(history.mask)[1], self._width
-    # The newest at the end, and always max_length places, so that dropout draws the same numbers
-    # for a sample whatever the others of its batch are.
+    # Histories are padded to max_length with their newest feature at the end, so that dropout draws
+    # the same numbers for a sample in any batch.
     ends = tf.where(history.mask, tf.range(1, length + 1), 0)
     count = tf.reduce_max(tf.pad(ends, [[0, 0], [1, 0]]), 1, keepdims=True)
     at = tf.range(-self._max_length, 0) + count  # [B, max_length]

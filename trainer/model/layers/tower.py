@@ -9,7 +9,7 @@ from trainer.model.layers.dnn import DNN
 
 
 class Tower(DNN):
-  """A DNN with h_0 = LayerInputs.shared, [B, H]; with `hidden: []` it is one linear layer."""
+  """A DNN on the output of `model.shared` for its task; `hidden: []` makes it one linear layer."""
 
   needs = frozenset({'shared'})
 

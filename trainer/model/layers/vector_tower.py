@@ -12,7 +12,7 @@ from trainer.model.layers.sasrec import SASRec
 
 
 class SlotPlace(NamedTuple):
-  """The indices by which LayerInputs holds the sum of a slot."""
+  """Where LayerInputs holds the values of one slot."""
 
   field: int  # index in Config.ordered_slots
   table: int  # index in sparse.tables
@@ -24,11 +24,11 @@ class VectorTower(DNN):
 
       h_0 = the slot vectors, the dense columns and the history's encoding
       vector = the output of a perceptron on the joined h_0, whose last layer has no activation;
-               if `hidden` is [], the sum of the parts of h_0
+               if `hidden` is [], the sum of the vectors of h_0
 
   Args:
     slots: the slots that the tower reads, other than `history`.
-    dense: the indices of the dense columns that the tower reads.
+    dense: the indices, in LayerInputs.dense, of the dense columns that the tower reads.
     hidden: widths of the layers, the last of which is d; [] for no layers.
     history: the name of the slot that `encoder` encodes; None: no history is encoded.
     encoder: maps a history to float32 [B, D]; None if `history` is None.
