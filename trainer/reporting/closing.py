@@ -17,7 +17,7 @@ from trainer.reporting.live_line import short_name, shortened
 from trainer.reporting.metric_text import decimals, half_interval, metric_text, plus_minus
 from trainer.reporting.runs import RecordedRun, read_run
 
-# The closing table's columns: title, field of the event, format.
+# The columns of the closing table: title, field of the event, format.
 TABLE_COLUMNS = (
   ('epoch', 'epoch', '.0f'),
   ('samples', 'examples', ',.0f'),
@@ -29,10 +29,10 @@ TABLE_COLUMNS = (
   ('calibr.', 'calibration', '.3f'),
   ('loss', 'loss', '.4f'),
 )
-MOST_OF_RANKINGS = 4  # metrics of model.retrieval for which 80 columns have room
+MOST_OF_RANKINGS = 4  # ranking metrics in the table, which is 80 characters wide
 WIDTH, NAME_WIDTH, LEAST_NAME_WIDTH = 80, 18, 8
 GROUPS = ('train', 'next', 'valid', 'test')
-SHOWN_FIRST, SHOWN_LAST = 2, 8  # rows of a group; metrics.jsonl has the others
+SHOWN_FIRST, SHOWN_LAST = 2, 8  # rows of a group; metrics.jsonl has the rest
 SHOWN_MEGABYTES = 0.05  # the smallest file or directory of the run_dir that is listed
 FEW_ADMITTED = 0.05
 
@@ -56,7 +56,7 @@ def close(cfg: config.Config) -> None:
 
 
 def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
-  """Returns a warning if the threshold of admission admits almost no feature; else None."""
+  """Returns a warning if under 5 % of the features passed the threshold of admission; else None."""
   policy, modes = cfg.policy(), config.LIFECYCLE_MODES['admission']
   key = next((key for key, mode in modes.items() if mode == policy.admission), None)
   trained = events.reindex(columns=['event', 'features', 'admitted'])
@@ -76,7 +76,7 @@ def print_table(run: RecordedRun) -> None:
   """Prints a table of the metrics on train, next (progressive validation), valid and test.
 
   Args:
-    run: with several tasks, an element of `RecordedRun.by_task`.
+    run: the run; with several tasks, an element of `RecordedRun.by_task`.
   """
   retrieval = run.cfg.model.retrieval
   of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
@@ -132,7 +132,7 @@ def print_table(run: RecordedRun) -> None:
 
 
 def last_lines(run: RecordedRun) -> Iterator[str]:
-  """Yields lines for the user: the kept state, its metrics, the run's files, what to type next."""
+  """Yields the lines below the table: which state is kept, metrics, files, commands to try next."""
   decides = run.deciding
   if (best := decides.best) is not None:
     what = f'{run.deciding_task} {decides.metric}'.strip()

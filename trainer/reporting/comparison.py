@@ -1,4 +1,4 @@
-"""Compares runs on a split on which all of them were evaluated: test, else valid, else next."""
+"""Compares several runs: their metrics on the same split, and the settings in which they differ."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,8 +17,9 @@ _THERE = 'there'
 def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   """Returns a table with a row for each run, and sentences that say how to read it.
 
-  Each run is judged by its kept state; with several tasks, by the task whose metric chose its best
-  epoch. A difference is a run's metric minus that of the first run.
+  The metrics are of the state that each run kept for prediction, on the first of the splits test,
+  valid and next (progressive validation) that all runs have. With several tasks, they are of the
+  task whose metric chose the best epoch. Differences are a run's metric minus the first run's.
   """
   decided = [run.deciding for run in runs]
   split = next((s for s in ('test', 'valid', 'next') if all(s in r.scores for r in decided)), None)

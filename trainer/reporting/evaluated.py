@@ -10,7 +10,7 @@ from trainer.reporting.metric_text import metric_text, plus_minus
 
 Figures = Mapping[str, Json]
 
-# Titles of the metrics that are printed, and their fields; --json prints the others too.
+# {title of a printed metric: its field}; --json prints all other metrics too.
 FIGURES = {metric.title: name for name, metric in METRICS.items()}
 FIGURES |= {"the base rate's logloss": 'base_logloss', "the mean's RMSE": 'base_rmse'}
 FIGURES |= {'calibration': 'calibration'}
@@ -36,7 +36,7 @@ def _cell(row: Figures, fields: Sequence[str], form: str) -> str:
 
 
 def slice_table(column: str, rows: Sequence[Figures]) -> str:
-  """Returns a table as text, in lines of at most 80 characters; long values are cut in the middle.
+  """Returns a table of slices as text, at most 80 characters wide; long values are shortened.
 
   Args:
     column: the slot or column of the log, which is the title of the first column.

@@ -24,12 +24,12 @@ SCALARS = (
   *('features', 'admitted', 'evicted', 'table_bytes'),
 )
 
-# Events about the job, not about work that is repeated after a crash.
+# Events about the job itself. Other events are of work that is repeated after a crash.
 OF_THE_JOB = ('start', 'save', 'lost')
 
 
 class EventLog:
-  """Appends events to the reports of a run.
+  """Writes the events of a run to metrics.jsonl, TensorBoard and trackers.
 
   A failure to write (a full disk, a file that was removed or cut, a tracker out of reach) never
   ends the training. It is reported once, and added to `troubles`.
@@ -37,8 +37,8 @@ class EventLog:
   Args:
     active: whether this process writes; only the first process of a job does.
     keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Later
-      lines are removed, because their work is repeated; but events in OF_THE_JOB are kept. None:
-      keep all lines.
+      events are removed, except those in OF_THE_JOB, because their work is repeated. None: keep
+      all events.
 
   Attributes:
     troubles: a line for the user for each failure to write.
@@ -101,7 +101,7 @@ class EventLog:
     """Removes the lines after the first `keep_bytes` bytes, but keeps the events in OF_THE_JOB.
 
     Raises:
-      OSError: if no line ends there, so that the file must have changed.
+      OSError: if no line ends at this byte, because then the file was changed.
     """
     size = self._file.tell()
     if keep_bytes is None or size == keep_bytes:
@@ -133,7 +133,7 @@ class EventLog:
     self.append(record)
     if event == 'end':
       self._status = record['status']
-    if event == 'importance':  # its metrics are of a part of the samples that `eval` has
+    if event == 'importance':  # its metrics are of fewer samples than those of `eval`
       return
     kind = record.get('split', event)
     if kind == 'valid':

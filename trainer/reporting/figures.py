@@ -1,6 +1,6 @@
 """The figures of a report, drawn by Plotly.
 
-A function that draws returns None if the run has nothing to show in the figure yet.
+Functions that draw return None if the run has no data for the figure yet.
 """
 
 import os
@@ -15,9 +15,9 @@ from trainer.reporting.live_line import short_name
 from trainer.reporting.plots import COLOURS, DOTTED, SEQUENCE, new_figure
 from trainer.reporting.runs import SPLITS, RecordedRun
 
-MANY_VALUES = 20  # with more, the first view may leave a few out
-MOST_LABELS, LABEL_WIDTH = 20, 14  # of passes below an axis
-MOST_DAY_ENDS = 60  # with more, they are not shown
+MANY_VALUES = 20  # with more, the range of the y axis may leave outliers out
+MOST_LABELS, LABEL_WIDTH = 20, 14  # of the names of passes below an axis
+MOST_DAY_ENDS = 60  # with more, no ends of days are shown
 PARTS = ('convert', 'wait', 'step', 'exchange', 'evaluate', 'save', 'export')
 
 
@@ -45,7 +45,7 @@ def _rows(run: RecordedRun, split: str) -> pd.DataFrame:
 def _over_steps(
   run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
 ) -> go.Figure:
-  """Returns a figure of a field over the steps: a curve for training, and one for each split.
+  """Returns a figure of a field of events over the steps, with a curve for each split.
 
   Args:
     y: the title of the y axis.
@@ -97,7 +97,7 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
 
 
 def ranking(run: RecordedRun) -> go.Figure | None:
-  """Draws the ranking metric by which the best epoch of a model with model.retrieval is chosen."""
+  """Draws the metric that chooses the best epoch with model.retrieval; else returns None."""
   return quality(run.metric, run.metric)(run) if run.cfg.model.retrieval else None
 
 
@@ -180,7 +180,7 @@ def roc(run: RecordedRun) -> go.Figure | None:
 
 
 def lift(run: RecordedRun) -> go.Figure | None:
-  """Draws the lift: the click rate of the highest predictions over that of all samples."""
+  """Draws the lift: the click rate of the highest predictions divided by that of all samples."""
   figure = new_figure('share of the samples', 'times the click rate')
   for split, table in of_scores(run, 'ranking').items():
     if table:
@@ -197,7 +197,7 @@ def lift(run: RecordedRun) -> go.Figure | None:
 def spread(run: RecordedRun) -> go.Figure | None:
   """Draws the distribution of the predictions, for samples with a click and for those without.
 
-  The samples are those of the test split, else of valid, else of next.
+  The samples are those of the first of the splits test, valid and next that the run has.
   """
   tables = {split: table for split, table in of_scores(run, 'spread').items() if table}
   if not tables:

@@ -1,4 +1,4 @@
-"""Describes a run in sentences: what was trained, how well, how fast, and what went wrong."""
+"""Describes a run in sentences: what was trained, its metrics and speed, and what went wrong."""
 
 import math
 import statistics
@@ -15,7 +15,7 @@ from trainer.reporting.runs import RecordedRun
 
 NAMES = {name: metric.title for name, metric in METRICS.items()}
 
-# Thresholds beyond which a fault is reported; the demo's healthy slots are far from them.
+# Thresholds beyond which a fault is reported.
 LEAK_AUC, LEAK_LOSS = 0.93, 0.15  # the model's AUC, and how much it falls without one slot
 COLLAPSED_SHARE = 0.25  # effective rank of a slot's factors, as a share of the width
 BLANK_JUMP = 0.5  # rise of a slot's blank share above the median of the earlier passes
@@ -25,8 +25,8 @@ DRIFTED = 0.25  # population stability index, as in trainer.training.drift
 MISCALIBRATED = 0.1  # deviation of the calibration from 1
 OVERFITTING = 0.1  # AUC on data.train minus AUC on data.valid
 MOST_WEIGHTS = 20  # weights per sample
-UNIQUE, LEAST_UNIQUE = 0.5, 1000  # features per impression of a slot, and its number of features
-DAYS_OF_A_FORECAST = 7  # the last days, by whose growth the life of the disk is estimated
+UNIQUE, LEAST_UNIQUE = 0.5, 1000  # a slot's features per impression, and number of features
+DAYS_OF_A_FORECAST = 7  # the last days, whose growth tells when the disk will be full
 
 
 def _list(names: list[str], most: int = 6) -> str:
@@ -47,7 +47,7 @@ def state(run: RecordedRun) -> str:
 
 
 def summary(run: RecordedRun) -> list[str]:
-  """Returns sentences: what was trained on how much data, how well, how fast, how it ended."""
+  """Returns sentences on the model, the data, the metrics, the speed, and how the run ended."""
   cfg, trained, told = run.cfg, run.of('train'), []
   used = dict.fromkeys(i.kind.rpartition('.')[2] for i in cfg.model.all_interactions().values())
   kinds = ', '.join(used) or f'two towers with {cfg.model.retrieval.loss}'
@@ -102,14 +102,14 @@ def summary(run: RecordedRun) -> list[str]:
 
 
 def _duration(seconds: float) -> str:
-  """Returns '40 s', '12 min' or '3.5 h'."""
+  """Returns a duration as text, such as '40 s', '12 min' or '3.5 h'."""
   if seconds < 120:
     return f'{seconds:.0f} s'
   return f'{seconds / 60:.0f} min' if seconds < 7200 else f'{seconds / 3600:.1f} h'
 
 
 def _kept(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence on which state is kept, and how good it is."""
+  """Yields a sentence that says which state is kept for prediction, and its metric."""
   name = f'{run.task} {NAMES.get(run.metric, run.metric)}'.strip()
   if run.best is not None:
     yield (
@@ -131,10 +131,7 @@ def _kept(run: RecordedRun) -> Iterator[str]:
 
 
 def _disk(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence on the disk that the run_dir takes.
-
-  If the run_dir grew over the last days, it says when the disk will be full at that rate.
-  """
+  """Yields a sentence on the size of the run_dir and, if it grows, when its disk will be full."""
   ends = run.of('day_end').dropna(subset='disk_bytes').tail(1 + DAYS_OF_A_FORECAST)
   if not len(ends):
     return
@@ -155,11 +152,10 @@ def faults(run: RecordedRun) -> list[str]:
 
 
 def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
-  """Returns one field of the slots' statistics in all events of a kind.
+  """Returns a table of one field of the slots' statistics, from all events of one kind.
 
-  Returns:
-    A table: events are rows, slots are columns. Events without such statistics, and slots without
-    the field, are left out.
+  Events are rows and slots are columns. Events without statistics of slots, and slots without the
+  field, are left out.
   """
   of_slots = run.of(event)['slots'].dropna()
   rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
@@ -167,9 +163,9 @@ def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
 
 
 def of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, Json]]:
-  """Returns {split: value of a field} from the evaluations of the kept state.
+  """Returns {split: value of a field} from the evaluations of the state kept for prediction.
 
-  Splits in which the field is no dict are left out.
+  Splits in which the value is no dict are left out.
   """
   return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
 
@@ -208,14 +204,14 @@ def _medians_of_others(values: pd.Series) -> pd.Series:
   """Returns for each value the median of all other values."""
   order = np.sort(values.to_numpy())
   own = np.searchsorted(order, values.to_numpy())
-  places = np.array([(len(order) - 2) // 2, (len(order) - 1) // 2])  # in the middle of the others
+  places = np.array([(len(order) - 2) // 2, (len(order) - 1) // 2])  # the middle of all others
   return pd.Series(order[places + (places >= own[:, None])].mean(1), values.index)
 
 
 def _z_of_many(count: int) -> float:
-  """Returns the z that any of `count` normal values exceeds by chance in 5 % of runs.
+  """Returns the z that the largest |value| of `count` normal values exceeds in 5 % of cases.
 
-  This is the Bonferroni correction; the sign of the values does not count.
+  This is the Bonferroni correction.
   """
   return statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, count))
 
@@ -227,7 +223,7 @@ def _labels(run: RecordedRun) -> Iterator[str]:
   rates = trained['ctr'].dropna()
   z = _z_of_many(len(trained))
   for i, rate, others in zip(rates.index, rates, _medians_of_others(rates)):
-    # Clicks are random, with the variance of their number (Poisson).
+    # The number of clicks is random, with a variance equal to its mean (Poisson).
     expected, clicks = (share * trained.loc[i, 'examples'] for share in (others, rate))
     is_chance = abs(clicks - expected) < z * max(clicks, expected) ** 0.5
     if not is_chance and not 1 / LABEL_FACTOR < rate / max(others, 1e-9) < LABEL_FACTOR:
@@ -310,16 +306,16 @@ def _calibration(run: RecordedRun) -> Iterator[str]:
 
 
 def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
-  """Returns whether calibration is further from 1 than `tolerance`, and than chance explains."""
+  """Returns whether calibration differs from 1 by more than `tolerance`, and not by chance."""
   calibration, clicks = values.get('calibration'), clicks_of(values)
   if calibration is None or not calibration > 0:
     return False
-  by_chance = Z / clicks**0.5 if clicks else 0  # of the logarithm of the clicks
+  by_chance = Z / clicks**0.5 if clicks else 0  # the 95 % bound of an error of log(clicks)
   return abs(calibration - 1) > tolerance and abs(math.log(calibration)) > by_chance
 
 
 def worse_than_constant(values: Mapping[str, Json]) -> str | None:
-  """Returns a text if the model predicts worse than the mean label for every sample; else None."""
+  """Returns a text if the model is worse than predicting the mean label always; else None."""
   for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
     value, base = values.get(metric), values.get(f'base_{metric}')
     if value is not None and base is not None and value > base:
@@ -329,11 +325,11 @@ def worse_than_constant(values: Mapping[str, Json]) -> str | None:
 
 
 def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
-  """Returns whether the AUC of new samples is far below that of training, and not by chance.
+  """Returns whether AUC on new samples is far below that on training samples, and not by chance.
 
   Args:
-    trained_auc: the AUC on the samples of training; None if unknown.
-    values: the metrics of new samples.
+    trained_auc: the AUC on training samples; None if unknown.
+    values: the metrics on new samples.
   """
   auc, interval = values.get('auc'), auc_interval_of(values)
   if auc is None or trained_auc is None:
@@ -400,15 +396,15 @@ def _unique_values(run: RecordedRun) -> Iterator[str]:
 
 
 def kept_slots(run: RecordedRun) -> dict[str, dict]:
-  """Returns {slot: statistics of its rows} in the kept state; {} before the first pass.
+  """Returns {slot: statistics of its rows} in the state kept for prediction.
 
-  `shows` is divided by the number of epochs, so that it is that of one epoch.
+  `shows` is divided by the number of epochs. The result is {} before the first pass is trained.
   """
   trained = run.of_kept('train')
   statistics = trained['slots'].dropna()
   if not len(statistics):
     return {}
-  # With `counts`, they begin anew with each epoch.
+  # If a slot has the key `counts`, shows are reset at the start of each epoch.
   epochs = 1 if run.cfg.counted_fields() else max(1, trained['epoch'].nunique())
   slots = statistics.iloc[-1].items()
   return {slot: values | {'shows': values.get('shows', 0) / epochs} for slot, values in slots}

@@ -27,21 +27,21 @@ from trainer.storage import chain, checkpoint
 from trainer.storage.kept_texts import texts_by_key
 
 _ALL = range(SHARDS)
-_SHARDS_AT_ONCE = SHARDS // 16  # how many shards of two checkpoints are compared in memory
+_SHARDS_AT_ONCE = SHARDS // 16  # how many shards of two checkpoints are in memory at a time
 
-MOST_COMPARED = 100_000  # features of a slot, to find those near to an unknown one
+MOST_COMPARED = 100_000  # features of a slot whose texts are compared with an unknown text
 _COUNTS = ('key', 'show', 'click', 'unseen_days', 'admitted')
 
 
 class Inspection:
-  """A checkpoint of a run.
+  """Reads a checkpoint of a run.
 
   Args:
-    which: 'best' or 'last'; 'best' means the last one if there is no best one.
+    which: 'best' or 'last'; 'best' means the last checkpoint if there is no best one.
 
   Attributes:
     path: the directory of the checkpoint.
-    progress: RunState.progress as JSON, and the state of the ledger.
+    progress: the JSON of progress.json: the place in the data, and the ledger of passes.
 
   Raises:
     UserError: if there is no checkpoint.
@@ -62,7 +62,7 @@ class Inspection:
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
   def rows(self, shards: range = _ALL) -> Iterator[Chunk]:
-    """Yields the blocks that hold rows of these logical shards, and may hold rows of others too."""
+    """Yields the blocks with rows of these logical shards, some of which also have other rows."""
     return checkpoint.read_rows(self.path, self._manifest, shards)
 
   def _widths(self) -> dict[str, int]:
@@ -82,11 +82,7 @@ class Inspection:
     return pd.DataFrame(rows, columns=['variable', 'shape', 'parameters', 'bytes'])
 
   def slots(self) -> pd.DataFrame:
-    """Returns statistics of the rows of each slot, a row for each slot.
-
-    The columns are the numbers of features, the share that is admitted, shows, clicks, norms, the
-    effective rank of the factors, and bytes.
-    """
+    """Returns a table with statistics of each slot, such as features, admitted_share and bytes."""
     statistics = SlotStatistics(self.cfg, self._widths())
     for chunk in self.rows():
       statistics.add(chunk)
@@ -97,7 +93,7 @@ class Inspection:
     return table.rename_axis('slot')
 
   def made(self) -> pd.DataFrame:
-    """Returns the slots that are computed from other columns: their kind and their key `from`."""
+    """Returns a table of the slots with the key `from`: its kind, and its value as JSON."""
     made = {s.name: s.made for s in self.cfg.ordered_slots if s.made is not None}
     rows = [(m.kind, json.dumps(briefly(m))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
@@ -136,11 +132,11 @@ class Inspection:
   def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
     """Returns {key: text} of a slot's features.
 
-    These are all texts that data.keep_texts kept for the slot, and those of `keys` that a pass of
-    the run still has.
+    The result has all texts that data.keep_texts kept for the slot. For other keys, the passes of
+    the run are searched; keys that are not found are left out.
 
     Args:
-      keys: int64 [n]. If the text of one of them was not kept, the passes of the run are read.
+      keys: int64 [n], the keys whose texts are wanted.
     """
     self._slot_id(slot)  # checks its name
     texts = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
@@ -154,7 +150,7 @@ class Inspection:
     return texts
 
   def feature(self, slot: str, text: str) -> JsonObject:
-    """Returns what is known of one feature; `known` is False if the checkpoint has no row of it.
+    """Returns what the checkpoint has of a feature; `known` is False if it has no row of it.
 
     Args:
       text: the feature's value, as written in the log; for a cross its parts, 'a × b'.
@@ -182,7 +178,7 @@ class Inspection:
   def _near(self, slot: str, text: str) -> JsonObject:
     """Returns {'near': up to three texts of the slot's features that are similar to `text`}.
 
-    The result is {} if none is similar, or if the slot has more than MOST_COMPARED features.
+    Returns {} if no text is similar, or if the slot has more than MOST_COMPARED features.
     """
     keys = self.features(slot)['key'].to_numpy()
     if len(keys) > MOST_COMPARED:
@@ -218,7 +214,7 @@ class Inspection:
     return known
 
   def _export_of(self, key: int) -> str | None:
-    """Returns the name of the newest base or delta that has the key's row; None if none has."""
+    """Returns the name of the newest base or delta with the key's row; None if there is none."""
     shard = int(shard_of(np.array([key]))[0])
     for entry in reversed(chain.exports(os.path.join(self.run_dir, 'exports'))):
       if entry.kind in chain.ROW_KINDS:
@@ -228,10 +224,11 @@ class Inspection:
     return None
 
   def against(self, other: 'Inspection') -> pd.DataFrame:
-    """Compares the rows of this checkpoint with those of another, and returns a row for each slot.
+    """Compares this checkpoint with another, and returns a table with a row for each slot.
 
-    Columns: only_here, only_there and in_both (numbers of features), and mean_change_of_linear, the
-    mean absolute difference of the linear weights of the features in both.
+    Columns: only_here, only_there and in_both, the numbers of features that one or both checkpoints
+    have; mean_change_of_linear, the mean absolute difference of linear weights, over the features
+    in both.
     """
     ids = self.cfg.own_slot_ids()
     sums = np.zeros([max(ids.values()) + 1, 4])
@@ -251,10 +248,9 @@ class Inspection:
 
 
 def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
-  """Returns the number of day ends after which a feature is evicted if it is not seen again.
+  """Returns at which coming day end a feature is evicted if it is not seen again, 1 for the next.
 
-  Returns:
-    None if that is more than 1,000, or never.
+  The result is None if this is later than the 1,000th.
   """
   score, unseen, age = row['score'], row['unseen_days'], row['age_days']
   longest, youngest = limits.delete_after_unseen_days, limits.min_age_days

@@ -58,8 +58,8 @@ def short_name(name: str, width: int, shared: str = '') -> str:
   The end is kept, because it often has the day.
 
   Args:
-    shared: the prefix that this name shares with those shown beside it. If it is enough to cut
-      the prefix, nothing else is cut.
+    shared: the prefix of all names in the same table. If it is enough to cut the prefix, nothing
+      else is cut.
   """
   name = printable(name)
   cut = len(name) - width + 1

@@ -6,7 +6,7 @@ from trainer.model.slices import auc_interval_of
 from trainer.plain_data import Json
 
 FEW_CLICKS = 1000  # with fewer, AUC is told with ±
-SMALL_ERROR = 0.1  # below it, four decimals of a logloss have only two or three digits
+SMALL_ERROR = 0.1  # smaller errors have more decimals, so that enough digits are shown
 _ERRORS = ('logloss', 'base_logloss', 'rmse', 'base_rmse')
 
 
@@ -31,7 +31,7 @@ def clicks_of(values: Mapping[str, Json]) -> float | None:
 
 
 def half_interval(values: Mapping[str, Json]) -> float | None:
-  """Returns half the 95 % interval of the AUC; None if it is unknown, or clicks are many."""
+  """Returns half the width of the 95 % interval of the AUC; None if unknown or clicks are many."""
   clicks, interval = clicks_of(values), auc_interval_of(values)
   if interval is None or clicks >= FEW_CLICKS:
     return None
@@ -39,6 +39,6 @@ def half_interval(values: Mapping[str, Json]) -> float | None:
 
 
 def plus_minus(name: str, values: Mapping[str, Json]) -> str:
-  """Returns ' ± 0.09 (43 clicks)' for an AUC of few clicks; '' for many, and for other metrics."""
+  """Returns a text such as ' ± 0.09 (43 clicks)' for an AUC from few clicks; else ''."""
   half = half_interval(values) if name == 'auc' else None
   return '' if half is None else f' ± {half:.2f} ({clicks_of(values):,.0f} clicks)'

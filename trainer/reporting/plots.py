@@ -17,7 +17,7 @@ DOTTED = {'color': COLOURS['reachable'], 'dash': 'dot', 'width': 1}
 
 _GRID = {'gridcolor': '#eceef1', 'zerolinecolor': '#eceef1', 'zerolinewidth': 2}
 _AXIS = {'automargin': True, 'title': {'standoff': 15}, **_GRID}
-# Plotly copies and checks the template of each figure, and its own are large.
+# Small, because Plotly copies and checks the template of each figure.
 _TEMPLATE = {
   'data': {'bar': [{'marker': {'line': {'color': 'white', 'width': 0.5}}}]},
   'layout': {
@@ -48,7 +48,7 @@ def new_figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure
 
 
 def bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:
-  """Returns an empty figure for horizontal bars, with a row for each slot; `x` is a title."""
+  """Returns an empty figure for horizontal bars, a row for each slot; `x` is the x axis' title."""
   height = 110 + max(3, len(slots)) * layout.pop('row_height', 34)
   figure = new_figure(x, '', height=height, **layout)
   figure.update_layout(hovermode='y unified', barmode='group', bargap=0.25)

@@ -175,7 +175,7 @@ def _slots(run: RecordedRun) -> str | None:
     return None
   table = pd.DataFrame(slots).T.infer_objects()
   if 'dead_columns' in table:
-    # A slot without any has NaN.
+    # A slot without dead columns has NaN.
     dead = table['dead_columns'].map(lambda c: c if isinstance(c, list) else [])
     table['dead_columns'] = dead.map(lambda columns: ', '.join(map(str, columns)))
   table.columns = [c.replace('_', ' ').replace('shows', 'impressions') for c in table]
@@ -246,7 +246,7 @@ def write_page(title: str, cards: Mapping[str, str | pd.DataFrame | go.Figure], 
   """Writes an HTML page of texts, tables and figures, each below its heading.
 
   Args:
-    cards: {heading: what to show below it}. An empty text is left out, with its heading.
+    cards: {heading: what to show below it}. A heading with an empty text is left out.
   """
   body = f'<h1>{html.escape(title)}</h1>'
   for heading, shown in cards.items():

@@ -12,9 +12,9 @@ from trainer.errors import UserError
 from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
-# Figures that each task has.
+# Fields that events have for each task.
 QUALITY = (*config.METRICS, 'base_logloss', 'base_rmse', 'calibration', 'ctr')
-# Columns that the events of any run have, even if it was killed before it wrote such a field.
+# Columns that RecordedRun.events always has, even if no event has the field yet.
 EVENT_COLUMNS = (
   *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
   *('slots', 'features', 'admitted', 'table_bytes', 'disk_bytes', 'examples_per_second'),
@@ -24,12 +24,12 @@ EVENT_COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-  """What a run has recorded, with the figures of one of its tasks.
+  """The config and the events of a run, with the metrics of one of its tasks.
 
   Attributes:
     directory: the run_dir.
     events: the result of read_events, with every column of EVENT_COLUMNS.
-    truth: the content of truth.json, which lies beside a synthesized log; {} for other logs.
+    truth: the content of truth.json, which lies beside a synthetic log; {} for other logs.
     task: the name of the task; '' if there is one label.
   """
 
@@ -41,7 +41,6 @@ class RecordedRun:
 
   @property
   def name(self) -> str:
-    """The last part of the path of run_dir."""
     return os.path.basename(os.path.normpath(self.directory))
 
   @property
@@ -59,11 +58,11 @@ class RecordedRun:
 
   @property
   def deciding(self) -> 'RecordedRun':
-    """This run with the figures of the task by which the best epoch is chosen."""
+    """This run with the metrics of `deciding_task`."""
     return next(r for r in self.by_task() if r.task == self.deciding_task)
 
   def by_task(self) -> list['RecordedRun']:
-    """Returns this run with the figures of each task; [self] if there is one label."""
+    """Returns a copy of this run for each task, with its metrics; [self] if there is one label."""
     if not self.cfg.data.labels:
       return [self]
     return [self._of_task(label.name) for label in self.cfg.data.labels]
@@ -92,10 +91,10 @@ class RecordedRun:
 
   @functools.cached_property
   def best(self) -> pd.Series | None:
-    """The evaluation of data.valid after which the best state was kept.
+    """The evaluation of data.valid that chose the state kept for prediction.
 
-    None if validation has chosen no state; then the last state is kept. With several tasks, the
-    deciding task chooses.
+    None if no state was chosen; then the last state is kept. With several tasks, the metric of
+    `deciding_task` chooses.
     """
     chosen = self.events[self.events['event'].isin(['best', 'best_forgotten'])].tail(1)
     if not len(chosen) or chosen['event'].iloc[0] == 'best_forgotten':
@@ -103,16 +102,16 @@ class RecordedRun:
     return self.evaluated('valid').loc[: chosen.index[0]].iloc[-1]
 
   def of_kept(self, event: str) -> pd.DataFrame:
-    """Returns the events of one kind, up to the step of the kept state."""
+    """Returns the events of one kind, up to the step of the state kept for prediction."""
     events = self.of(event)
     return events if self.best is None else events[events['step'] <= self.best['step']]
 
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
-    """The evaluations of the kept state, {split: evaluation}, for valid and test.
+    """{split: evaluation} of the state kept for prediction, for valid and test.
 
-    If there is neither, it is {'next': the evaluation of the last pass before training on it}, or
-    {} if no pass was evaluated.
+    A run without both has {'next': the evaluation of the last pass before it was trained on}, or {}
+    if it evaluated no pass.
     """
     evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
     last = {split: rows.iloc[-1] for split, rows in evaluated.items() if len(rows)}
@@ -126,7 +125,7 @@ class RecordedRun:
     return self.of('train').drop_duplicates('pass')['examples'].sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
-    """Returns the value of a metric that the true probabilities reach on a pass; None if unknown.
+    """Returns the value of a metric for the true probabilities, in a synthetic log; else None.
 
     Args:
       name: the name of the pass.
@@ -146,7 +145,7 @@ def _truth(cfg: config.Config) -> dict:
 
 
 def read_run(run_dir: str) -> RecordedRun:
-  """Reads what a run has written so far; the data that it was trained on may be gone.
+  """Reads what a run has written so far; its training data is not needed.
 
   Raises:
     UserError: if `run_dir` is not the directory of a run.

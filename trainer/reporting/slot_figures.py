@@ -1,6 +1,6 @@
 """The figures of a report about slots and columns, drawn by Plotly.
 
-A function that draws returns None if the run has nothing to show in the figure yet.
+Functions that draw return None if the run has no data for the figure yet.
 """
 
 import numpy as np
@@ -13,7 +13,7 @@ from trainer.reporting.runs import RecordedRun
 
 
 def slot_calibration(run: RecordedRun) -> go.Figure | None:
-  """Draws each slot's calibration, for samples whose feature the model knows and for the others."""
+  """Draws each slot's calibration, for samples with a known feature and for all other samples."""
   slots = next(iter(of_scores(run, 'slots').values()), {})
   figure = bars(list(slots), 'Σ predicted / Σ clicked')
   for field, name in (('known', 'feature known'), ('unknown', 'feature unknown or blank')):
@@ -26,7 +26,7 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
     return None
   figure.add_vline(x=1, line=DOTTED)
   values = [value for trace in figure.data for value in trace.x]
-  # The first view makes no small deviation look large.
+  # The axis is wide enough that small deviations do not look large.
   return figure.update_xaxes(range=[min(0.8, *values) - 0.02, max(1.2, *values) + 0.02])
 
 
@@ -50,7 +50,7 @@ def funnel(run: RecordedRun) -> go.Figure | None:
       figure.add_bar(x=values.tolist(), y=list(values.index), name=name, orientation='h')
   if not figure.data:
     return None
-  # A bar starts at one feature, so that its length means something.
+  # All bars start at one feature, so that their lengths can be compared.
   most = max(max(trace.x) for trace in figure.data)
   return figure.update_xaxes(type='log', range=[0, float(np.log10(most)) + 0.1], dtick=1)
 
@@ -58,8 +58,8 @@ def funnel(run: RecordedRun) -> go.Figure | None:
 def unknown(run: RecordedRun) -> go.Figure | None:
   """Draws the share of samples with a feature unknown to the model, by slot and evaluation.
 
-  The evaluations are those of each pass before it was trained on or, if there are none, those of
-  the kept state.
+  The evaluations are those of passes before they were trained on or, if there are none, those of
+  the state kept for prediction.
   """
   shares = table_by_slot(run, 'eval', 'unknown')
   if not len(shares):
@@ -107,9 +107,9 @@ def drift(run: RecordedRun) -> go.Figure | None:
 
 
 def importance(run: RecordedRun) -> go.Figure | None:
-  """Draws how much AUC falls, or RMSE rises, if a slot or dense column is permuted.
+  """Draws how much AUC falls, or RMSE rises, if a slot's values are permuted over the samples.
 
-  The bar of a column is grey if its 95 % interval contains 0.
+  Dense columns are drawn like slots. A bar is grey if its 95 % interval contains 0.
   """
   measured = run.of('importance')
   if not len(measured):

@@ -18,7 +18,7 @@ from trainer.config import Config
 
 
 class TensorBoard:
-  """Writes metrics for TensorBoard. It calls no TensorFlow ops, because these calls leak memory.
+  """Writes metrics for TensorBoard without TensorFlow ops, because calls of them leak memory.
 
   TensorBoard draws a metric that is in several folders as one card, with a curve for each folder.
   """

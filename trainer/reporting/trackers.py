@@ -14,7 +14,7 @@ from trainer import files
 from trainer.config import Config
 from trainer.errors import UserError
 
-_MOST_PARAMS = 100  # of one request
+_MOST_PARAMS = 100  # params in one request
 _MOST_WAITING = 10_000  # calls that may wait for a slow tracker
 SECONDS_TO_END = 300  # how long a finished run waits for a tracker
 _FILES = ('config.yaml', 'metrics.jsonl', 'report.html')
@@ -35,7 +35,7 @@ class Tracker(Protocol):
     """Logs {name: metric}. `kind` is a split or an event."""
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
-    """Uploads files and directories, and ends the run, as finished or as killed."""
+    """Uploads the files and directories at `paths`, and ends the run as finished or as killed."""
 
 
 def _key(name: str) -> str:
@@ -96,7 +96,7 @@ class WandbTracker:
       dir=cfg.run_dir,
       config=cfg.settings(),
       reinit='create_new',  # the caller of trainer.fit may have a run of its own
-      # W&B asks nothing in the terminal and leaves the output of the run alone.
+      # W&B shall not ask in the terminal, nor capture the output of the run.
       settings=wandb.Settings(console='off', silent=True, login_timeout=1),
     )
     self.id = self._run.id
@@ -117,7 +117,7 @@ class WandbTracker:
     self._run.finish(exit_code=0 if is_finished else 1)
 
 
-# By the name in `report.to`, which is also the name of the package that the tracker needs.
+# {name in `report.to`, which is also the name of the Python package: class of the tracker}.
 TRACKERS = {'mlflow': MlflowTracker, 'wandb': WandbTracker}
 
 
@@ -150,7 +150,7 @@ class InBackground:
       self._calls.put_nowait(action)
 
   def close(self, status: str, is_waiting: Callable[[], None]) -> None:
-    """Uploads the files of the run, and ends its run in the tracker.
+    """Uploads the files of the run, ends the run in the tracker, and waits for both.
 
     Args:
       status: the status of the run: 'finished' if it has trained everything.
@@ -190,7 +190,7 @@ class InBackground:
 
   @contextlib.contextmanager
   def _told_once(self):
-    """Reports the first error only, because later ones repeat it if the network is down."""
+    """Catches errors and reports the first alone: if the network is down, every call has one."""
     try:
       yield
     except Exception:
