@@ -1,10 +1,10 @@
 """A run_dir in a bucket (s3://, gs:// or hdfs://), read and written by the same clients as logs.
 
-A job trains into a working directory on its machine, which looks like any run_dir, and copies it
-into the bucket after each checkpoint and each export. The order of copying keeps the bucket
-consistent at any moment: first reports and config; then new checkpoints and exports, each with its
-DONE marker last. At the end, directories that the job has removed are deleted from the bucket, the
-marker of each first. Commands that read the run copy it from the bucket before they begin.
+A job trains into a working directory on its machine, which looks like any run_dir. After each
+checkpoint and each export, the job copies the directory into the bucket, in an order that keeps the
+bucket consistent at any moment. First it copies reports and config; then new checkpoints and
+exports, each with its DONE marker last. Then it deletes the directories that the job has removed,
+the marker of each first. Commands that read the run copy it from the bucket before they begin.
 """
 
 import contextlib
@@ -38,10 +38,10 @@ def copy_of(run_dir: str) -> Iterator[str]:
 
 @contextlib.contextmanager
 def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], None]]]:
-  """Yields a local directory that holds a run_dir, and a function that updates the directory.
+  """Yields a local directory that holds a run_dir, and a function that updates this directory.
 
-  If the run_dir is in a bucket, the directory is empty until the first call of the function. A call
-  copies only if the last copy is at least a second old.
+  If the run_dir is in a bucket, the directory is empty until the function is called. A call copies
+  only if the last copy is at least a second old.
 
   Args:
     run_dir: a local directory, which is yielded as it is; or a URL, whose content the function
@@ -78,16 +78,16 @@ class Bucket:
   def __init__(self, run_dir: str, directory: str):
     self.run_dir, self._directory = run_dir, directory
     # What the bucket holds, as far as this process knows.
-    self._markers: dict[str, bytes | None] = {}  # what DONE says, by directory; None: no DONE
-    self._reports: dict[str, tuple[int, int]] = {}  # size and time of the file that was copied
+    self._markers: dict[str, bytes | None] = {}  # {directory: content of DONE, None without one}
+    self._reports: dict[str, tuple[int, int]] = {}  # {file: its size and time when it was copied}
     process = {'host': socket.gethostname(), 'process': os.getpid(), 'time': time.time()}
     self._owner = json.dumps(process).encode()
 
   def download(self) -> None:
     """Makes the directory equal to the bucket, before a job trains in the directory.
 
-    Files that only the directory has are removed. A job that was killed before it copied them may
-    have left them, and the run may have continued elsewhere since.
+    Files that only the directory has are removed: they may be from a job that was killed before it
+    copied them, and the run may have continued elsewhere since.
 
     Raises:
       UserError: if the bucket cannot be reached, or a process of this machine trains in the
@@ -169,7 +169,7 @@ class Bucket:
       del self._markers[folder]
 
   def _names(self) -> list[str]:
-    """Returns the files of the directory that are copied to the bucket, as paths within it."""
+    """Returns the files to copy to the bucket, as paths within the directory."""
     names = []
     for folder, folders, found in os.walk(self._directory):
       below = os.path.relpath(folder, self._directory)
@@ -187,7 +187,7 @@ class Bucket:
     return f'{self.run_dir.rstrip("/")}/{name}'
 
   def _marker(self, folder: str) -> bytes | None:
-    """Returns the content of the DONE marker of a local directory; None if it has none."""
+    """Returns the content of DONE in a local directory; None if there is no DONE."""
     try:
       with open(self._path(f'{folder}/{files.DONE}'), 'rb') as f:
         return f.read()
@@ -227,7 +227,7 @@ class Bucket:
     log_files.retried(self.run_dir, put, 'written')
 
   def _delete(self, folder: str) -> None:
-    """Deletes a directory of the bucket, its marker first."""
+    """Deletes a directory of the bucket, its DONE marker first."""
     if folder in self._markers:
       log_files.delete(self._url(f'{folder}/{files.DONE}'))
       log_files.delete(self._url(folder))

@@ -5,7 +5,7 @@
     exports/items/16/                          a base of a run with model.retrieval, with the
                                                vectors of its items (`trainer.storage.items`)
 
-An export's number, its *sequence*, counts exports of all kinds. It only grows.
+An export's number is called its *sequence*. Exports of all kinds are counted together.
 """
 
 import contextlib
@@ -48,15 +48,15 @@ class StoredExport(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-  """What keeps served scores from being those of ctr-predict."""
+  """Why served scores may differ from those of ctr-predict."""
 
-  rows: int = 0  # features that the lifecycle's thresholds keep out of a base and its deltas
-  of: int = 0  # features in the table; 0 where nothing is filtered
+  rows: int = 0  # the number of features that the lifecycle's thresholds keep out of exports
+  of: int = 0  # the number of features in the table; 0 if the thresholds keep none out
   share_of_shows: float = 0.0  # share of all shows that belong to the rows left out
-  older: Sequence[str] = ()  # features whose values deltas leave as they are, until a base comes
+  older: Sequence[str] = ()  # descriptions of features whose older values stay until the next base
 
   def __str__(self) -> str:
-    """Returns what to tell the user; empty if served scores are those of ctr-predict."""
+    """Returns a text for the user; empty if served scores are those of ctr-predict."""
     told = []
     if self.rows:
       told.append(
@@ -74,7 +74,7 @@ class LeftOut(NamedTuple):
 
 
 class Rows(NamedTuple):
-  """Rows of n features; `factors` holds the counts[0] factors of feature 0, then those of 1, …"""
+  """Rows of n features. `factors` has counts[0] factors of feature 0, then counts[1] of 1, …"""
 
   key: np.ndarray  # int64 [n]
   linear: np.ndarray  # float32 [n]
@@ -122,7 +122,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
-  """Yields the exports whose names end in `suffix`, including those that are not DONE."""
+  """Yields the exports in a directory whose names end in `suffix`, with or without DONE."""
   for name in _names(directory):
     if name.endswith(suffix) and (match := _NAME.fullmatch(name.removesuffix(suffix))):
       yield StoredExport(int(match[1]), match[2], os.path.join(directory, name))
@@ -149,9 +149,9 @@ class RowExport:
     checksum: the checksum of its manifest. An export of another run may have the same name, but not
       the same checksum.
     done_at: when it was completed, in seconds as time.time() counts them.
-    left_out: what the chain, up to this export, leaves out or at older values.
+    left_out: what a server that has this export lacks.
   Raises:
-    DataLoss: if it is damaged; methods that read its files raise this too.
+    DataLoss: if the export is damaged. Methods that read its files raise this too.
   """
 
   def __init__(self, path: str):
@@ -174,7 +174,7 @@ class RowExport:
     return self.previous is None
 
   def dense(self) -> dict[str, np.ndarray]:
-    """Returns {name: the value of a dense variable}; `dense_stats` is among them."""
+    """Returns {name: array} of the dense variables, and of `dense_stats`."""
     return files.from_npz(files.read_checked(self.path, DENSE, self._manifest['files']))
 
   def config(self) -> str:
@@ -182,21 +182,21 @@ class RowExport:
     return files.read_checked(self.path, CONFIG, self._manifest['files']).decode()
 
   def items(self) -> item_files.Change:
-    """Returns the items as a Change: for a base all items, for a delta those that changed."""
+    """Returns the items that changed; for a base, all items."""
     data = files.read_checked(self.path, item_files.ITEMS, self._manifest['files'])
     return item_files.read(data, os.path.join(self.path, item_files.ITEMS))
 
   def index(self) -> bytes | None:
     """Returns the faiss index of the items, as bytes.
 
-    None for a delta, and if faiss was not installed when the export was written.
+    None if this is a delta, or faiss was not installed when the export was written.
     """
     if item_files.INDEX not in self._manifest['files']:
       return None
     return files.read_checked(self.path, item_files.INDEX, self._manifest['files'])
 
   def rows(self) -> Iterator[Rows]:
-    """Yields batches of rows in the order of logical shards, then keys.
+    """Yields batches of rows, ordered by logical shard, then by key.
 
     Each file is read twice: its checksum is verified before its first row is yielded.
     """
@@ -205,15 +205,15 @@ class RowExport:
       yield from read_rows(os.path.join(self.path, name))
 
   def tombstones(self) -> np.ndarray:
-    """Returns the keys to delete, int64 [n], in the order of logical shards, then keys."""
+    """Returns the keys to delete, int64 [n], ordered by logical shard, then by key."""
     return self.keys('tombstones', range(SHARDS))
 
   def keys(self, content: str, shards: range) -> np.ndarray:
-    """Returns the keys in some logical shards, int64 [n].
+    """Returns the export's keys that belong to some logical shards, int64 [n].
 
     Args:
       content: 'rows' for the keys of the rows, 'tombstones' for the keys to delete.
-      shards: only keys of these logical shards are returned.
+      shards: the logical shards.
     """
     parts = [_NO_ROWS.key]
     for name in self._parts(content, shards):
@@ -228,7 +228,7 @@ class RowExport:
     return np.concatenate(parts)
 
   def _parts(self, content: str, shards: range) -> Iterator[str]:
-    """Yields the names of the files that may hold keys of these shards; `content` as in `keys`."""
+    """Yields the names of the files that may hold keys of some shards; arguments as in `keys`."""
     parts = self._manifest['parts']
     for rank in owners_with(shards, parts):
       if (name := part_name(content, rank, parts)) in self._manifest['files']:
@@ -275,18 +275,17 @@ def _rows_of(table: pa.Table) -> Rows:
 
 
 def concatenate(parts: list[Rows]) -> Rows:
-  """Returns the rows of all parts, in their order."""
   return Rows(*map(np.concatenate, zip(*parts or [_NO_ROWS])))
 
 
 def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
-  """Yields the exports of a chain, newest first; each is opened when the iteration reaches it.
+  """Yields the exports of a chain, newest first. An export is opened only when it is yielded.
 
   Args:
     directory: the directory of a run's exports.
     last: the path of the chain's last export; None: the newest base or delta.
   Raises:
-    DataLoss: where an export is missing or damaged.
+    DataLoss: if an export is missing or damaged.
   """
   paths = [export.path for export in exports(directory) if export.kind in ROW_KINDS]
   path = last or (paths[-1] if paths else None)
@@ -300,30 +299,29 @@ def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
 
 
 def chain(directory: str, last: str | None = None) -> list[RowExport]:
-  """Returns the exports of a chain, oldest first; see `backwards` for arguments and errors."""
+  """Returns the exports of a chain, oldest first; arguments and errors are as for `backwards`."""
   return list(backwards(directory, last))[::-1]
 
 
 class Replay:
-  """Replays chains of exports, and keeps the results, from which the next export is written.
+  """Applies the deltas of a chain to its base, and keeps the result for the next export.
 
-  To replay a chain is to apply its deltas to its base (`trainer.storage.export`). Each export is
-  read once, and again only if another export took its place. So the time to write an export does
-  not grow with the length of the chain. The chain's keys, of 8 bytes each, and its items stay in
-  memory.
+  An export is read only once, unless another one took its place. So the time to write an export
+  does not grow with the length of its chain. The keys of the chain, 8 bytes each, and its items
+  stay in memory.
   """
 
   def __init__(self):
     self._known: dict[str, tuple[int, JsonObject]] = {}  # by path: `_done_at` and the manifest
-    # What `_replayed` has returned, by name, with the exports that it results from.
+    # By name: the exports that `_replayed` has read, and its result.
     self._results: dict[str, tuple[list[tuple], Result]] = {}
 
   def scan(self, directory: str) -> tuple[list[StoredExport], dict[str, JsonObject], list[str]]:
     """Lists the exports of a directory, and removes unfinished ones, which a crash has left.
 
     Returns:
-      The exports that are DONE, their manifests by path, and the paths of the newest chain, oldest
-      first; [] if an export of that chain is missing.
+      The exports that are DONE; their manifests by path; and the paths of the exports in the newest
+      chain, oldest first, or [] if one of these is missing.
     Raises:
       DataLoss: if a manifest is damaged.
     """
@@ -356,10 +354,10 @@ class Replay:
     return done, manifests, links[::-1]
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
-    """Returns the keys of the rows that a chain holds when it is replayed, int64 [n], ascending.
+    """Returns the keys that a chain's base has once its deltas are applied, int64 [n], ascending.
 
     Args:
-      links: the paths of the chain, as `scan` returned them on process 0.
+      links: the paths of the chain's exports, as `scan` returned them on process 0.
       shards: only keys of these logical shards are returned.
     Raises:
       DataLoss: if an export is damaged.
@@ -372,14 +370,14 @@ class Replay:
     return self._replayed('keys', links, shards, np.zeros([0], np.int64), added)
 
   def items(self, links: Sequence[str]) -> item_files.Items | None:
-    """Returns the items that a chain holds when it is replayed, ascending by key.
+    """Returns the items that a chain's base has once its deltas are applied, ascending by key.
 
     Only process 0 calls this.
 
     Args:
-      links: the paths of the chain, as `scan` returned them.
+      links: the paths of the chain's exports, as `scan` returned them.
     Returns:
-      None if `links` is empty.
+      The items; None if `links` is empty.
     """
 
     def added(items: item_files.Items | None, export: RowExport) -> item_files.Items:
@@ -396,13 +394,15 @@ class Replay:
     empty: Result,
     added: Callable[[Result, RowExport], Result],
   ) -> Result:
-    """Replays a chain; what the last call with this `name` replayed is not read again.
+    """Reduces a chain to a result, by a function that adds one export at a time.
 
-    If the chain does not begin with the exports of that call, all of it is read.
+    If the chain continues that of the last call with the same `name`, only the new exports are
+    read.
 
     Args:
-      links: the paths of the chain.
-      shards: the logical shards that the result covers; None: it has all of the chain.
+      name: the name under which the result is kept.
+      links: the paths of the chain's exports.
+      shards: the logical shards that the result covers; None: all.
       empty: the result for an empty chain.
       added: a function of a result and the next export that returns the next result.
     """
@@ -418,8 +418,5 @@ class Replay:
 
 
 def _done_at(path: str) -> int:
-  """Returns the time at which an export was completed, in ns.
-
-  It tells this export from a later one at the same path.
-  """
+  """Returns the time at which an export was completed, in ns; it changes if the path is reused."""
   return os.stat(f'{path}/{files.DONE}').st_mtime_ns

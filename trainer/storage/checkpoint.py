@@ -3,19 +3,19 @@
     checkpoints/ckpt-000000123/
       rows-00000-of-00002.bin     what process 0 of 2 owns: the logical shards [0, 2048), block
                                   by block; a block holds its columns one after another
-      rows-00000-of-00002.json    names, dtypes and row shapes of the columns; of each block its
-                                  first and last table shard, the length of each column, and its
+      rows-00000-of-00002.json    names, dtypes and row shapes of the columns; for each block, its
+                                  first and last table shard, the lengths of its columns, and its
                                   checksum
       texts-00000-of-00002.parquet   with data.keep_texts, texts of its features (kept_texts.py)
       dense.npz                   variables of layers and optimizer, metrics: name -> array
       progress.json  config.yaml
-      MANIFEST.json               every file, its size and checksum
+      MANIFEST.json               the size and checksum of every file
       DONE                        marks the checkpoint as complete; holds MANIFEST.json's checksum
 
-A block is a chunk that the store exports (ops/row_store.py): rows in the order of a table's 256
-shards (ops.sharding). Columns `factors_NAME` hold the admitted rows of a table as float32, or as
-uint16 with the bits of bfloat16. A process reads and checks only the blocks that may hold rows of
-its own, and keeps only its own rows. Rows are written and read one block at a time, in sequence.
+A block is a chunk that the store exports (ops/row_store.py). Its rows are in the order of a table's
+256 shards (ops.sharding). A column `factors_NAME` holds the factors of the admitted features of a
+table, as float32, or as uint16 with the bits of bfloat16. A process reads and checks only the
+blocks that may hold its own rows. Rows are written and read one block at a time.
 """
 
 import filecmp
@@ -150,7 +150,7 @@ def save(
       them.
     progress: how far in the data the run is; only process 0 writes it.
     config_text: the config as YAML; only process 0 writes it.
-    keep: the number of checkpoints to keep, with this one.
+    keep: the number of checkpoints to keep, including this one.
     texts: the texts of the features that this process owns; None: none are kept.
   Returns:
     The path of the checkpoint.
@@ -227,7 +227,7 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
 def link(path: str, directory: str) -> None:
   """Copies a checkpoint into `directory`, and removes everything else there.
 
-  Files are not copied but hard-linked where the file system supports it.
+  Instead of copying files, it makes hard links where the file system supports them.
   """
 
   def link_or_copy(source: str, target: str) -> None:
@@ -257,10 +257,12 @@ def link(path: str, directory: str) -> None:
 
 
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
-  """Yields the blocks that may hold rows of some logical shards; they may hold other rows too.
+  """Yields the blocks that may hold rows of some logical shards. They may hold other rows too.
 
   Args:
-    manifest: what `check` returned for this checkpoint.
+    path: the checkpoint.
+    manifest: what `check` returned for it.
+    shards: the logical shards.
   Raises:
     DataLoss: if a file is damaged; the message names it.
   """
@@ -315,7 +317,7 @@ def _read_block(
 def read_texts(
   path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
 ) -> Iterator[bytes]:
-  """Yields the dumps of KeptTexts that may hold features of some logical shards.
+  """Yields the dumps of `KeptTexts` in a checkpoint that may hold features of some logical shards.
 
   Arguments and errors are those of `read_rows`.
   """
@@ -351,9 +353,8 @@ def config_of(path: str) -> str:
   return files.read_checked(path, 'config.yaml', check(path)['files']).decode()
 
 
-# Given the text of a checkpoint's config, it returns None if the rows fit this run as they are.
-# Else it returns a function that converts all rows of the checkpoint to those that this process
-# owns.
+# A function of the text of a checkpoint's config. It returns None if the rows fit this run as they
+# are, else a function that converts all rows of the checkpoint to the rows that this process owns.
 Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
 
 
@@ -368,9 +369,9 @@ def restore(
   """Reads one checkpoint, which any number of processes may have written.
 
   Args:
-    store: gets the rows that this process owns, in place of its present rows.
-    adapt: see `Adapt`; None: the rows are taken as they are.
-    texts: gets the texts of the features that this process owns, in place of its present texts.
+    store: receives the rows that this process owns, in place of its present rows.
+    adapt: converts rows that do not fit this run, see `Adapt`; None: rows are taken as they are.
+    texts: receives the texts of the features that this process owns, in place of its present texts.
   Returns:
     `dense` and `progress`, as `save` took them.
   Raises:
@@ -406,7 +407,7 @@ def restore(
 def restore_latest(
   directory: str, *, store: RowTable, communicator: Communicator = SingleProcess(), **others: object
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
-  """Reads the newest checkpoint that every process can read; logs why newer ones are refused.
+  """Reads the newest checkpoint that every process can read, and logs why newer ones are skipped.
 
   Args:
     **others: further arguments of `restore`.
@@ -427,7 +428,7 @@ def restore_latest(
     except UserError as e:
       refusal = refusal or e
       logging.warning('checkpoint refused: %s', e)
-      store.clear()  # of the rows that were read before the damage was found
+      store.clear()  # deletes the rows that were read before the damage was found
   if refusal:
     raise UserError(f'{directory}: all of its {len(paths)} checkpoints are damaged: {refusal}')
   return None

@@ -1,15 +1,16 @@
 """Writes the dense part of a model as a SavedModel, for consumers that keep the rows elsewhere.
 
 The size of the SavedModel does not depend on the number of features. Its signature
-`serving_default` takes those of the following inputs that the model reads
-(trainer.embedding.layer_inputs.LayerInputs). The first dimension of each is B, or 1: one row then
-stands for all samples.
+`serving_default` takes those of the following inputs that the model reads. The first dimension of
+each is the number of samples B, or 1 if one row is for all samples. F is the number of slots; x is
+a feature's value, w its linear weight, and v its factors.
 
 - `linear` float32 [B, F]: Σ x·w over the features of each slot;
-- `factors_TABLE` float32 [B, F_t, D_t]: Σ x·v over the features of each of the table's slots;
-- `squares` float32 [B]: Σ x²·‖v‖² over all features of the sample (fm);
-- `field_factors` float32 [B, F, F·D], `field_squares` float32 [B] (ffm);
-- `norm` float32 [B, F]: what mean or sqrt-n pooling divides by, where a slot has such pooling;
+- `factors_TABLE` float32 [B, slots of the table, width]: Σ x·v over the features of each slot;
+- `squares` float32 [B]: Σ x²·‖v‖² over all features of the sample (for the layer fm);
+- `field_factors` float32 [B, F, F·D], `field_squares` float32 [B]: the same sums for ffm, where v
+  has D factors for each slot;
+- `norm` float32 [B, F]: the divisors of mean and sqrt-n pooling, if a slot has such pooling;
 - `show_click` float32 [B, Fc, 2]: the shows and the clicks of each slot with `counts`, summed
   over its features;
 - `dense` float32 [B, Dn]: dense columns as in the log, NaN where a number is missing.
@@ -52,7 +53,7 @@ class DenseServing(ServedModel):
     self._shapes = shapes
 
   def specs(self) -> dict[str, tf.TensorSpec]:
-    """Returns the specs of the signature's inputs, by the name of the input."""
+    """Returns {name: spec} of the signature's inputs."""
     specs = [
       tf.TensorSpec([None, *shape], tf.float32, input_name(name))
       for name, shape in self._shapes.items()
@@ -60,7 +61,7 @@ class DenseServing(ServedModel):
     return {spec.name: spec for spec in specs}
 
   def from_sums(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}, for inputs by the names and shapes in `specs`."""
+    """Returns the outputs, {name: float32 [B]}; the inputs are those in `specs`."""
     size = common_size({name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()})
 
     def tensor(name: str) -> tf.Tensor | None:

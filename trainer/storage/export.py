@@ -26,32 +26,33 @@ and L the keys that the replay of the chain holds. An export then writes
     base:   rows B
     delta:  rows D ∪ (B − L), tombstones L − (B ∪ D)
 
-so that the replay then holds exactly the keys B (D ⊆ B where delta_threshold ≥ 0). Features that
-were evicted or fell below the base's threshold are deleted. A feature that was deleted and comes
-back is written whole, however little its score has grown. A feature is written again once its score
-has grown by delta_threshold since it was last written; until then the replay keeps its older
-values. So with delta_threshold 0 the replay *is* the base of that moment. If the chain's last
-export is of the same position in the data, nothing has changed since, and D is empty.
+Afterwards the replay of the chain holds exactly the keys B. (D is a part of B if delta_threshold is
+0 or more.) Features that were evicted or fell below the base's threshold are deleted. A feature
+that comes back is written, however little its score has grown. Any other feature is written again
+once its score has grown by delta_threshold since it was last written; until then the replay keeps
+its older values. With delta_threshold 0, the replay equals a base of that moment. If the chain's
+last export is of the same position in the data, nothing has changed since, and D is empty.
 
 L is read from the chain's own files. The next delta begins a new chain, with null for its `base`
 and `previous`, in three cases: a directory of the chain was removed; the run continues with other
 slots, tables or interactions, which give keys and rows another meaning; or the step of the chain's
 last export does not lie between the step of the trainer's last base or delta and the present one.
 
-**Filters.** With `base_threshold` or `delta_keep_days` set, features outside B are in the table but
-not in exports, so serving scores samples without them. The manifest holds their number and their
-share of all shows, and in words which features a delta may leave at older values.
+**Filters.** If `base_threshold` or `delta_keep_days` is set, the features outside B are in the
+table but not in exports, so serving scores samples without them. The manifest holds the number of
+these features and their share of all shows. It also describes the features that a delta may leave
+at older values.
 
 **Items.** A run with model.retrieval exports `items` in place of `base`. Its delta holds the items
-whose vectors differ from those of the replay, and the keys of those that left. An item that came
-only as a negative gets another vector but no new shows, so delta_score does not select its rows;
-where the query tower reads them, the delta holds them too.
+whose vectors differ from those of the replay, and the keys of the items that left the catalogue. An
+item that was drawn only as a negative gets another vector but no new shows, so its delta_score does
+not select its rows; the delta holds these rows too if the query tower reads them.
 
 **Exactly once.** An export is identified by its kind, its position in the data and the lifecycle's
 settings. If a process dies before the export is DONE, the continued run writes the export again; if
 it dies afterwards, the run finds the export and does not write it. In both cases the trainer then
-lowers each exported feature's delta_score by its value at the selection. Exports by the
-command ctr-export are links of the chain too, but no delta_score is lowered for them.
+lowers the delta_score of each exported feature by its value at the selection. Exports by the
+command ctr-export belong to the chain too, but no delta_score is lowered for them.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
 n versions of each kind of model.
@@ -104,43 +105,42 @@ class WrittenExport(NamedTuple):
 
 
 class _Plan(NamedTuple):
-  """What process 0 has decided to write; the same on every process."""
+  """Where an export goes and what it continues. Process 0 decides this for all processes."""
 
   path: str
   sequence: int
   done: bool  # the export is there already
-  chain: list[str]  # paths, base first, whose replay the consumers hold
+  chain: list[str]  # the paths of the exports that a delta continues, base first
   unchanged: bool  # the chain's last export has the same position in the data
 
 
 class _Selection(NamedTuple):
-  """The keys of one process that an export concerns, int64 [n] each.
+  """The keys that one process puts into an export, int64 [n] each.
 
   `rows` and `tombstones` are ordered by logical shard, then by key.
   """
 
   rows: np.ndarray  # to write
   tombstones: np.ndarray | None  # to delete; None: this kind of export has none
-  kept: np.ndarray  # that the replay of the chain holds after this export
-  # By selection (base or delta): the keys from whose delta_score the exported gain is subtracted.
-  commits: dict[str, np.ndarray]
+  kept: np.ndarray  # that the chain holds after this export
+  commits: dict[str, np.ndarray]  # {base or delta: the keys to pass to `store.commit` afterwards}
 
 
 class _Part(NamedTuple):
-  """What one process wrote; if the policy filters no exports, the last four numbers stay 0."""
+  """What one process wrote. The last four numbers are 0 unless the policy filters exports."""
 
   rows: int = 0
   tombstones: int = 0
   keys_crc32: dict[str, int] = {}  # of the keys in each of its files
   slots: dict[str, int] = {}  # rows by slot id
   features: int = 0  # in this process's table
-  kept: int = 0  # features that the replay of the chain holds
+  kept: int = 0  # features that the chain holds after this export
   shows: float = 0.0  # of `features`
   shows_kept: float = 0.0  # of `kept`
 
 
 def _layout(cfg: config.Config) -> JsonObject:
-  """Returns what in the config determines features' keys and the layout of rows, for manifests."""
+  """Returns the parts of the config that determine keys and the layout of rows, for manifests."""
   return {
     'slots': cfg.slot_ids(),
     'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
@@ -157,11 +157,11 @@ def _begin(
   since: int,
   replay: chain.Replay,
 ) -> _Plan:
-  """Plans an export: where it goes and which export it follows. Process 0 calls it.
+  """Plans an export: where it goes and which export it follows. Only process 0 calls this.
 
-  Makes the directory of the export, unless this position has been exported already. A delta holds
-  the rows that changed after step `since`. So it can follow only an export whose step lies between
-  `since` and `step`; otherwise it begins a new chain.
+  Makes the directory of the export, unless this position in the data has been exported already. A
+  delta holds the rows that changed after step `since`. So a delta can follow only an export whose
+  step lies between `since` and `step`; otherwise it begins a new chain.
   """
   done, manifests, links = replay.scan(directory)
   for export in reversed(done):
@@ -183,7 +183,7 @@ def _begin(
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys that serving looks up: all; with model.retrieval, those of the query tower."""
+  """Returns the keys that serving looks up: with model.retrieval, only the query tower's."""
   if cfg.model.retrieval is None:
     return keys
   ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
@@ -199,9 +199,10 @@ def _select(
   replay: chain.Replay,
   changed: np.ndarray,
 ) -> _Selection:
-  """Selects the rows that this process writes, and the features whose delta_score it lowers later.
+  """Selects the rows that this process writes and deletes.
 
   Args:
+    shards: the logical shards that this process owns.
     changed: the keys of items whose vectors have changed; a delta holds their rows.
   """
   if kind == 'dense_model':
@@ -261,7 +262,7 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Removes exports that `export.keep` does not keep, once an export of this kind is DONE."""
+  """Removes old exports, so that `keep` of this kind are left. Call it when one is DONE."""
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
@@ -420,7 +421,7 @@ def _manifest(
 
 
 def _older(cfg: config.Config) -> Iterator[str]:
-  """Yields which features a delta may leave at older values than the trainer has."""
+  """Yields descriptions of the features whose older values a delta may leave in a chain."""
   lifecycles = [cfg.lifecycle, *(slot.lifecycle for slot in cfg.data.slots if slot.lifecycle)]
   threshold = max(part.delta_threshold or 0.0 for part in lifecycles)
   if threshold > 0:
@@ -444,10 +445,10 @@ def _write_model(
   unfinished: str,
   processes: int,
 ) -> None:
-  """Writes a SavedModel, or a dense_model, which has no rows.
+  """Writes a SavedModel or a dense_model into the directory `unfinished`.
 
-  A SavedModel takes its rows from the Parquet files that all processes wrote into the directory
-  `unfinished`; these files are then removed.
+  The rows of a SavedModel come from the Parquet files that all processes wrote into this directory.
+  Afterwards these files are removed.
   """
   if kind == 'dense_model':
     dense_model.save(cfg, model, dense_stats, unfinished)

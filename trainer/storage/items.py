@@ -7,11 +7,13 @@
       items.faiss       not in deltas, and only if faiss is installed: its index of the vectors, of
                         type IVF; number i of the index is row i of items.parquet
 
-With similarity cosine the vectors have length 1, so that the inner product is the score there too.
+The score of an item is the inner product of its vector and the query's. With model.retrieval's
+similarity `cosine`, vectors have length 1.
+
 The index divides the n items into √n lists, by k-means on a part of the items. A search reads the
-PROBES lists whose centres have the highest scores, so up to PROBES² items are searched exactly. The
-time to build the index grows as n^1.5: some seconds for a million items. Building a graph (HNSW)
-instead takes many minutes.
+PROBES lists whose centres have the highest scores, so it is exact for up to PROBES² items. The time
+to build the index grows as n^1.5: some seconds for a million items. Building a graph (HNSW) instead
+takes many minutes.
 """
 
 import importlib.util
@@ -30,7 +32,7 @@ from trainer.data.values import places
 from trainer.errors import DataLoss
 
 ITEMS, INDEX = 'items.parquet', 'items.faiss'
-PROBES = 128  # the lists that a search reads, unless it asks for others
+PROBES = 128  # the number of lists that a search reads by default
 
 
 class Items(NamedTuple):
@@ -60,7 +62,8 @@ class Change(NamedTuple):
     """Returns the change from `before` to `now`; changed and new items keep the order of `now`.
 
     Args:
-      before: in ascending order of the keys.
+      before: the items of the earlier export, in ascending order of their keys.
+      now: the items of the new export.
     """
     place = places(before.keys, now.keys)
     same = place >= 0
@@ -68,7 +71,7 @@ class Change(NamedTuple):
     return cls(now.take(~same), np.setdiff1d(before.keys, now.keys, assume_unique=True))
 
   def applied(self, before: Items) -> Items:
-    """Returns `before` after this change, in ascending order of the keys, as `before` must be."""
+    """Returns the items after this change; these and the items `before` it ascend by key."""
     replaced = np.isin(before.keys, np.concatenate([self.gone, self.items.keys]))
     kept = before.take(~replaced)
     if not len(self.items.keys):
@@ -140,7 +143,7 @@ def has_faiss() -> bool:
 
 
 def import_faiss() -> ModuleType:
-  """Returns the module faiss; its log lines about the builds that it looks for are turned off."""
+  """Returns the module faiss, without the log lines that it would write while it is imported."""
   logging.getLogger('faiss.loader').setLevel(logging.WARNING)
   import faiss
 

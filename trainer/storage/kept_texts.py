@@ -21,8 +21,8 @@ from trainer.embedding.row_table import RowTable
 class KeptTexts:
   """The texts of the admitted features that a process owns, for the slots in data.keep_texts.
 
-  They are read from each pass after the model has trained on it. `dump` removes the texts of
-  features that have been evicted. A text takes 16 bytes of memory beside its own bytes.
+  The texts are read from each pass after the model has trained on the pass. `dump` removes the
+  texts of evicted features. A text takes 16 bytes of memory in addition to its own bytes.
   """
 
   def __init__(self, cfg: config.Config, communicator: Communicator, store: RowTable):
@@ -33,7 +33,7 @@ class KeptTexts:
     self._texts = pa.array([], pa.large_binary())
 
   def learn(self, prepared: PreparedPass) -> None:
-    """Adds the texts of those features of a pass that are admitted by now."""
+    """Adds the texts of the admitted features in a pass."""
     if not self._ids:
       return
     if prepared.texts is None:
@@ -50,7 +50,7 @@ class KeptTexts:
     self._add(keys, pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
 
   def _add(self, keys: np.ndarray, texts: pa.Array) -> None:
-    """Adds the texts of those admitted features of this process that have no text yet.
+    """Adds texts, but only of admitted features that this process owns and that have no text yet.
 
     Args:
       keys: int64 [n], the keys of features.
@@ -70,10 +70,8 @@ class KeptTexts:
   def dump(self) -> bytes | None:
     """Returns the texts of the features that are still admitted, as the bytes of a Parquet file.
 
-    The file holds the names of slots instead of their ids, which may change.
-
-    Returns:
-      None if data.keep_texts is empty.
+    The file holds the names of slots, because their ids may change. If data.keep_texts is empty,
+    the result is None.
     """
     if not self._ids:
       return None
@@ -87,7 +85,7 @@ class KeptTexts:
     return out.getvalue()
 
   def load(self, dumps: Iterable[bytes]) -> None:
-    """Replaces the texts by those of this process's features in dumps of any processes."""
+    """Replaces the texts by those in dumps of any processes, for the features of this process."""
     self._keys, self._texts = self._keys[:0], self._texts[:0]
     for dump in dumps if self._ids else ():
       for name, id_of in self._ids.items():

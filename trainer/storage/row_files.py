@@ -1,4 +1,4 @@
-"""Writes the rows of bases and deltas as Parquet; `trainer.storage.export` says what they hold."""
+"""Writes the rows of bases and deltas as Parquet; `trainer.storage.export` describes the files."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -13,7 +13,7 @@ from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable, counts_of
 from trainer.storage import chain
 
-ROWS_AT_ONCE = 1 << 16  # of one pull; a row group of a Parquet file
+ROWS_AT_ONCE = 1 << 16  # rows that are read from the store at a time, and of a row group
 FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
 SCHEMA = pa.schema(
   [('key', pa.int64()), ('slot', pa.int32()), ('linear', pa.float32()), ('factors', FACTORS)]
@@ -28,7 +28,7 @@ def by_shard(keys: np.ndarray) -> np.ndarray:
 
 
 def write_parquet(path: str, schema: pa.Schema, tables: Iterable[pa.Table]) -> int:
-  """Writes a Parquet file, which is not synced yet; returns the CRC-32 of its keys."""
+  """Writes a Parquet file without syncing it; returns the CRC-32 of its column `key`."""
   crc, is_rows = 0, schema is not KEY_SCHEMA
   encodings = {
     'use_dictionary': ['slot'] if is_rows else False,

@@ -1,4 +1,4 @@
-"""The lock that lets one trainer at a time use a run_dir, and the next one if that trainer dies."""
+"""A lock that lets only one trainer at a time use a run_dir. A dead trainer's lock can be taken."""
 
 import contextlib
 import json
@@ -17,8 +17,8 @@ from trainer.errors import UserError
 from trainer.plain_data import JsonObject
 
 FILE = 'owner.json'
-STALE_SECONDS = 60.0  # without a beat, after which an owner on another host is taken for dead
-BEATS = 6  # within STALE_SECONDS
+STALE_SECONDS = 60.0  # an owner on another host that was silent for longer counts as dead
+BEATS = 6  # updates of the file's time within STALE_SECONDS
 
 _held: set[str] = set()  # ids of the locks that this process holds
 
@@ -78,7 +78,7 @@ class RunLock:
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
 
   def follow(self, lock_id: str) -> None:
-    """Takes the lock `lock_id` over from a process of the same job that has died or has left.
+    """Takes over a lock from another process of the same job, which has died or left.
 
     Raises:
       UserError: if another job has taken the run_dir in the meantime.
@@ -96,7 +96,7 @@ class RunLock:
     self._own = None
 
   def _take(self, f: TextIO, own: JsonObject) -> None:
-    """Names this process in the lock's open file, and begins to update the file's time."""
+    """Writes this process's name into the open lock file, and begins to update the file's time."""
     f.seek(0)
     f.truncate()
     f.write(json.dumps(own))
@@ -109,7 +109,7 @@ class RunLock:
     beat.start()
 
   def check(self) -> None:
-    """Raises UserError if another process took the run_dir over while this one stood still."""
+    """Raises UserError if another process took over the run_dir while this one was suspended."""
     if self._own is None:
       return
     with files.exclusive(self._path) as f:
@@ -141,7 +141,7 @@ class RunLock:
         os.utime(self._path)
 
   def _is_stale(self, modified: float) -> bool:
-    """Returns whether a time is longer ago than `_stale_seconds`, by the file system's clock."""
+    """Returns whether a file's time is over `_stale_seconds` ago, by the file system's clock."""
     probe = f'{self._path}.{os.getpid()}'
     with open(probe, 'w', encoding='utf-8'):
       now = os.stat(probe).st_mtime
@@ -161,9 +161,9 @@ def _this_process() -> JsonObject:
 
 
 def _is_dead(owner: JsonObject) -> bool:
-  """Returns whether an owner on this host has ended.
+  """Returns whether a lock's owner, a process of this host, has ended.
 
-  A new process may have got the same process id, so the time of its start is compared too.
+  A new process may have the same process id, so the times at which they started are compared too.
   """
   if owner['process'] == os.getpid() and owner['id'] not in _held:
     return True  # this process owned it before it restarted itself (os.execv)

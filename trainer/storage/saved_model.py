@@ -1,9 +1,8 @@
 """Writes the whole model as a SavedModel, which computes predictions from the columns of the log.
 
-The rows of features are variables, sorted by key: a look-up is a binary search (`tf.searchsorted`),
-and loading only reads arrays. The weight and the factors of an unknown feature are 0, as in
-evaluation. Features without factors whose other values are 0 are not written. There are two
-signatures:
+The rows of features are variables, sorted by key. A look-up is a binary search (`tf.searchsorted`).
+The weight and the factors of an unknown feature are 0, as in evaluation. Features that have no
+factors, and whose other values are all 0, are not written. There are two signatures:
 
 - `serving_default` takes a tensor for every column. For a slot it is a string, written as in the
   log: with the slot's separators, and blank for no feature. For a slot among `integer_slots` it is
@@ -33,9 +32,7 @@ ROWS_AT_ONCE = 1 << 18  # factor rows that are copied at a time: their indices t
 
 
 class Serving(ServedModel):
-  """The rows of a trained model, and its graph from the columns of the log to outputs.
-
-  Shapes: B samples, F slots, n occurrences of features.
+  """A whole trained model: its rows, and its graph from the columns of the log to outputs.
 
   Args:
     cfg, model, dense_stats: as in `ServedModel`.
@@ -165,7 +162,7 @@ class Serving(ServedModel):
     return self._from_log(columns, size)
 
   def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}, for {name: column of the log}; `size` is B."""
+    """Returns the outputs, {name: float32 [B]}; `columns` are those of the log, `size` is B."""
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
     made = GraphReader(self._cfg, columns, size)
@@ -178,7 +175,13 @@ class Serving(ServedModel):
   def _predict(
     self, features: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}, for the features of each slot and dense columns."""
+    """Returns the outputs, {name: float32 [B]}.
+
+    Args:
+      features: the features of each slot.
+      dense: the dense columns, float32 [B] each.
+      size: B, int64 [].
+    """
     num_slots = len(self._slots)
     keys = tf.concat([f.keys for f in features], 0)
     at = tf.searchsorted(self.keys, keys)
@@ -251,14 +254,15 @@ class Serving(ServedModel):
     place: tf.Tensor,
     size: tf.Tensor,
   ) -> HistoryVectors:
-    """Returns the history of one slot, as trainer.embedding.embedding computes it for training.
+    """Returns the history of one slot: the factors of each of a sample's features, in order.
 
     Args:
       field: the index of the slot among all slots.
-      sums: the slot sums of each table, float32 [B, F_t, D_t].
-      samples: [n], the sample of each feature of the batch, in all slots.
-      slot: [n], the index of each feature's slot.
-      place: [n], each feature's row in its table's factors; negative if it has no factors.
+      sums: for each table t, its slot sums, float32 [B, slots of t, width of t].
+      samples: int64 [n], the sample of each feature of the batch, in all slots.
+      slot: int64 [n], the index of each feature's slot.
+      place: int32 [n], each feature's row in its table's factors; negative if it has no factors.
+      size: B, int64 [].
     """
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)
     names = [self._slots[f].name for f in slots]

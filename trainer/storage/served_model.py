@@ -1,9 +1,9 @@
-"""The common part of our SavedModels. Plain TensorFlow runs them, without TFRA or code of ours.
+"""The common part of the SavedModels that we write. Plain TensorFlow runs them.
 
 There are two: the whole model (`trainer.storage.saved_model`) and the dense part alone
-(`trainer.storage.dense_model`). The output is `probability` float32 [B]; with several tasks, there
-is one output named after each; with model.retrieval, it is `vector` float32 [B, d], the query's.
-Both hold warm-up requests for TensorFlow Serving (`trainer.storage.warmup`).
+(`trainer.storage.dense_model`). The output is `probability` float32 [B]. With several tasks, each
+task has an output of its name. With model.retrieval, the output is `vector` float32 [B, d], the
+vector of the query. Both models hold warm-up requests for TensorFlow Serving.
 """
 
 import re
@@ -30,7 +30,8 @@ class ServedModel(tf.Module):
   """The dense part of a trained model: all but the rows of its features.
 
   Args:
-    model: a CTRModel, or a RetrievalModel, which computes the query's vector.
+    cfg: the config of the run.
+    model: a CTRModel; or a RetrievalModel, which computes the vector of a query.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
   """
 
@@ -54,8 +55,9 @@ class ServedModel(tf.Module):
     Args:
       dense: float32 [B, Dn], dense columns as in the log; NaN where a number is missing.
       factors: as in LayerInputs.
-      show_click: float32 [B, Fc, 2], see `transform_counts`; None: no slot has `counts`.
-      **sums: the other fields of LayerInputs; `totals` follow from `factors`.
+      show_click: float32 [B, Fc, 2], the shows and clicks in each of the Fc slots with `counts`;
+        None if there are none.
+      **sums: the other fields of LayerInputs except `totals`, which are computed from `factors`.
     """
     totals = [tf.reduce_sum(slots, 1) for slots in factors]
     dense = transform_dense(dense, self._dense_columns, self.dense_stats)
@@ -65,9 +67,9 @@ class ServedModel(tf.Module):
 
 
 def common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
-  """Returns B, int64 [], for inputs whose first dimensions are B or 1.
+  """Returns the number of samples B, int64 [], given inputs of length B or 1.
 
-  The graph fails at run time if there are other lengths.
+  If there are other lengths, the graph fails when it runs.
 
   Args:
     lengths: {name of an input: its length, int64 []}.

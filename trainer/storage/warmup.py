@@ -1,8 +1,8 @@
 """Writes the requests by which TensorFlow Serving warms up a new version before serving it.
 
-They lie in `assets.extra/tf_serving_warmup_requests` beside the SavedModel: a TFRecord file of
-`tensorflow.serving.PredictionLog` messages. They are encoded here, with the field numbers of
-tensorflow_serving/apis/*.proto, because the package with their classes depends on a gRPC client.
+The file `assets.extra/tf_serving_warmup_requests` of the SavedModel holds them, as TFRecords of
+`tensorflow.serving.PredictionLog` messages. We encode the messages ourselves, by the field numbers
+of tensorflow_serving/apis/*.proto, because the package with their classes needs a gRPC client.
 """
 
 import os
@@ -25,11 +25,11 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def write(path: str, specs: Mapping[str, tf.TensorSpec]) -> None:
-  """Writes requests to the signature `serving_default`; their values are all 0.
+  """Writes requests for the signature `serving_default`, whose inputs are all 0.
 
   Args:
     path: the directory of the SavedModel.
-    specs: the signature's inputs by name; the first dimension of each is that of the samples.
+    specs: {name: spec} of the signature's inputs, whose first dimension is the number of samples.
   """
   file = os.path.join(path, FILE)
   os.makedirs(os.path.dirname(file), exist_ok=True)
