@@ -1,4 +1,4 @@
-"""Writes predictions, with columns of the raw files beside them."""
+"""Writes predictions, and beside them columns that are copied from the log."""
 
 import contextlib
 import functools
@@ -51,10 +51,10 @@ def carried_columns(
 def beside(
   tables: Iterator[pa.Table] | None, predictions: Iterator[np.ndarray], names: Sequence[str]
 ) -> Iterator[pa.Table]:
-  """Yields the carried columns, with the predictions for the same records added.
+  """Yields the columns copied from the log, with the predictions for the same records added.
 
   Args:
-    tables: the carried columns, in the order of the predictions; None: there are none.
+    tables: the copied columns, in the order of the predictions; None: there are none.
     predictions: batches [B] or [B, T]; B need not be the size of a table.
     names: the names of the T columns of predictions.
   """
@@ -75,10 +75,10 @@ def beside(
 
 
 def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
-  """Yields the items found for samples, each with the carried columns of its sample before it.
+  """Yields tables of the items found for samples, after the columns copied from each sample.
 
   Args:
-    tables: the carried columns of all samples, in order.
+    tables: the copied columns of all samples, in order.
     items: tables whose first column, `sample`, has the number of each item's sample, ascending.
   """
   rest, first = next(tables), 0
@@ -101,9 +101,9 @@ PARQUET_SUFFIXES = ('.parquet', '.pq')
 
 
 def out_suffix(path: str) -> str:
-  """Returns the suffix of a path, which sets the format of predictions; '' means text.
+  """Returns the suffix of a path, which determines the format of predictions; '' means text.
 
-  In scores.2024-01-31, what follows the dot does not begin with a letter, so it is no suffix.
+  A suffix begins with a letter, so scores.2024-01-31 has none.
 
   Raises:
     UserError: if the suffix names no known format.

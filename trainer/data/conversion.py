@@ -1,4 +1,4 @@
-"""Converts raw passes to prepared passes, which can be read much faster."""
+"""Converts logs (raw passes) to arrays (prepared passes), which can be read much faster."""
 
 import collections
 import concurrent.futures
@@ -71,7 +71,11 @@ def config_of_table(
 
 
 def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> Block:
-  """Reads a block, and adds its partition columns, {name: the text in all records}."""
+  """Reads a block, and adds columns that have one text in all records.
+
+  Args:
+    partitions: {name: text}, from a path such as dt=31/part.csv.
+  """
   block = read()
   n = len(block.lines)
   columns = {
@@ -86,7 +90,7 @@ def raw_blocks(
 ) -> Iterator[Callable[[], Block]]:
   """Yields functions that return the blocks of a raw file, or of a part of it.
 
-  The blocks have the `wanted` columns, including partition columns of the path.
+  The blocks have the `wanted` columns, including those of a path such as dt=31/part.csv.
   """
   in_path = log_files.partition_columns(file.path)
   partitions = {name: text for name, text in in_path.items() if name in wanted}
@@ -149,7 +153,7 @@ class BadRecords:
     self._examples += [example._replace(path=path) for example in examples[:room]]
 
   def counted(self, samples: int) -> JsonObject:
-    """Returns the entry `bad` of meta.json."""
+    """Returns the numbers and examples of bad records, for meta.json."""
     bad, examples = self._kinds.total(), [example._asdict() for example in self._examples]
     kinds = dict(self._kinds)
     return {'records': bad, 'of': samples + bad, 'kinds': kinds, 'examples': examples}
@@ -175,7 +179,7 @@ class BadRecords:
 
 
 def look_at(cfg: config.Config, raw_path: str) -> None:
-  """Reads the first block of each file of a raw pass, to find the mistakes in it early."""
+  """Reads the first block of each file of a raw pass, to find mistakes early."""
   for file in files_of(raw_path):
     with plain_errors(f'cannot read {raw_path}'):
       with contextlib.closing(raw_blocks(cfg, file, wanted_columns(cfg))) as blocks:
@@ -191,16 +195,16 @@ def prepare_pass(
 ) -> JsonObject:
   """Converts one raw pass, a file or a directory of files; returns the meta.json of `out_dir`.
 
-  It does nothing if `out_dir` was converted from the same files (by size and time) with the same
-  settings. Memory is bounded. `out_dir` appears once the pass is whole.
+  Nothing is done if `out_dir` was converted from the same files (by size and time) with the same
+  settings. Memory is bounded. `out_dir` appears once the pass is complete.
 
   Args:
-    labelled: whether labels, weights and groups are read; prediction needs none.
-    on_block: called after each block, with the number of samples so far; what it raises ends the
-      conversion.
+    labelled: whether to read labels, weights and groups; prediction needs none.
+    on_block: called after each block, with the number of samples so far. If it raises an error, the
+      conversion ends.
   Raises:
-    BadPass: if the pass is empty, damaged, or more than data.max_bad_share of its records are bad.
-      Fewer are dropped, with a warning.
+    BadPass: if the pass is empty or damaged, or the share of bad records exceeds
+      data.max_bad_share. Below that, bad records are dropped with a warning.
     UserError: if there is no such file, or it lacks a column.
   """
   files = files_of(raw_path)
@@ -246,7 +250,7 @@ def prepare_part(
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
 ) -> None:
-  """Converts a part of the only file of a pass; `join_parts` joins all parts."""
+  """Converts a part of a pass that has only one file; `join_parts` joins the parts."""
   with _writing(cfg, file.path, out_dir) as (writer, bad):
     _convert(cfg, file, part, labelled, writer, bad, on_block)
     writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.counted(writer.samples)})
@@ -275,7 +279,7 @@ def join_parts(
 def _meta(
   cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled: bool
 ) -> JsonObject:
-  """Returns the entries of meta.json that say from which files and settings a pass was made."""
+  """Returns the entries of meta.json about the files and settings that a pass is converted with."""
   return {
     'schema': schema(cfg),
     'day': pass_day(cfg, raw_path) or 0,
@@ -290,7 +294,7 @@ def _meta(
 
 
 def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
-  """Returns the meta.json of a directory if it holds all entries of `meta`, else None."""
+  """Returns the meta.json of a directory if it contains all entries of `meta`, else None."""
   try:
     done = read_meta(out_dir)
   except UserError as e:

@@ -1,4 +1,4 @@
-"""The table of items, data.items: a line for each item, with the columns of the item tower."""
+"""Reads the table of items, data.items: a line for each item, with the item tower's columns."""
 
 import functools
 
@@ -17,8 +17,7 @@ _ITEMS_AT_ONCE = 65536
 def config_of_items(cfg: config.Config) -> config.Config:
   """Returns a config that reads data.items as if it were a log to predict for.
 
-  It swaps the two towers, so that the columns of items are read, and those of queries are left
-  blank.
+  The columns of items are read, and those of queries are blank, because the two towers are swapped.
   """
   retrieval, id_slot, path = cfg.model.retrieval, cfg.item_slot, cfg.data.items
   swapped = {'query': retrieval.item, 'item': retrieval.query}
@@ -33,12 +32,12 @@ class ItemTable:
 
   Args:
     cfg: the config of the run.
-    prepared: the table, converted by `config_of_items`.
+    prepared: the table as a prepared pass, converted with `config_of_items`.
 
   Attributes:
     meta: the meta.json of `prepared`.
     keys: int64 [C], the items' keys, ascending.
-    dense: {dense column: [count, mean, M2]}, as in a pass's meta.json, for the table's columns.
+    dense: {dense column: [count, mean, Σ (x − mean)²]} of the columns in the table.
   Raises:
     UserError: if two lines hold the same item, or a line holds none.
   """
@@ -64,7 +63,7 @@ class ItemTable:
 
   @functools.cached_property
   def texts(self) -> dict[int, str]:
-    """{key: text} of all items."""
+    """The text of each item, {key: text}."""
     keys, lengths, data = self._prepared.texts
     ends, data = np.cumsum(lengths, dtype=np.int64).tolist(), data.tobytes()
     texts = (data[start:end].decode(errors='replace') for start, end in zip([0, *ends], ends))

@@ -1,4 +1,4 @@
-"""Finds values that a config leaves open: the batch size, bins' boundaries, look-ups' tables."""
+"""Finds values that a config leaves open: batch size, boundaries of bins, look-up tables."""
 
 import contextlib
 import os
@@ -22,20 +22,20 @@ from trainer.data.values import Writing, as_text, floats, trim
 from trainer.errors import BadPass, UserError, plain_errors, short
 from trainer.plain_data import Json, JsonObject
 
-# With fewer steps an epoch, the last epoch ends before the model has converged; with fewer in all,
-# as where a log of days is trained on once, it is far from that.
+# Steps of an epoch, and of all epochs. With fewer, training ends before the model has converged.
+# The second matters where a log of many days is trained on once.
 LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 SMALLEST = 64
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
-MOST_SAMPLES = 1_000_000  # whose numbers bins are measured on
+MOST_SAMPLES = 1_000_000  # on which bins are measured
 
 
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
   """Returns {config key: value} for what a config leaves open, and a line for the user about each.
 
-  Values that this run has measured before stay. Bins are taken from the run in `init_from`, if it
-  has measured them. The others are measured now; they depend only on the files, so every process
-  gets the same ones.
+  Values that this run measured when it began are kept. Bins that the run in `init_from` measured
+  are taken from there. Other values are measured now, from files alone, so every process gets the
+  same.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -61,10 +61,9 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:
-  """Describes, in a line for the user, a value that the config left open.
+  """Describes a value that the config left open, in one line for the user.
 
-  The line names the column, if there is one, and the table from which the value was read, or the
-  value that was measured.
+  The line says which table was read, or which value was measured.
   """
   column = cfg.data.left_open().get(key)
   if table := _table_of(cfg, key):
@@ -74,7 +73,7 @@ def in_words(cfg: config.Config, key: str, value: Json) -> str:
 
 
 def _table_of(cfg: config.Config, key: str) -> str | None:
-  """Returns the path of the table whose content is the value of a key; None for other keys."""
+  """Returns the path of the look-up table that a config key stands for; None for other keys."""
   column = cfg.data.left_open().get(key)
   return column.made.table if column and isinstance(column.made, config.Lookup) else None
 
@@ -85,7 +84,7 @@ def open_values(
   """Reads the tables and measures the bins that the config leaves open; returns {key: value}.
 
   Args:
-    known: the values of keys that need not be measured.
+    known: {key: value} of what need not be measured.
   Raises:
     UserError: if a table cannot be read, or bins cannot be measured.
   """
@@ -98,7 +97,7 @@ def open_values(
 
 
 def _content(cfg: config.Config, key: str) -> str:
-  """Reads the table of a look-up; returns it in the form of `lookup.encoded`."""
+  """Reads the look-up table of a config key; returns it as text, as `lookup.encoded` does."""
   made = cfg.data.left_open()[key].made
   names, table = (made.key or made.lookup, made.value), {}
   with plain_errors(f'{key}: cannot read {made.table}'):
@@ -132,10 +131,10 @@ def _content(cfg: config.Config, key: str) -> str:
 def suitable(cfg: config.Config) -> tuple[int, int]:
   """Returns the batch size for a config that gives none, and the number of samples in its log.
 
-  Counting stops at the number of samples at which the log counts as large.
+  Samples are counted only until they are enough for the default batch size.
   """
   steps = LEAST_STEPS
-  if not cfg.data.watch:  # else more passes will come
+  if not cfg.data.watch:  # with data.watch, more passes will come
     steps = max(steps, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
   most = steps * config.BATCH_SIZE
   samples = _count(cfg, most) if cfg.data.train else most
@@ -146,10 +145,7 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
 
 
 def _count(cfg: config.Config, most: int) -> int:
-  """Counts the samples of data.train, up to `most`.
-
-  Returns `most` if the files cannot be read; the conversion will report the mistake.
-  """
+  """Counts the samples of data.train, up to `most`; returns `most` if the files cannot be read."""
   samples = 0
   try:
     for path in matching(cfg.data.train, 'data.train'):
@@ -167,8 +163,8 @@ def _count(cfg: config.Config, most: int) -> int:
 
 
 def _texts(array: pa.Array, column: str) -> list[str]:
-  """Returns the stripped texts of a table's column; 12.0 becomes 12."""
-  if pa.types.is_floating(array.type):  # 1.5 is a text here, and no id that became a float
+  """Returns the stripped texts of a look-up table's column; 12.0 becomes 12."""
+  if pa.types.is_floating(array.type):  # 1.5 is a valid text here
     array = array.cast(pa.string())
   return pc.replace_substring_regex(
     trim(as_text(array, column)).fill_null(''), WHOLE, r'\1\2'
@@ -196,7 +192,7 @@ def _boundaries(cfg: config.Config) -> dict[str, Json]:
 
 
 def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
-  """Returns the boundaries that a pass was prepared with."""
+  """Returns the boundaries of bins with which a pass was converted, {key: boundaries}."""
   made = read_meta(path)['schema']['made']
   for slot in slots.values():
     own, wanted = made.get(slot.name, {}) | {'boundaries': None}, slot.made.model_dump()
@@ -209,7 +205,10 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
 
 
 def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
-  """Returns {key of `slots`: the numbers in a pass's first samples that the slot's bins divide}."""
+  """Returns the numbers that are divided into bins, from a pass's first MOST_SAMPLES samples.
+
+  Missing numbers are left out. The result is {key of `slots`: float64 [m]}.
+  """
   parts: dict[str, list[np.ndarray]] = {key: [np.zeros([0])] for key in slots}
   wanted = {
     name: f"slot '{slot.name}'" for slot in slots.values() for name, _ in cfg.data.columns_of(slot)
@@ -228,7 +227,7 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
 
 
 def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
-  """Returns the boundaries of a slot's bins, as the shortest decimals for their float32."""
+  """Returns the boundaries of a slot's bins: float32 numbers, as the shortest decimals for them."""
   if not len(numbers):
     raise UserError(
       f"{path}: slot '{slot.name}': found no number in the column '{slot.made.bins}' that bins "

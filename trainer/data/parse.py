@@ -39,24 +39,24 @@ from trainer.data.values import (
 MAX_EXAMPLES = 10
 MAX_TEXT = 200
 _DECIMAL_COMMA = re.compile(r'[+-]?(\d{1,3}(\.\d{3})+|\d*),\d+(e[+-]?\d+)?', re.IGNORECASE)
-BLANK_GROUP = 0x16A3B2F90404F  # farmhash64 of no text, mod 2^52: a group of its own
+BLANK_GROUP = 0x16A3B2F90404F  # the group of samples without one: farmhash64 of '', mod 2^52
 
 
 class Parsed(NamedTuple):
-  """The n good records of a block, and the mistakes in the bad ones."""
+  """The n good records of a block as arrays, and the mistakes in its bad records."""
 
   counts: np.ndarray | None  # int32 [n, F], features in each slot
-  # int64 [nnz], a sample's slots one after another. If counts are None, each slot has one feature
-  # or none (the key NO_FEATURE), all values are 1, and the keys are columns: [F, n].
+  # int64 [nnz], sample by sample and slot by slot. If `counts` is None: int64 [F, n], one feature a
+  # slot or none (NO_FEATURE), and all values are 1.
   keys: np.ndarray
   values: np.ndarray | None  # float32 [nnz]; None if all are 1
   dense: np.ndarray  # float32 [n, Dn], NaN where missing
   label: np.ndarray  # float32 [n, T], NaN where blank
   weight: np.ndarray | None = None  # float32 [n]
   group: np.ndarray | None = None  # int64 [n]
-  bad: collections.Counter[str] = collections.Counter()  # kind -> dropped records
-  examples: Sequence[BadRecord] = ()  # the first of them
-  texts: Sequence[tuple[np.ndarray, pa.Array]] = ()  # keys with their texts, of data.keep_texts
+  bad: collections.Counter[str] = collections.Counter()  # kind of mistake -> dropped records
+  examples: Sequence[BadRecord] = ()  # the first bad records
+  texts: Sequence[tuple[np.ndarray, pa.Array]] = ()  # keys and texts, for data.keep_texts
 
 
 def _assemble(
@@ -114,7 +114,7 @@ class _Records:
     return sorted(self._examples, key=lambda e: e.line)[:MAX_EXAMPLES]
 
   def single(self, column: str, kind: str, wanted: str) -> pa.Array:
-    """Returns a column with one value a record; drops records that have several."""
+    """Returns a column that has one value a record; drops records that have several."""
     array, several = one_each(self._block.columns[column])
     self.drop(several, kind, column, wanted)
     return array
@@ -129,7 +129,7 @@ class _Records:
     """
     if wrong is None or not (wrong := wrong & self.keep).any():
       return
-    rows, is_of_log = np.flatnonzero(wrong), column in self._block.columns  # else it is made
+    rows, is_of_log = np.flatnonzero(wrong), column in self._block.columns  # else it is computed
     self.bad[kind] += len(rows)
     self.keep[rows] = False
     for i in rows[:MAX_EXAMPLES].tolist():
@@ -156,7 +156,7 @@ class _Records:
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
   """Returns the distinct texts of a column of labels, and for each record the index of its text.
 
-  The indices are int64 [n]; that of a blank label is one past the end.
+  The indices are int64 [n]. For a blank label, the index is the number of distinct texts.
   """
   encoded = trim(as_text(one_each(array)[0], column)).dictionary_encode()
   distinct = [t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()]
@@ -169,7 +169,7 @@ def _classes(
   """Reads labels by the regular expressions `positive` and `negative`.
 
   Returns:
-    float64 [n]: 0 or 1, NaN where blank or missing, infinity where neither expression matches; and
+    float64 [n]: 1 or 0, NaN where blank or missing, infinity where neither expression matches; and
     bool [n], true where neither matches.
   """
 
@@ -218,12 +218,13 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   """Converts the good records of a block to arrays, and counts the bad ones.
 
   A bad record is dropped and counted once, under the first of these mistakes that it has:
-  malformed, label, weight, group, made (in a column from which others are made), dense, value.
+  malformed, label, weight, group, made (in a column from which another is computed), dense, value.
+  If data.label is null, all labels are 1.
 
   Args:
-    labelled: whether to read labels, weights and groups. If not, labels are 0, weights are 1, and
-      there is one group; but with model.retrieval groups are read, and columns that only describe
-      items are blank. If data.label is null, labels are 1.
+    labelled: true for training and evaluation. For prediction, labels are 0, weights are 1, and all
+      samples have one group; with model.retrieval, groups are read all the same, and columns that
+      only describe items are blank.
   Raises:
     UserError: if a column's type cannot be read at all.
   """

@@ -30,7 +30,7 @@ DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
 DIRECTORY_MARKER = '_SUCCESS'  # announces all passes of its directory
 _DATE = re.compile(r'([0-9]{4})-([0-9]{2})-([0-9]{2})')
 _DIGITS = re.compile(r'[0-9]{1,18}')
-_FOLDER_BYTES = 150  # of a converted pass's name; a file system takes 255, what is added included
+_FOLDER_BYTES = 150  # of a folder's name; file systems allow 255, but suffixes are added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +100,18 @@ def _date(day: int) -> datetime.date | None:
 
 
 def is_date(day: int) -> bool:
-  """Returns whether a day is written as YYYYMMDD; also true for 20249999, which does not exist."""
+  """Returns whether a day has the form YYYYMMDD of a date, which need not exist."""
   return 1900_01_01 <= day <= 9999_12_31
 
 
 def days_ahead(day: int, later: int) -> int:
-  """Returns by how many days `later` comes after `day`; dates are counted by the calendar."""
+  """Returns the number of days from `day` to `later`; between dates, by the calendar."""
   start, end = _date(day), _date(later)
   return later - day if start is None or end is None else (end - start).days
 
 
 def day_after(day: int) -> int:
-  """Returns the next day; dates follow the calendar."""
+  """Returns the next day; for a date, by the calendar."""
   date = _date(day)
   return day + 1 if date is None else _number(date + datetime.timedelta(1))
 
@@ -124,10 +124,7 @@ def days_between(day: int, later: int) -> list[int]:
 
 
 def _fixed(pattern: str) -> str:
-  """Returns the directory above the first part of a pattern that has wildcards.
-
-  Without wildcards, it is the directory of the file.
-  """
+  """Returns the directory above the wildcards of a pattern: a/b for a/b/*/c, also for a/b/c."""
   pattern = normal(pattern)
   while glob.has_magic(os.path.dirname(pattern)):
     pattern = os.path.dirname(pattern)
@@ -163,10 +160,11 @@ def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """Returns the passes at those paths at which `pass_of` finds no mistake.
+  """Makes the passes at `paths`; leaves out those with a mistake.
 
   Args:
-    wrong: if given, the mistakes are put into it, {path: text}; otherwise the first is raised.
+    pass_of: makes the pass at a path; what it raises is the mistake.
+    wrong: receives the mistakes, {path: text}; None: the first mistake is raised.
   """
   good = []
   for path in paths:
@@ -183,17 +181,16 @@ def _good_passes(
 def passes(
   cfg: Config, patterns: Sequence[str], key: str, wrong: dict[str, str] | None = None
 ) -> list[Pass]:
-  """Returns the passes that the patterns of a config key name.
+  """Returns the passes that match the patterns of a config key.
 
-  The passes of data.train are in the order of their days, if data.day_pattern gives them days, and
-  in natural order within a day. All others are in natural order within each pattern. A pass's name
-  is its path from the first wildcard of its pattern on, without suffix; or its whole path, if
-  another pass would have the same name.
+  Passes of data.train are sorted by day if data.day_pattern is set, and within a day in natural
+  order: h_9 before h_10. Other passes are in natural order within each pattern. A pass's name is
+  its path from the first wildcard of its pattern on, without suffix; or its whole path, if another
+  pass would have the same name.
 
   Args:
     key: the config key that holds the patterns.
-    wrong: if given, mistakes in individual passes are put into it, {path: text}; otherwise the
-      first is raised.
+    wrong: receives mistakes in individual passes, {path: text}; None: the first is raised.
   Raises:
     UserError: if a pattern matches nothing, two passes have the same name, a training file has no
       day, or a directory is not a prepared pass.
@@ -223,16 +220,16 @@ def passes(
 def announced(
   cfg: Config, is_settled: Callable[[str], bool] = lambda path: False
 ) -> tuple[list[Pass], list[str], dict[str, str]]:
-  """Returns the passes that markers in and below data.watch announce.
+  """Returns the passes that marker files in and below data.watch announce.
 
-  NAME.done announces the pass NAME beside it; _SUCCESS announces every pass of its directory. Names
-  that begin with a dot or an underscore are not passes.
+  NAME.done announces the pass NAME beside it. _SUCCESS announces every pass of its directory whose
+  name does not begin with a dot or an underscore.
 
   Args:
-    is_settled: whether the pass at a path needs no more work, so that it is left out.
+    is_settled: path -> whether the pass there needs no more work; such passes are left out.
   Returns:
-    The passes, in order; the paths of passes that are announced but missing; and what is wrong
-    with the passes that were refused, {path: text}.
+    The passes, by day and name; the paths of passes that are announced but missing; and what is
+    wrong with the passes that were refused, {path: text}.
   """
   directory, of_prepared = normal(cfg.data.watch), cfg.data.format == 'prepared'
   markers: dict[str, str] = {}  # by the path of the pass

@@ -1,6 +1,7 @@
-"""Reads prepared passes. docs/data.md has the format.
+"""Reads prepared passes: directories of arrays, each converted from one pass of the log.
 
-Shapes: n samples of the pass, F slots, nnz features, Dn dense columns, B samples of a batch.
+docs/data.md has the format. Shapes: n samples of the pass, F slots, nnz features, Dn dense columns,
+B samples of a batch.
 """
 
 import ctypes
@@ -28,7 +29,7 @@ from trainer.plain_data import JsonObject
 
 META = 'meta.json'  # written last; only with it a directory is a prepared pass
 HEADER_BYTES = 128  # of each .npy
-CHUNK = MAX_SAMPLES  # samples whose distinct fields are numbered together
+CHUNK = MAX_SAMPLES  # samples that are stored together, and whose distinct fields are numbered
 SMALL_PASS = 2_000_000  # samples; a smaller pass is shuffled as a whole
 # Larger passes are shuffled by blocks of samples, then within windows of blocks, so that reads stay
 # close together.
@@ -78,10 +79,10 @@ def is_prepared(data: config.Data, path: str) -> bool:
 
 
 class PreparedPass:
-  """A prepared pass, memory-mapped; opening it verifies the checksums.
+  """A prepared pass, mapped into memory; opening it verifies the checksums.
 
   Args:
-    cfg: if given, the pass must have been prepared with the schema of this config.
+    cfg: if given, the pass must have been converted with the `schema` of this config.
 
   Raises:
     UserError: if the directory is no prepared pass, or has another schema.
@@ -118,7 +119,6 @@ class PreparedPass:
     )
 
   def _array(self, name: str, written: JsonObject) -> np.ndarray:
-    """Maps an array into memory, and verifies its checksum."""
     file = os.path.join(self.path, name + '.npy')
     dtype, shape = np.dtype(written['dtype']), tuple(written['shape'])
     size = int(np.prod(shape)) * dtype.itemsize
@@ -139,9 +139,9 @@ class PreparedPass:
     return np.asarray(array)
 
   def chunks(self, n: int) -> dict[str, np.ndarray]:
-    """Returns all arrays, {name: array}, cut to the first n chunks, which must be full.
+    """Returns the arrays of the first n chunks of CHUNK samples each, {name: array}.
 
-    `splits` and `values` are filled in where the pass does not store them.
+    `splits` and `values`, which a pass need not store, are filled in.
     """
     arrays, bases = self._arrays, self._arrays['bases'].reshape(-1, 2)
     num_keys, first = len(arrays['keys']), n * self._arrays['bases'].shape[1]
@@ -161,7 +161,7 @@ class PreparedPass:
     }
 
   def parsed(self, start: int, end: int) -> Parsed:
-    """Returns the samples [start, end) in the form in which the parser returned them."""
+    """Returns the samples [start, end) in the form that `parse.parse` returns."""
     batch = self.gather(np.arange(start, end))
     counts, keys, values = None, batch.keys, batch.values if len(batch.values) else None
     if not len(batch.segments):
@@ -179,13 +179,13 @@ class PreparedPass:
     return len(self._arrays['bases'])
 
   def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the C distinct fields of a slot in a chunk; a field is what a sample has in a slot.
+    """Counts the distinct fields of a slot in a chunk. A field is all that a sample has in a slot.
 
     This is much faster than gathering samples.
 
     Returns:
-      How many samples have each field, int64 [C]; how many features each field has, int64 [C]; and
-      the keys of these features, int64, field by field.
+      For each of the C distinct fields: the number of samples that have it, int64 [C]; and the
+      number of its features, int64 [C]. Then the keys of all these features, int64, field by field.
     """
     codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
     samples = np.bincount(codes)
@@ -201,7 +201,7 @@ class PreparedPass:
   def sole_labels(self) -> list[float | None]:
     """Returns, for each task, the label that all samples have; blank labels do not count.
 
-    A task gets None if its labels differ, or if it has none.
+    It is None for a task whose labels differ, or that has none.
     """
     if not self.num_samples:
       return [None] * self._label.shape[1]
@@ -210,7 +210,7 @@ class PreparedPass:
     return [float(low) if low == high else None for low, high in zip(least, most)]
 
   def labels(self, task: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the labels of a task that are not blank, and their weights, float64 [n]."""
+    """Returns the m labels of a task that are not blank, and their weights, float64 [m] each."""
     label = self._label[:, task].astype(np.float64)
     weight = np.ones_like(label) if self._weight is None else self._weight.astype(np.float64)
     known = ~np.isnan(label)
@@ -220,7 +220,7 @@ class PreparedPass:
     """Returns the mean number of clicks of a sample; 0 without samples.
 
     Args:
-      shares: for each task, as how many clicks a positive label counts.
+      shares: for each task, how many clicks a positive label counts as.
     """
     return float(np.mean((self._label > 0.5) @ np.array(shares))) if self.num_samples else 0.0
 
@@ -230,10 +230,11 @@ class PreparedPass:
   def slices(
     self, batch_size: int, size: int, seed: int = 0, epoch: int = 0, shuffle: bool = False
   ) -> Callable[[int, int], SlotBatch]:
-    """Cuts the global batches of `batch_size` samples into `size` slices each.
+    """Cuts each global batch of `batch_size` samples into `size` slices, one for each process.
 
     The global batches depend only on (seed, name of the pass, epoch). Of the b samples of a global
-    batch, slice r has [r·b // size, (r + 1)·b // size). A slice of the last batch may be empty.
+    batch, slice r has those from r·b // size to (r + 1)·b // size. A slice of the last batch may be
+    empty.
 
     Returns:
       A function (number of a global batch, number of a slice) -> SlotBatch of NumPy arrays. It is
@@ -260,8 +261,7 @@ class PreparedPass:
   ) -> Iterator[SlotBatch]:
     """Yields this rank's slice of each global batch, from `start_batch` on; see `slices`.
 
-    Every rank gets `num_batches(batch_size) - start_batch` SlotBatches. The batches before
-    `start_batch` cost nothing.
+    Every rank gets the same number of slices. Batches before `start_batch` are not read.
     """
     slice_of = self.slices(batch_size, size, seed, epoch, shuffle)
     for batch in range(start_batch, self.num_batches(batch_size)):
@@ -278,7 +278,7 @@ class PreparedPass:
       order = generator().permutation(n).astype(np.int32)
       return lambda lo, hi: order[lo:hi]
     blocks = generator().permutation(-(-n // BLOCK))
-    # The last block of the pass is short, so positions behind it are shifted.
+    # The last block of the pass may be short, wherever it is in the shuffled order.
     starts = np.concatenate([[0], np.cumsum(np.minimum(BLOCK, n - blocks * BLOCK))])
     per_window = WINDOW // BLOCK
 
@@ -316,7 +316,7 @@ class PreparedPass:
       self._check_sizes()
 
   def _check_sizes(self) -> None:
-    """Raises BadPass if a mapped file has changed its size: a lost part may read as zeros."""
+    """Raises BadPass if the size of a mapped file has changed; a lost part may read as zeros."""
     for file, at_open in self._files.items():
       try:
         now = os.stat(file)

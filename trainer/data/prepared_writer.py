@@ -22,7 +22,7 @@ from trainer.files import NpyWriter, to_json, write_synced
 from trainer.plain_data import JsonObject
 
 MOST_WRITING = 2  # chunks that wait for the writer
-OF_SAMPLES = ('counts', 'dense', 'label', 'weight', 'group')  # of `Parsed`, with a row a sample
+OF_SAMPLES = ('counts', 'dense', 'label', 'weight', 'group')  # of `Parsed`: one row a sample
 
 
 class _Column(NpyWriter):
@@ -76,7 +76,7 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
 
 
 def _columns(parsed: Parsed) -> list[str]:
-  """Returns the names of the arrays other than `keys` that are not None."""
+  """Returns the names of the arrays in `parsed`, without `keys` and those that are None."""
   return [name for name in (*OF_SAMPLES, 'values') if getattr(parsed, name) is not None]
 
 
@@ -93,7 +93,7 @@ def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
 
 
 def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-  """Returns the keys, values and counts of samples, to which the group is added as a last slot."""
+  """Returns keys, values and counts of samples, with the group of each sample as one more slot."""
   if parsed.counts is None:
     return np.vstack([parsed.keys, parsed.group]), None, None
   ends = np.cumsum(parsed.counts.sum(1))
@@ -105,8 +105,7 @@ def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
 def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarray:
   """Returns count, mean and M2 = Σ (x − mean)² of each column, float64 [Dn, 3].
 
-  They are over the values x that are not missing. If the column's transform has log1p, x is the
-  value after it.
+  Missing values do not count. If the column's transform has log1p, x is the value after it.
   """
   stats = np.zeros([len(columns), 3])
   for i, column in enumerate(columns):
@@ -119,7 +118,7 @@ def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarr
 
 
 def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """Merges the statistics of two sets of values, float64 [Dn, 3] each (Chan et al. 1979)."""
+  """Merges the results of `_stats` for two sets of samples (Chan et al. 1979)."""
   count = a[:, 0] + b[:, 0]
   share = b[:, 0] / np.maximum(count, 1)
   delta = b[:, 1] - a[:, 1]
@@ -131,8 +130,8 @@ def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class Writer:
   """Writes a prepared pass, CHUNK samples at a time, in a thread of its own.
 
-  The files do not depend on how the samples are divided into blocks, except that texts of features
-  (data.keep_texts) are repeated in each block. Call `close` at the end, or `stop` to give
+  The files do not depend on how the samples are divided into blocks, except for the texts of
+  features (data.keep_texts), which each block repeats. Call `close` at the end, or `stop` to give
   up.
   """
 
@@ -154,7 +153,7 @@ class Writer:
     used |= {'weight': ('<f4',)} if data.weight is not None else {}
     used |= dict(zip(TEXTS, (('<i8',), ('<i4',), ('|u1',)))) if data.keep_texts else {}
     self._columns = {name: _Column(directory, name, *of) for name, of in used.items()}
-    # Columns that are not needed if every field has one feature, and all values are 1.
+    # Arrays that are not needed as long as each sample has one feature in each slot, of value 1.
     self._idle = {'splits', 'values'}
     self._waiting: list[Parsed] = []
     self._num_waiting = 0

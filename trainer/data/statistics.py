@@ -1,4 +1,4 @@
-"""Describes a log: its days, slots and dense columns, and the memory that its tables need."""
+"""Describes a log: its days, slots and dense columns, and the memory of its embedding tables."""
 
 import collections
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ BATCH = 65536
 HEAD = 100  # the most frequent features of a slot
 QUANTILES = (0, 0.01, 0.25, 0.5, 0.75, 0.99, 1)
 MAX_VALUES = 1_000_000  # the first values of a dense column, from which quantiles are computed
-# Measured (docs/performance.md): the bytes of a feature before admission, and the factor by which
-# allocation makes rows larger.
+# Measured (docs/performance.md): the bytes of a feature before it gets an embedding, and the factor
+# by which memory allocation makes rows larger.
 PROBATION_BYTES = 73
 OVERHEAD = 1.5
 
@@ -36,7 +36,6 @@ class _SlotFigures:
     self.of_day[day] = np.union1d(self.of_day.get(day, counts.index), counts.index)
 
   def described(self, samples: int) -> JsonObject:
-    """Returns the slot's entry in the result of `describe`."""
     shows = np.sort(self.counts['shows'].to_numpy())[::-1]
     days = sorted(self.of_day)
     return {
@@ -54,9 +53,9 @@ class _SlotFigures:
 
 
 def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float:
-  """Returns the share of a slot's features that would be admitted by the end of the log.
+  """Returns the share of a slot's features that would get an embedding by the end of the log.
 
-  It leaves out the decay of shows and clicks.
+  The decay of shows and clicks is ignored.
   """
   of_slot, shows, clicks = policy.for_slot(slot_id), counts['shows'], counts['clicks']
   score = (shows - clicks) * of_slot.nonclk_coeff + clicks * of_slot.clk_coeff
@@ -70,7 +69,7 @@ def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float
 
 
 def _row_bytes(slot: config.Slot, cfg: config.Config) -> float:
-  """Estimates the bytes of the factors of one feature, with their optimizer state."""
+  """Estimates the bytes of one feature's embedding and of its optimizer state."""
   table = cfg.sparse.tables[slot.table]
   kinds = [interaction.kind for interaction in cfg.model.all_interactions().values()]
   width = table.width * (len(cfg.data.slots) if 'ffm' in kinds else 1)
@@ -84,12 +83,12 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
   Returns:
     samples: their number.
     days: samples and label_rate of each day.
-    slots: blank (the share of samples without a feature), distinct (the number of features),
-      seen_once (the share of features with one show), features_per_sample, head (the share of
-      occurrences of the HEAD most frequent features) and new_by_day (the share of a day's features
-      that the previous day did not have).
-    dense: missing (the share of samples) and quantiles.
-    table_bytes: the estimated bytes of the tables, as without_admission and with_admission.
+    slots: for each, blank (the share of samples without a feature), distinct (the number of
+    features), seen_once (the share of features that occur once), features_per_sample, head (the
+    share of occurrences that the HEAD most frequent features have) and new_by_day (the share of a
+    day's features that the previous day did not have).
+    dense: for each, missing (the share of samples) and quantiles.
+    table_bytes: the estimated bytes of all rows, as without_admission and with_admission.
   """
   slots = {slot.name: _SlotFigures() for slot in cfg.ordered_slots}
   values: list[list[np.ndarray]] = [[] for _ in cfg.data.dense]
