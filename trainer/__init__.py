@@ -1,13 +1,13 @@
-"""Trains click models on logs that never end, whose features never stop coming.
+"""Trains click models on logs that never end, in which new features keep appearing.
 
 A log comes in *passes*, an hour or a day each. A categorical column is a *slot* (or field). A value
-in a slot is a *feature*, identified by its *key*. It has *shows* and *clicks*, the impressions and
-clicks that it was seen with, and a *row*: its linear weight, and after *admission* its *factors*
-(the embedding). The process that keeps a row is its *owner*; each owns some of the 4,096
-*logical shards* of keys.
+in a slot is a *feature*, identified by its *key*. A feature has *shows* and *clicks*, the numbers
+of impressions and clicks in which it occurred, and a *row*: its linear weight, and after
+*admission* its *factors* (the embedding). The process that keeps a row is its *owner*. Each process
+owns some of the 4,096 *logical shards*, into which a hash divides all keys.
 
-trainer/run.py starts a job, training/job.py goes through its passes and days, training/step.py
-takes one step; embedding/exchange.py reads and updates rows, model/builder.py makes the layers.
+trainer/run.py starts a job, training/job.py goes through its passes and days, and training/step.py
+takes one step. embedding/exchange.py reads and updates rows, model/builder.py makes the layers.
 
 `trainer.fit`, `trainer.load`, `trainer.Run`, `trainer.Callback` and `trainer.tune` are imported
 when they are first used.
@@ -38,12 +38,13 @@ def __dir__() -> list[str]:
 
 
 def _is_a_command() -> bool:
-  """Returns whether this process runs a command, whose own module is not imported yet."""
+  """Returns whether this process was started to run one of our commands."""
   name = os.path.basename(sys.argv[0]) if sys.argv else ''
   as_module = name == '-m' and any(a.startswith('trainer.') for a in sys.orig_argv)
   return as_module or name.startswith('ctr-')
 
 
-# Ctrl-C while a command imports its modules ends it without a trace; later it is an exception.
+# While a command imports its modules, Ctrl-C ends it without a stack trace. `command_line.entry`
+# makes Ctrl-C an exception again.
 if _is_a_command() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
   signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,7 +1,7 @@
 """Training from Python: `run = trainer.fit(config)`, `run.predict(frame)`, `trainer.load(run_dir)`.
 
-Training runs in one process, as in `python -m trainer.run` without a launcher. Every command works
-on the run_dir, too. The commands call these functions.
+Training runs in one process, as with `python -m trainer.run` without a launcher. Every command
+works on the run_dir that `fit` trains into.
 """
 
 from __future__ import annotations  # so that help() shows Json by its name
@@ -55,7 +55,7 @@ class Run:
 
   @property
   def metrics(self) -> pd.DataFrame:
-    """The events of metrics.jsonl, one in each row, without fields that are lists or dicts."""
+    """The events of metrics.jsonl, one in each row. Fields that are lists or dicts are left out."""
     from trainer.reporting.events import read_events
 
     events = read_events(self.run_dir)
@@ -63,7 +63,7 @@ class Run:
     return events.loc[:, ~is_nested]
 
   def evaluate(self, data: Data | None = None) -> JsonObject:
-    """Returns {metric: value}: auc, logloss, calibration and so on.
+    """Returns the metrics of the model on some data, {name: value}: auc, logloss and so on.
 
     Args:
       data: patterns of files, or a frame with the columns of the log; by default data.test.
@@ -116,12 +116,12 @@ class Run:
       raise UserError(f'{what}: run_dir {self.run_dir}: wanted a run with model.retrieval')
 
   def importance(self, data: Data | None = None) -> pd.DataFrame:
-    """Returns how much worse AUC and logloss get if a column is permuted over all samples.
+    """Returns how much worse AUC and logloss get if a column is shuffled among all samples.
 
     There is a row for each slot and dense column, the most important first. Columns: auc_worse_by,
     auc_plus_minus, logloss_worse_by and logloss_plus_minus; for squared error, rmse_worse_by and
-    rmse_plus_minus. The plus_minus is half of the 95 % interval. If it is larger than the
-    worse_by, the column cannot be told from one that has no effect.
+    rmse_plus_minus. The plus_minus is half of the 95 % interval. If it is larger than the worse_by,
+    the effect may be chance.
 
     Args:
       data: as for `evaluate`.
@@ -176,7 +176,7 @@ class Run:
   def _prepared(
     self, data: Data | None, labelled: bool = True
   ) -> Iterator[tuple['FinishedRun', list['PreparedPass']]]:
-    """Yields the opened run, and the passes of `data`; by default those of data.test."""
+    """Yields the opened run and the prepared passes of `data`, by default those of data.test."""
     # Without labels a bad record is an error: dropping it would shift the predictions after it.
     overrides = [] if labelled else ['data.max_bad_share=0']
     with self._open(overrides) as run, patterns_of(self.cfg, data, labelled) as patterns:
@@ -185,7 +185,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-  """An HTML page that a notebook shows."""
+  """The path of an HTML page; a notebook shows the page itself."""
 
   path: str
 
@@ -295,7 +295,7 @@ class Source:
   def with_measured_values(self, tells: bool = True, init_from: str | None = None) -> config.Config:
     """Returns `cfg` with the values that are measured on the log: batch size, bins, look-up tables.
 
-    It imports TensorFlow, and may read the beginning of the log.
+    This imports TensorFlow, and may read the beginning of the log.
 
     Args:
       tells: whether to print what was measured, and to warn of settings without effect.
@@ -333,9 +333,9 @@ class Source:
     return normal(cfg.run_dir)
 
   def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
-    """Returns the config, not checked against the files that it names.
+    """Returns the config, without a check of the files that it names.
 
-    If the run_dir is in a bucket, this machine's working directory for it takes its place.
+    A run_dir in a bucket is replaced by the working directory for it on this machine.
 
     Args:
       measured: {key: value} for keys that the config leaves open.
@@ -368,7 +368,7 @@ def train_here(
   """
   cfg = source.cfg
   with contextlib.ExitStack() as stack:
-    # It starts before TensorFlow, so that the other ranks notice one that dies while it starts.
+    # The heartbeat starts before TensorFlow, so that other ranks notice if this one dies early.
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
     _start(cfg, here)
     from trainer.comm import horovod
@@ -408,7 +408,10 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
 
 
 def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
-  """Yields batches of what `Run.predict` returns, in order, on rank 0. Every rank calls it."""
+  """Yields predictions in input order, a batch at a time, on rank 0. Every rank must iterate.
+
+  The shapes are those of `Run.predict`.
+  """
   communicator = run.communicator
   for data_pass in prepared:
     for _, own in run.evaluation.predict(data_pass):

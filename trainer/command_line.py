@@ -19,9 +19,9 @@ from ops.build import NotBuilt
 from trainer import runtime
 from trainer.errors import UserError, one_line
 
-SIGNALLED = 128  # plus the number of a signal, the status of a command that the signal has ended
+SIGNALLED = 128  # a command that a signal ended has the status 128 + the number of the signal
 
-# Where to find what people look for under these flags.
+# What to use in place of flags that people expect to find.
 _FLAGS_OF_OTHERS = {
   'describe': 'ctr-prepare --config FILE --out DIR --describe, or --dry_run of ctr-train',
   'resume': 'the same command again, which continues',
@@ -32,7 +32,7 @@ _WIDTH = 80  # of the text of --help, in characters
 
 
 class LogLines(standard_logging.Formatter):
-  """Formats log messages: puts time and level first, and wraps lines at `width` characters."""
+  """Formats log messages: time and level come first, and lines wrap at `width` characters."""
 
   def __init__(self, width: int = _LOG_WIDTH):
     self._width = width
@@ -44,7 +44,7 @@ class LogLines(standard_logging.Formatter):
 
 
 def wrapped(text: str, width: int = _LOG_WIDTH) -> str:
-  """Returns a text in lines of at most `width` characters. Words, such as paths, are not broken."""
+  """Breaks a text into lines of at most `width` characters, but does not break words or paths."""
   keep_words = {'break_long_words': False, 'break_on_hyphens': False}
   return textwrap.fill(text, width, subsequent_indent='  ', **keep_words)
 
@@ -104,10 +104,10 @@ def _open_standard_streams() -> None:
   for number, name in enumerate(('stdout', 'stderr'), 1):
     stream = getattr(sys, name) or open(number, 'w', encoding='utf-8')
     if isinstance(stream, io.TextIOWrapper):
-      # Its encoding may lack a letter of a file's name.
+      # The encoding of the stream may lack a letter in the name of a file.
       of = stream.encoding, 'backslashreplace', None, stream.line_buffering, stream.write_through
       output = Output(stream.buffer, *of)
-      # Kept, because log handlers may hold it and deleting it closes the buffer.
+      # The old stream is kept, because log handlers may use it, and deleting it closes the buffer.
       output.replaced = stream
       stream = output
     setattr(sys, name, stream)
@@ -119,7 +119,7 @@ def _script(module: re.Match) -> str:
 
 
 def _help(main: Callable[..., int | None]) -> str:
-  """Returns the text of --help: what the command does, and its own flags."""
+  """Returns the text of --help: the docstring of the command's module, and its flags."""
   module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
   text = re.sub(r'`python -m trainer\.(\w+)', _script, inspect.getdoc(inspect.getmodule(main)))
   lines = [text, '']
@@ -134,7 +134,7 @@ def _help(main: Callable[..., int | None]) -> str:
 
 
 def status(stopped_by: int, troubles: Sequence[str]) -> int:
-  """Prints which reports could not be written, and returns the exit status of a training job.
+  """Returns the exit status of a training job, after printing which reports failed.
 
   Args:
     stopped_by: the number of the signal that stopped the job; 0 if it trained everything.
@@ -149,7 +149,7 @@ def status_of_server(asked: Sequence[int]) -> int:
   """Returns the exit status of a server that was stopped by signals: 130 for SIGINT, else 0.
 
   Args:
-    asked: the signals received. SIGTERM is how a supervisor ends a server, so it counts as success.
+    asked: the signals received. A supervisor ends a server by SIGTERM, so that is a success.
   """
   return SIGNALLED + signal.SIGINT if signal.SIGINT in asked else 0
 
@@ -181,7 +181,7 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
 
 
 def _in_place_of(flag: str) -> str:
-  """Returns what to type in place of an unknown flag; '' if nothing is known."""
+  """Returns what to type in place of an unknown flag; '' if no replacement is known."""
   if flag in _FLAGS_OF_OTHERS or 'set' not in flags.FLAGS:
     return _FLAGS_OF_OTHERS.get(flag, '')
   from trainer import config  # slow to import
@@ -198,8 +198,8 @@ def entry(main: Callable[..., int | None]) -> None:
   for SIGTERM.
 
   Args:
-    main: the command. If it has a parameter, it receives the arguments that are no flags; otherwise
-      such arguments are refused.
+    main: the command. Its parameter, if it has one, receives the arguments that are not flags.
+      Without a parameter, such arguments are refused.
   """
   if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set while trainer/__init__.py imports
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -222,8 +222,8 @@ def entry(main: Callable[..., int | None]) -> None:
         status = SIGNALLED + signal.SIGPIPE
       else:
         if runtime.rank() > 0:
-          # Rank 0 has most likely made the same mistake. Once it has said so and ended, the
-          # launcher ends this process.
+          # Rank 0 has most likely found the same mistake. Once it has printed it and ended, the
+          # launcher ends this process, so that the line appears once.
           time.sleep(5)
         sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
         status = 2

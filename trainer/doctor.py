@@ -88,7 +88,7 @@ def main() -> int:
 
 
 def _tell(per_rank: Sequence[Sequence[Check]]) -> None:
-  """Prints a line for each check, with the result of the rank where it is worst; or all as JSON."""
+  """Prints a line for each check, with the worst result of all ranks; or all results as JSON."""
   if JSON.value:
     print(json.dumps({'ranks': [[c._asdict() for c in checks] for checks in per_rank]}), flush=True)
     return
@@ -158,7 +158,7 @@ def _threads(here: runtime.Runtime) -> Check:
 
 
 def _cgroup(name: str) -> list[str]:
-  """Returns the words in a file of this container's limits; [] if there is no such file."""
+  """Returns the words in a file with a limit of this container; [] if there is no such file."""
   try:
     with open(f'/sys/fs/cgroup/{name}', encoding='utf-8') as f:
       return f.read().split()
@@ -214,14 +214,14 @@ def _ports(sync: config.Sync) -> Check:
       free += 1
   found = f'{free} of {first} to {last} are free beside those of this job'
   wanted = 'one for each rank of this host, and one more where rank 0 runs'
-  # Ranks that have come this far have theirs.
+  # With several ranks, this rank has its ports already.
   return Check('ports', 'ok' if free or runtime.launched().size > 1 else 'wrong', found, wanted)
 
 
 def _seconds(times: int, action: Callable[[int], None], argument: int) -> float:
-  """Returns the median seconds that an action takes, after one run to warm up.
+  """Returns the median duration of `times` calls of an action, after one call to warm up.
 
-  Every rank must call it.
+  Every rank must call this, because the action communicates.
   """
   seconds = []
   for _ in range(times + 1):
@@ -244,7 +244,7 @@ def _network(communicator: 'RankCommunicator') -> list[Check]:
     exchange.all_to_all([tf.zeros([rows * size, 16])], tf.constant([rows] * size))
 
   checks = []
-  # all-reduce sends each byte twice: on the way to its sum, and the sum on the way back.
+  # An all-reduce sends each byte twice: to where it is summed, and as part of the sum.
   for name, exchanged, ways in (('all-reduce', all_reduce, 2), ('all-to-all', all_to_all, 1)):
     latency = _seconds(20, exchanged, 4)
     rate = ways * (size - 1) / size * _PAYLOAD / _seconds(3, exchanged, _PAYLOAD)

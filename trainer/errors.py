@@ -11,7 +11,7 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
   [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST],
   '; wanted a directory that can be written',
 )
-_NEAR = 0.4  # the smallest difflib ratio at which one name may be the other, misspelt
+_NEAR = 0.4  # a name counts as a misspelling of another from this difflib ratio on
 _UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _LISTED = 200  # the most characters of a list of valid names
 # Names in other systems of layers and their arguments, by our words for them.
@@ -35,7 +35,7 @@ _WRAPPED = ('Exception encountered when calling', 'in user code:')
 
 
 class UserError(Exception):
-  """A user's mistake. Its text is one line; the process prints it and ends with status 2."""
+  """A user's mistake. The process prints its text, one line, and ends with status 2."""
 
 
 class ConfigError(UserError):
@@ -51,10 +51,9 @@ class BadPass(UserError):
 
 
 def printable(text: str) -> str:
-  """Returns a text in one printable line.
+  """Returns a text, such as the name of a file, in one printable line.
 
-  Line ends, control characters and bytes that are not UTF-8, all of which a file's name may hold,
-  are spelt out as \\n, \\x1b and \\xff.
+  Line ends, control characters and bytes that are not UTF-8 are spelt out: \\n, \\x1b, \\xff.
   """
 
   def spelt(match: re.Match) -> str:
@@ -67,11 +66,11 @@ def printable(text: str) -> str:
 
 
 def one_line(error: BaseException) -> str:
-  """Returns an exception's type and the first line of its message that says what is wrong.
+  """Returns an exception's type and the line of its message that says what is wrong.
 
-  TensorFlow's messages begin with the place in the graph; that part is left out. If Keras or
-  AutoGraph wrapped another error, the other error is described. If there is no message, the place
-  in the code at which the error was raised is given instead.
+  The lines in TensorFlow's messages that only name a place in the graph are skipped. If Keras or
+  AutoGraph wrapped another error, that error is described. If there is no message, the file and
+  line that raised the error are given.
   """
   while error.__context__ and str(error).lstrip('"\'').startswith(_WRAPPED):
     error = error.__context__
@@ -85,8 +84,8 @@ def one_line(error: BaseException) -> str:
 def nearest(name: object, valid: Iterable[object]) -> str:
   """Returns the end of a message about a wrong name: "; the nearest valid name is 'x'".
 
-  If no valid name is near, the valid names are listed; if there are none, '' is returned. Case does
-  not matter. Names by which other systems call our layers and their arguments are recognised.
+  If no valid name is similar, all are listed; if `valid` is empty, the result is ''. Case does not
+  matter. Other systems' names for our layers and their arguments are recognised.
   """
   if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
     return f'; here that is {here}'
@@ -102,10 +101,10 @@ def nearest(name: object, valid: Iterable[object]) -> str:
 
 
 def short(value: object, length: int = 120) -> str:
-  """Returns a value as a message shows it, like repr, or YAML for null, true and false.
+  """Returns a value as messages show it: its repr, but null, true and false as in YAML.
 
   Args:
-    length: the most characters; a longer text is cut.
+    length: the number of characters at which a longer text is cut.
   """
   if value is None or isinstance(value, bool):
     return {None: 'null', True: 'true', False: 'false'}[value]
@@ -118,7 +117,7 @@ def short(value: object, length: int = 120) -> str:
 
 @contextlib.contextmanager
 def plain_errors(what: str) -> Iterator[None]:
-  """Turns an OSError within the `with`, such as a full disk, into a UserError.
+  """Turns an OSError that the `with` block raises, such as for a full disk, into a UserError.
 
   Args:
     what: the beginning of the UserError's text, such as 'cannot read F'.

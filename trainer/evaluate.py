@@ -1,10 +1,10 @@
 """Evaluates a run: `python -m trainer.evaluate --run_dir DIR [--data PATTERN]… [--by COLUMN]…`.
 
-In a terminal it prints the figures of quality. With --by it prints a table with a line for each
-value of a slot or of another column of the data, the worst first, and for all samples: samples,
-clicks, AUC, logloss, calibration, 95 % intervals; with --by pass a line for each pass, in their
-order. To a pipe or a file it prints all figures as one JSON object; with --nojson the same as in a
-terminal. Under horovodrun the ranks share the work.
+In a terminal it prints the metrics. With --by it prints a table with a line for each value of a
+slot or another column of the data, the worst first, and a line for all samples. A line has the
+samples, clicks, AUC, logloss, calibration and 95 % intervals. With --by pass there is a line for
+each pass, in order. To a pipe or a file it prints one JSON object, unless --nojson is given. Under
+horovodrun the ranks share the work.
 """
 
 import dataclasses
@@ -63,10 +63,10 @@ def main() -> None:
 
 
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:
-  """Yields a run, and the names in --by that one evaluation of it can slice by.
+  """Yields pairs of a run and the names in --by whose slices one evaluation of it can compute.
 
-  First come all slots together. Then comes each other column by itself, read as data.group. PASS
-  is left out.
+  The first pair has all slots. Each other column has a pair of its own, because it is read as
+  data.group. PASS is left out.
   """
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared
@@ -89,7 +89,7 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
 
 
 def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[JsonObject]]:
-  """Returns {PASS: the slices of the passes, in their order}; {} unless --by asks for them."""
+  """Returns {PASS: the metrics of each pass, in order}; {} unless --by names PASS."""
   from trainer.training.slices import ALL, OTHER, slices
 
   if PASS not in BY.value or any(slot.name == PASS for slot in run.cfg.ordered_slots):
@@ -107,7 +107,7 @@ def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[J
 
 
 def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject]:
-  """Returns slices with `value`, a text, in place of `key`.
+  """Returns slices in which a text, `value`, replaces the `key`.
 
   Args:
     values: {key: text}.
@@ -119,10 +119,10 @@ def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject
 def slices_by_text(
   run: 'FinishedRun', passes: list['Pass'], names: list[str]
 ) -> dict[str, list[JsonObject]]:
-  """Returns {slot or column: its slices}, with `value`, a text, in place of `key`.
+  """Returns {slot or column: the metrics of each of its values}.
 
-  The text is the value in the log or, if the log is gone, the key. Every rank must call it; only
-  rank 0 receives the texts.
+  The item `value` of a slice is its text in the log or, if the log is gone, its key. Every rank
+  must call this; only rank 0 receives the texts.
   """
   from trainer.data.texts import texts_of
   from trainer.training.slices import ALL, BLANK, OTHER, slices

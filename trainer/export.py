@@ -13,7 +13,7 @@ from trainer import command_line, files
 from trainer.data.log_files import is_remote
 from trainer.errors import UserError
 
-# What can be exported of a run, by the section that its model has.
+# The kinds of exports of a run, by the section that its model has.
 _KINDS = {
   'interactions': ('base', 'delta', 'saved_model', 'dense_model'),
   'retrieval': ('items', 'delta', 'saved_model'),

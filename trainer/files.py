@@ -1,8 +1,8 @@
 """Durable files: a write takes effect as a whole or not at all.
 
-A directory is written under a temporary name, synced and renamed; then it gets a DONE marker. A
-directory without DONE does not count. Everything is on the disk before DONE appears, so a crash or
-a power cut at any moment leaves the old directories intact.
+A directory is written under a temporary name, synced and renamed; then it gets a DONE marker.
+Readers ignore a directory without DONE. All files are on the disk before DONE appears, so a crash
+or a power cut at any moment leaves the old directories intact.
 """
 
 import concurrent.futures
@@ -115,7 +115,7 @@ def sync_directory(path: str) -> None:
 
 
 def sync(paths: Iterable[str]) -> None:
-  """Syncs files and directories in parallel, which takes the disk hardly longer than one."""
+  """Syncs files and directories in parallel, which takes hardly longer than syncing one."""
   with concurrent.futures.ThreadPoolExecutor(4) as pool:
     list(pool.map(sync_directory, paths))
 
@@ -190,7 +190,7 @@ def crc32_of(path: str) -> int:
 
 
 def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
-  """Returns the CRC-32 of a whole stream, of which `crc` covers the bytes that were read before."""
+  """Returns the CRC-32 of a stream; `crc` is that of the bytes that were read before."""
   while data := stream.read(4 << 20):
     crc = zlib.crc32(data, crc)
   return crc
@@ -222,12 +222,11 @@ def _names_below(folder: str) -> list[str]:
 def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
   """Gives the directory `unfinished` its final name and marks it DONE.
 
-  Process 0 calls it once all is written there and the other processes have synced their files.
+  Only process 0 calls this, after all processes have written, and the others synced, their files.
 
   Args:
-    final: the final name; a directory of this name, which callers have checked is without DONE, is
-      removed first.
-    manifest: becomes MANIFEST.json, whose checksum DONE holds.
+    final: the final name. A directory of this name, which must not be DONE, is removed first.
+    manifest: the content of MANIFEST.json; DONE holds its checksum.
   """
   data = to_json(manifest)
   write(os.path.join(unfinished, MANIFEST), data)
@@ -245,7 +244,7 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
 
 
 def size_of(path: str) -> int:
-  """Returns the bytes of a file, or of all files below a directory."""
+  """Returns the size in bytes of a file, or of all files below a directory."""
   if os.path.isfile(path):
     return os.path.getsize(path)
   size = 0
@@ -281,7 +280,7 @@ def check_listed(path: str, listed: Listed) -> None:
   """Checks that a directory holds exactly the files of its manifest, with the sizes listed there.
 
   Raises:
-    DataLoss: if it does not.
+    DataLoss: if a file is missing, is not listed, or has another size.
   """
   present = set(_names_below(path))
   for name in sorted(present - listed.keys() - {DONE, MANIFEST}):
@@ -295,20 +294,20 @@ def check_listed(path: str, listed: Listed) -> None:
 
 
 def check_crc32(path: str, name: str, listed: Listed) -> None:
-  """Checks a file of the manifest against its checksum; reads it in pieces, whatever its size.
+  """Checks a file against its checksum in the manifest; works for files larger than memory.
 
   Raises:
-    DataLoss: if the file has changed.
+    DataLoss: if the checksum differs.
   """
   file = os.path.join(path, name)
   _compare(file, crc32_of(file), listed[name]['crc32'])
 
 
 def read_checked(path: str, name: str, listed: Listed) -> bytes:
-  """Returns the bytes of a file of the manifest.
+  """Returns the content of a file, after a check against its checksum in the manifest.
 
   Raises:
-    DataLoss: if the file has changed.
+    DataLoss: if the checksum differs.
   """
   return _read(os.path.join(path, name), listed[name]['crc32'])
 
@@ -326,7 +325,7 @@ def _compare(file: str, crc: int, wanted: int) -> None:
 
 
 def remove(path: str) -> None:
-  """Removes a directory. Its DONE goes first, so that a half-removed directory does not count."""
+  """Removes a directory, DONE first, so that readers ignore a half-removed directory."""
   with contextlib.suppress(FileNotFoundError):
     os.remove(os.path.join(path, DONE))
   shutil.rmtree(path, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Data frames as the data of a job: they are written as files that a run can read."""
+"""Lets a job read data frames, by writing them to files."""
 
 import contextlib
 import itertools
@@ -56,10 +56,10 @@ def _arrow_column(column: pd.Series) -> pa.Array | pa.ChunkedArray:
 
 
 def _lists_as_texts(cfg: config.Config, table: pa.Table) -> dict[str, list[str]]:
-  """Returns the list columns that slots read, as {column: texts as a CSV file would have them}.
+  """Returns {column: its texts in a CSV file} for the columns of slots whose values are lists.
 
   Raises:
-    UserError: if CSV has no text for a value.
+    UserError: if a value cannot be written to CSV.
   """
   columns, t = {}, pa.types
   for slot in cfg.data.slots:
@@ -114,10 +114,10 @@ def write_passes(
 def patterns_of(
   cfg: config.Config, data: str | Sequence[str] | Frame | None, labelled: bool = True
 ) -> Iterator[Sequence[str]]:
-  """Yields `data` as patterns of files. A frame is written to a temporary file in the log's format.
+  """Yields patterns of files that hold `data`. A frame is written to a temporary file first.
 
   Args:
-    data: patterns, a frame, or None for no patterns.
+    data: patterns, a frame, or None for no patterns. A frame's file has the format of the log.
     labelled: whether the frame must have labels, weights and groups.
   """
   if not is_frame(data):

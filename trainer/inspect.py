@@ -1,8 +1,8 @@
 """Shows what a checkpoint holds: `python -m trainer.inspect --run_dir DIR [--importance] …`.
 
-It prints parameters and bytes by layer and slot; with --feature one feature, with --against the
-differences from another run, with --importance how much the model's quality depends on each slot.
-Under horovodrun the ranks share the work of --importance.
+It prints the parameters and bytes of each layer and slot. With --feature it prints one feature,
+with --against the differences from another run, and with --importance how much the model's quality
+depends on each slot. Under horovodrun the ranks share the work of --importance.
 """
 
 import contextlib
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _importance_text(table: 'pd.DataFrame') -> str:
-  """Returns the table as text, and a sentence on the columns whose effect may be chance."""
+  """Returns the table of --importance as text, and which of the effects may be chance."""
   from trainer.reporting.live_line import WIDTH
 
   titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]
@@ -96,7 +96,11 @@ def _in_words(value: object) -> str:
 
 
 def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'pd.DataFrame']]:
-  """Returns the newest checkpoint, and {name: table} with the tables that the flags ask for."""
+  """Opens the run's checkpoint; returns it, and the tables that the flags request, {name: table}.
+
+  Args:
+    against: the other run_dir, for --against.
+  """
   import pandas as pd
 
   from trainer.reporting.inspection import Inspection

@@ -1,10 +1,10 @@
 """Predicts with a run: `python -m trainer.predict --run_dir DIR --data PATTERN --out FILE`.
 
-It writes one probability in each line, in input order. With several tasks a line has one for each
-task, separated by commas, in the order of data.labels. With `--columns id,…` it writes CSV that
-begins with these columns of the input. The suffix of FILE chooses another format: .tsv, .jsonl or
-.json (JSON lines), or .parquet. `--data -` reads standard input. Labels, weights and groups are not
-read. Under horovodrun the ranks share the work and the rows; rank 0 writes.
+It writes one probability in each line, in input order. With several tasks, a line has one for each
+task, separated by commas, in the order of data.labels. With `--columns id,…` it writes CSV whose
+first columns are these columns of the input. The suffix of FILE chooses another format: .tsv,
+.jsonl or .json (JSON lines), or .parquet. `--data -` reads standard input. Labels, weights and
+groups are not read. Under horovodrun the ranks share the work, and rank 0 writes.
 
 For a run with model.retrieval it writes the best `--k` items of each sample. Each line has the
 number of the sample (or the `--columns`), an item and its score.

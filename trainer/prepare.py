@@ -1,9 +1,10 @@
 """Converts logs ahead of time: `python -m trainer.prepare --config FILE [--set a.b=value]… --out
 DIR [--split train]`.
 
-Each raw pass of a split becomes the directory DIR/SPLIT/NAME, with + for each / in the pass's name.
-Train on them with `--set data.format=prepared --set 'data.train=[DIR/train/*]'`; valid and test
-likewise. `--describe` also prints statistics of a split, and writes them to DIR/SPLIT.json.
+Each raw pass of a split becomes a directory DIR/SPLIT/NAME, with + for each / in the pass's name.
+Train on these with `--set data.format=prepared --set 'data.train=[DIR/train/*]'`, and set
+data.valid and data.test in the same way. `--describe` also prints statistics of each split, and
+writes them to DIR/SPLIT.json.
 """
 
 import json

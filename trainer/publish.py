@@ -1,7 +1,7 @@
 """Publishes a run for serving: `python -m trainer.publish --run_dir DIR --to DIRECTORY|redis://…`.
 
-It follows the run's exports and applies bases, deltas and tombstones to a store that scorers read
-(`ctr-serve`, docs/serving.md). It may be killed and restarted at any moment.
+It follows the run's exports and applies them to a store that scorers read (`ctr-serve`,
+docs/serving.md). It may be killed and restarted at any moment.
 """
 
 import os

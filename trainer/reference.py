@@ -1,6 +1,6 @@
 """Prints the reference of the config: `python -m trainer.reference > docs/config.md`.
 
-It describes each key, its values, its default, an example and its meaning, from the schema
+For each key it prints the values, the default, an example and the meaning, from the schema
 (trainer/config/) and the docstrings of layers.
 """
 
@@ -108,7 +108,7 @@ def _row_optimizers() -> Iterator[str]:
 
 
 def _layers() -> Iterator[str]:
-  """Yields a table of the arguments of built-in interactions, from their docstrings."""
+  """Yields the lines of a table of the arguments of built-in interactions, from docstrings."""
   from trainer.model.builder import BUILT_IN, PASSED
 
   yield '\n## Arguments of interactions\n'
@@ -134,7 +134,7 @@ def _layers() -> Iterator[str]:
 
 
 def page() -> str:
-  """Returns docs/config.md."""
+  """Returns the text of docs/config.md."""
   return '\n'.join([HEAD, *_sections('', config.Config), *_row_optimizers(), *_layers()]) + '\n'
 
 

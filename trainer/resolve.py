@@ -22,7 +22,9 @@ DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
-  """Returns a config with the values that its run has measured, or would if it has not run yet.
+  """Returns a config with the values that its run has measured.
+
+  If there is no run yet, the values are measured now; if the log is missing too, they stay open.
 
   Args:
     path: a YAML file, or a run_dir, which holds the config that its run was given.
@@ -46,7 +48,7 @@ def _has_log(cfg: config.Config) -> bool:
 
 
 def explained(cfg: config.Config) -> str:
-  """Returns a config as YAML with explanations, and with the dtype that its run chose."""
+  """Returns a config as YAML with a comment on each key, and with the dtype that its run chose."""
   path, notes = os.path.join(cfg.run_dir, 'dense_dtype'), {}
   if cfg.train.dense_dtype != 'float32' and os.path.exists(path):
     with open(path, encoding='utf-8') as f:

@@ -1,6 +1,6 @@
 """This process's place in the job: ranks, devices, threads and seeds.
 
-Only this file reads the environment. It imports TensorFlow and Horovod in `start`, not before.
+Only this file reads environment variables. It imports TensorFlow and Horovod only in `start`.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ Device = TypeVar('Device')  # as TensorFlow lists them
 
 # With Keras 3, Horovod's wrappers train without any allreduce.
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
-# TensorFlow logs a harmless "Unable to register cuFFT factory" as an error; real errors also raise.
+# TensorFlow logs a harmless "Unable to register cuFFT factory" as an error; real ones are raised.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 # How often Horovod asks all ranks for work. 1 ms costs least where each rank has a core or two
 # (docs/performance.md); a job whose steps do not use Horovod should rarely be interrupted.
 _CYCLE_MILLISECONDS, _IDLE_CYCLE_MILLISECONDS = 1, 200
 
-HOST = 'CPU:0'  # the device of rows, of what is done with them, and of everything that is counted
+HOST = 'CPU:0'  # the device of rows, of the ops on rows, and of metrics
 
 # Options of glibc's mallopt and their bytes: M_MMAP_THRESHOLD (larger blocks go back to the system
 # at once; 32 MiB is the maximum), M_TRIM_THRESHOLD (what stays free at the end of the heap) and
@@ -57,10 +57,13 @@ class Runtime:
 
 
 def launched() -> Runtime:
-  """Returns this process's place as horovodrun set it; without horovodrun, a single process's.
+  """Returns this process's place in its job, from horovodrun's environment variables.
+
+  Without horovodrun, the process is the only one.
 
   Raises:
-    UserError: if MPI started several processes, or this host has no address on the job's network.
+    UserError: if MPI started several processes, a variable has a wrong value, or this host has no
+      address on the job's network.
   """
   for name in ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE'):
     if _number(name, '1') > 1 and 'HOROVOD_SIZE' not in os.environ:
@@ -118,7 +121,7 @@ def secret() -> bytes:
 
 
 def working_directory(run_dir: str) -> str:
-  """Returns the local directory in which a run whose run_dir is in a bucket works.
+  """Returns the local working directory of a run whose run_dir is in a bucket.
 
   It lies below CTR_WORK_DIR or, if that is not set, below a cache directory of the user.
 
@@ -203,9 +206,9 @@ def tf_config() -> Json:
 
 
 def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
-  """Imports TensorFlow, joins the ranks, pins the device, and sets threads and seeds.
+  """Imports TensorFlow, connects to the other ranks, and sets the GPU, threads and seeds.
 
-  Call it once, before any op of TensorFlow runs.
+  Call this once, before any op of TensorFlow runs.
 
   Raises:
     UserError: if this host has too few GPUs, its own name has no address, or CTR_THREADS is not a
@@ -233,9 +236,9 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
 
 
 def keep_freed_memory() -> None:
-  """Lets the allocator keep the memory that a step frees for the next step.
+  """Lets glibc's allocator keep freed memory for the next training step.
 
-  Returning it to the system and requesting it again may take a tenth of each step.
+  Returning memory to the system and requesting it again may take a tenth of each step.
   """
   with contextlib.suppress(AttributeError):  # not glibc
     mallopt = ctypes.CDLL(None).mallopt
@@ -265,7 +268,7 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
     idle = sync.dense_allreduce == sync.row_exchange == 'connections'
     cycle = _IDLE_CYCLE_MILLISECONDS if idle else _CYCLE_MILLISECONDS
     os.environ.setdefault('HOROVOD_CYCLE_TIME', str(cycle))
-  # Gloo aborts without saying for whom it waited; the heartbeat says it, so it has to come first.
+  # Gloo's error does not name the lost rank; the heartbeat's does, so Gloo must wait longer.
   patience = str(int(sync.lost_peer_seconds) + 60)
   os.environ.setdefault('HOROVOD_GLOO_TIMEOUT_SECONDS', patience)
   import horovod.tensorflow as hvd
@@ -275,15 +278,15 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
   hvd.init()
   if hvd.nccl_built() and not gpus and not runtime.rank:
     logging.warning('Horovod is built for GPUs, but TensorFlow finds none: the job trains on CPUs')
-  # Gloo's thread takes the core from the thread that holds its lock, and spins until that one runs
-  # again: a tenth of a step where cores are few. Batch threads preempt no others.
+  # Gloo's thread may preempt a thread that holds its lock, and spins until that thread runs again:
+  # with few cores this takes a tenth of a step. Threads with SCHED_BATCH do not preempt others.
   for thread in set(os.listdir(own_threads)) - before:
-    with contextlib.suppress(OSError):  # it has ended, or a sandbox forbids it: slower, still right
+    with contextlib.suppress(OSError):  # it has ended; or a sandbox forbids this: steps are slower
       os.sched_setscheduler(int(thread), os.SCHED_BATCH, os.sched_param(0))
 
 
 def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
-  """Returns the GPU of `gpus` that this rank uses; None if the host has none.
+  """Returns the GPU that this rank uses; None if `gpus`, those of the host, is empty.
 
   Raises:
     UserError: if the host has fewer GPUs than ranks.
@@ -304,14 +307,14 @@ def dense_device() -> str:
 
 
 def _threads(local_size: int) -> int:
-  """Returns the number of threads of one process: CTR_THREADS, or an equal share of its cores."""
+  """Returns the number of threads of a process: CTR_THREADS, or its share of the host's cores."""
   if 'CTR_THREADS' not in os.environ:
     return max(1, len(os.sched_getaffinity(0)) // local_size)
   return _number('CTR_THREADS', least=1, most=4096)
 
 
 def seed_everything(seed: int) -> None:
-  """Seeds Python, NumPy and TensorFlow, on every rank alike."""
+  """Seeds Python, NumPy and TensorFlow."""
   import tensorflow as tf
 
   random.seed(seed)

@@ -1,8 +1,9 @@
 """Serves a run over HTTP: `python -m trainer.serve --run_dir DIR` or `--store STORE`.
 
-The interface is TensorFlow Serving's REST form: POST /v1/models/NAME:predict, GET /v1/models/NAME;
-also /metrics and /healthz. A run with model.retrieval answers POST /v1/models/NAME:recommend; with
-`--retrieve_run_dir` it finds the items that the other run ranks. docs/serving.md has examples.
+The interface is TensorFlow Serving's REST API: POST /v1/models/NAME:predict, GET /v1/models/NAME;
+also /metrics and /healthz. A run with model.retrieval answers POST /v1/models/NAME:recommend. With
+`--retrieve_run_dir`, that run finds items, and the run in `--run_dir` ranks them. docs/serving.md
+has examples.
 """
 
 import contextlib
@@ -97,7 +98,7 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
     ranker: the config of --run_dir; None if the run has not begun.
     finder: the config of --retrieve_run_dir; None if that run has not begun.
   Raises:
-    UserError: if it cannot.
+    UserError: if a run has not begun, or the ranker cannot read the finder's items.
   """
   if ranker is None or finder is None:
     flag = '--run_dir' if ranker is None else '--retrieve_run_dir'
@@ -115,7 +116,7 @@ def _serve(runs: Sequence[_Run]) -> int:
   """Serves until a signal ends it; returns the exit status.
 
   Args:
-    runs: a run, or two, of which the second finds the items that the first ranks; [] for --store.
+    runs: the run of --run_dir, then that of --retrieve_run_dir if given; [] for --store.
   """
   try:
     from trainer.serving import http

@@ -1,10 +1,10 @@
 """Splits one log: `python -m trainer.split --data FILE --out DIR --by_time COLUMN`.
 
 It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix. --by_time orders samples by
-time into train, valid and test; --shares gives their sizes, or --at the times at which valid and
-test begin. --by_hash keeps all samples of one user (or another column's value) together. FILE is
-CSV, TSV, JSON lines (also .gz, .bz2) or Parquet; COLUMN may be a path in JSON, as device.os. No
-value changes, though fields of CSV are quoted; samples of one time stay together.
+time into train, valid and test. --shares gives their sizes, or --at the times at which valid and
+test begin; samples of the same time stay together. --by_hash keeps all samples of a user, or of
+another column's value, together. FILE is CSV, TSV, JSON lines (also .gz, .bz2) or Parquet. In JSON,
+COLUMN may be a path, as device.os. No value changes, but values of CSV may be quoted.
 """
 
 import contextlib
@@ -42,7 +42,7 @@ DELIMITER = flags.DEFINE_string('delimiter', None, 'Of a CSV file; by default th
 COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
 
 SPLITS = ('train', 'valid', 'test')
-_LINE = ' line'  # the name of a column that is none in the log
+_LINE = ' line'  # the column that holds whole lines, a name that no log has
 Split = Callable[[pa.Table], np.ndarray]
 _FORMAT = '%Y-%m-%d %H:%M:%S.%f%z'
 _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
@@ -56,7 +56,7 @@ def _delimiter() -> str:
 
 
 def _tables_of_json(name: str) -> Iterator[pa.Table]:
-  """Yields the log in parts, as tables of two columns: `name`, as text, and _LINE, the lines."""
+  """Yields the log in parts, as tables of two columns: `name` as text, and _LINE, whole lines."""
   for numbers, block in text_blocks(DATA.value):
     lines, texts = block.split(b'\n')[:-1], []
     for number, line in zip(numbers, lines):
@@ -99,7 +99,7 @@ def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
 
 
 def _ends() -> np.ndarray:
-  """Returns the shares of the log at which train and valid end, float64 [2]."""
+  """Returns where train and valid end, as shares of the log, 0 to 1, float64 [2]."""
   try:
     shares = np.array([float(share) for share in SHARES.value])
   except ValueError:
@@ -112,10 +112,10 @@ def _ends() -> np.ndarray:
 def _by_time(name: str) -> tuple[Split, list[str]]:
   """Returns a function that splits the log by time, and a text on the times of each split.
 
-  The function must be called on the parts of the log, in order. It returns the index in SPLITS of
-  each row. No time is in two splits.
+  The function must be called with each part of the log, in order. It returns the index in SPLITS of
+  each row. Rows of the same time are in the same split.
   """
-  # pandas would keep the blocks' own indices.
+  # Without ignore_index, pandas would number the rows of each part from 0.
   texts = pd.concat([_column(t, name).to_pandas() for t in _tables()], ignore_index=True)
   if (missing := int(texts.isna().sum() + (texts == '').sum())) > 0:
     raise UserError(f"{DATA.value}: column '{name}' is empty in {missing:,} samples; wanted a time")
@@ -139,7 +139,7 @@ def _by_time(name: str) -> tuple[Split, list[str]]:
 
 
 def _times(texts: pd.Series, name: str) -> pd.Series:
-  """Returns the values by which the texts are ordered: times, numbers, or the texts themselves."""
+  """Returns the times as values that sort: times, numbers, or the texts themselves."""
   if TIME_FORMAT.value is not None:
     try:
       times = pd.to_datetime(texts, format=TIME_FORMAT.value, errors='coerce', utc=True)
@@ -180,9 +180,9 @@ def _bounds(times: pd.Series) -> list:
 
 
 def _by_hash(name: str) -> Split:
-  """Returns a function that splits rows by a hash, which is the same on every machine.
+  """Returns a function that splits the log by a hash of a column, the same on every machine.
 
-  It returns the index in SPLITS of each row.
+  The function returns the index in SPLITS of each row.
   """
   ends = _ends() * 2.0**64
 
@@ -196,7 +196,7 @@ def _by_hash(name: str) -> Split:
 def _writer(
   stack: contextlib.ExitStack, path: str, schema: pa.Schema
 ) -> Callable[[pa.Table], None]:
-  """Opens a file, which `stack` closes; returns a function that writes rows into it."""
+  """Opens a file, which `stack` will close; returns a function that writes a table into it."""
   if path.endswith('.jsonl'):
     file = stack.enter_context(open(path, 'wb'))
     return lambda table: file.writelines(

@@ -1,6 +1,6 @@
 """Writes a click log with known ground truth: `python -m trainer.synthesize --out DIR`.
 
-trainer/data/synthetic.py describes the model that the clicks are drawn from.
+trainer/data/synthetic.py describes the model from which the clicks are drawn.
 """
 
 from absl import flags

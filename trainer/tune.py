@@ -1,8 +1,8 @@
 """Searches settings: `python -m trainer.tune --config FILE --set KEY=8,16 --range KEY=1e-4:.1:log`.
 
-Optuna (the extra `tune`) draws the settings of each trial. A trial is a run in STUDY_DIR; it is
-judged by data.valid after each epoch, and ends early if it falls behind the others. The same
-command continues a search. At the end it prints a table, the best first, and writes
+Optuna (the extra `tune`) draws the settings of each trial, which is a run in STUDY_DIR. A trial is
+evaluated on data.valid after each epoch, and ends early if it falls behind the others. The same
+command continues a search. At the end it prints a table of the trials, the best first, and writes
 STUDY_DIR/report.html.
 """
 
@@ -36,7 +36,7 @@ def space_of(
 ) -> tuple[dict[str, 'Choices | Range'], list[str]]:
   """Returns the settings to search, and the settings that all trials share, from --set and --range.
 
-  A value is YAML, and may be a list in brackets.
+  Values are YAML; a list is written in brackets.
   """
   space: dict[str, 'Choices | Range'] = {}
   fixed = []

@@ -1,6 +1,6 @@
 """Searches settings with Optuna (the extra `tune`): `trainer.tune(config, space)`.
 
-A trial is a run in a process of its own. It is judged by data.valid after each epoch, and ends
+A trial is a run in a process of its own. It is evaluated on data.valid after each epoch, and ends
 early if it falls behind the others.
 """
 
@@ -33,8 +33,8 @@ except ImportError:
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 _SECONDS_BETWEEN_LOOKS = 0.2  # between looks at the metrics of a trial
-_DRAWS = 200  # at most, for settings that no trial had
-_FEW = 10  # fewer completed trials say little of what matters
+_DRAWS = 200  # the most draws in search of settings that no trial had
+_FEW = 10  # with fewer completed trials, the importance of settings is a guess
 _STOPPED = command_line.SIGNALLED + signal.SIGTERM
 
 Choices = Sequence[Json]
@@ -43,14 +43,14 @@ Distributions = Mapping[str, BaseDistribution]  # by config key
 
 
 class _Search(NamedTuple):
-  """What stays the same during a search.
+  """The arguments of a search, which all trials share.
 
   Attributes:
     folder: the directory of the study.
     file: the YAML file of the config.
     fixed: the settings that all trials share, KEY=VALUE.
-    metric: the metric of data.valid by which trials are judged.
-    launcher: the words before the command of a trial.
+    metric: the metric on data.valid by which trials are compared.
+    launcher: the words before the command of a trial, such as horovodrun -np 2.
   """
 
   folder: str
@@ -161,9 +161,9 @@ def _distribution(key: str, values: Choices | Range) -> BaseDistribution:
 
 
 def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> optuna.Study:
-  """Opens the study in its folder. A new study begins with a trial of the config's own settings.
+  """Opens the study in its folder; a new study begins with a trial of the config's own settings.
 
-  Trials that were running when the search was killed are run again.
+  Trials that were running when an earlier search was killed are run again.
   """
   backend = optuna.storages.journal.JournalFileBackend(os.path.join(setup.folder, 'study.log'))
   study = optuna.create_study(
@@ -192,7 +192,7 @@ def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> o
     if all(key in own and _holds(of, own[key]) for key, of in distributions.items()):
       study.enqueue_trial(own)
   for trial in study.get_trials(states=[TrialState.RUNNING]):
-    # It ran when the search was killed.
+    # An earlier search was killed while this trial ran.
     study.tell(trial.number, state=TrialState.FAIL)
     if 'run_dir' in trial.user_attrs:
       study.enqueue_trial(trial.params, trial.user_attrs)
@@ -226,18 +226,18 @@ def _ask(setup: _Search, study: optuna.Study, distributions: Distributions) -> o
 
 
 def _done(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-  """Returns the trials that have ended. The others were killed with their search, and run again."""
+  """Returns the trials that have ended, also in error. Killed trials have not: they run again."""
   ended, trials = (TrialState.COMPLETE, TrialState.PRUNED), study.get_trials(deepcopy=False)
   return [t for t in trials if t.state in ended or 'failed' in t.user_attrs]
 
 
 def _settings(params: Mapping[str, Json]) -> dict[str, str]:
-  """Returns {key: its value as YAML}. Fractions that Optuna drew are rounded to four digits."""
+  """Returns {key: value as YAML} of drawn settings. Fractions are rounded to four digits."""
   return {key: f'{v:.4g}' if isinstance(v, float) else str(v) for key, v in params.items()}
 
 
 def _run(setup: _Search, trial: optuna.Trial) -> tuple[TrialState, float | None]:
-  """Trains a trial, unless the pruner ends it early; returns its state and its best value."""
+  """Trains a trial, which the pruner may end early; returns its state and its best metric."""
   run_dir, metric = trial.user_attrs['run_dir'], setup.metric
   prepared = os.path.join(setup.folder, 'prepared')  # shared by all trials
   os.makedirs(prepared, exist_ok=True)
@@ -278,9 +278,9 @@ def _run(setup: _Search, trial: optuna.Trial) -> tuple[TrialState, float | None]
 
 
 def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
-  """Returns the events of a run that evaluate data.valid, one after each epoch.
+  """Returns a run's evaluations on data.valid, one row after each epoch.
 
-  Events without the metric are left out.
+  Evaluations without the metric are left out.
   """
   from trainer.reporting.events import read_events
 
@@ -321,10 +321,9 @@ def _table(setup: _Search, study: optuna.Study) -> pd.DataFrame:
 
 
 def difference(table: pd.DataFrame) -> str:
-  """Returns a sentence: does the best trial differ from the others by more than chance?
+  """Returns a sentence on whether the best trial is better than the others by more than chance.
 
-  Returns:
-    '' if the table has no AUC, or only one trial.
+  If the table has no AUC, or only one trial, the result is ''.
   """
   if 'auc_low' not in table or not len(table) > 1:
     return ''
@@ -338,7 +337,7 @@ def difference(table: pd.DataFrame) -> str:
 
 
 def _write_report(setup: _Search, study: optuna.Study, table: pd.DataFrame) -> None:
-  """Writes report.html: the trials, the course of the search, and the effect of each setting."""
+  """Writes report.html: the trials, the progress of the search, and the effect of each setting."""
   from trainer.reporting import report
 
   evaluator = optuna.importance.PedAnovaImportanceEvaluator()
