@@ -32,11 +32,9 @@ class Made(Section):
 
   @property
   def kind(self) -> str:
-    """The name of the kind, such as bins or cross."""
     return next(iter(type(self).model_fields))
 
   def reads(self) -> list[str]:
-    """Returns the names of the columns that this kind reads."""
     columns = getattr(self, self.kind)
     return [columns] if isinstance(columns, str) else columns
 
@@ -189,8 +187,8 @@ _MOST_NODES = 200
 
 
 class Expression(Made):
-  """Computes a number from others, in float64. It is missing if a number it needs is missing, or
-  if it is not finite."""
+  """Computes a number from others in float64. The result is missing if a number that it needs is
+  missing, or if it is not finite."""
 
   how, is_fraction = 'number', True
   expression: str
@@ -198,7 +196,6 @@ class Expression(Made):
   where(condition, x, y) and missing(x): 'price / category_price'."""
 
   def tree(self) -> ast.expr:
-    """Returns the syntax tree of the expression; nothing is evaluated."""
     return ast.parse(self.expression.strip(), mode='eval').body
 
   def reads(self) -> list[str]:

@@ -48,7 +48,7 @@ class _Tree:
     """Sets a key to `value` unless the user gave the key, and returns the key's value.
 
     Args:
-      origin: what the default follows from, mostly a key.
+      origin: what the default follows from, such as 'train.plateau'.
     """
     node: Json = self.values
     for part in key[:-1]:

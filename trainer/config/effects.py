@@ -1,4 +1,4 @@
-"""Refuses settings for days if there are none, and warns of settings without effect or harmful."""
+"""Refuses settings that need days if there are none; warns of useless and of harmful settings."""
 
 import re
 from collections.abc import Iterator

@@ -60,8 +60,8 @@ class Thresholds(Section):
 
 class Lifecycle(Thresholds):
   """When a feature gets its factors, is deleted and is exported, by the rules of PaddlePaddle's CTR
-  accessor. Its score is (show - click) · nonclk_coeff + click · clk_coeff, with show the number of
-  its impressions and click that of its clicks; both decay at the end of each day."""
+  accessor. A feature's score is (show - click) · nonclk_coeff + click · clk_coeff, where show and
+  click are the numbers of its impressions and clicks. Both decay at the end of each day."""
 
   admission: Literal['score', 'count', 'probability', 'none'] = 'none'
   """What earns a feature its factors. score: its score reaches admission_threshold; count: it was

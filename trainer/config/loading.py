@@ -59,10 +59,8 @@ def write_of_run(cfg: Config) -> None:
 
 
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
-  """Returns the values that an earlier run has measured for keys that `cfg` does not give.
+  """Returns what an earlier run in `run_dir` has measured for keys that `cfg` does not give.
 
-  Args:
-    run_dir: the directory of the earlier run.
   Returns:
     {key: value}; {} if there is no run in `run_dir`.
   """
@@ -193,11 +191,7 @@ def _stamped(tree: Json) -> str:
 
 
 def columns_wanted(cfg: Config, path: str) -> str:
-  """Returns a text that tells the user which columns the files of the log must have.
-
-  Args:
-    path: the file of the config.
-  """
+  """Returns a text for the user on the columns that the log must have; `path` is the config's."""
   data = cfg.data
   names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))
   shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')

@@ -4,8 +4,6 @@ from typing import NamedTuple
 
 
 class Metric(NamedTuple):
-  """A metric of one label."""
-
   title: str
   direction: int = 1  # -1: lower is better
   of_numbers: bool = False  # for the loss squared_error; other metrics are for labels 0 and 1

@@ -95,7 +95,6 @@ def refuse_retrieval(retrieval: Retrieval | None, where: str) -> None:
   """Raises ConfigError if `retrieval` is set, because the command needs a model of clicks.
 
   Args:
-    retrieval: `model.retrieval` of the run.
     where: the flag or the run_dir, for the message.
   """
   if retrieval is not None:

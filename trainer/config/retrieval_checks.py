@@ -1,4 +1,4 @@
-"""The checks of model.retrieval."""
+"""Checks of model.retrieval, and of keys that do not go together with it."""
 
 from trainer.config.column_checks import Mistakes
 from trainer.config.schema import Config
@@ -6,7 +6,6 @@ from trainer.errors import nearest
 
 
 def retrieval(cfg: Config) -> Mistakes:
-  """Yields the mistakes in model.retrieval, and in keys that do not go together with it."""
   model, data, of_items = cfg.model, cfg.data, cfg.model.retrieval
   if of_items is None:
     if data.items is not None:

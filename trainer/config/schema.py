@@ -96,7 +96,7 @@ class Config(Section):
 
   @property
   def ordered_slots(self) -> list[Slot]:
-    """The slots in the order of their tables in sparse.tables, and for one table as in data.slots.
+    """The slots by the position of their table in sparse.tables, then by that in data.slots.
 
     Tensors and arrays that have an axis for the F slots have the slots in this order.
     """
@@ -116,7 +116,7 @@ class Config(Section):
     return self.model.retrieval.only_of_items() - {self.item_slot.name}
 
   def poolings(self) -> list[str]:
-    """Returns the pooling of each of the F slots; 'sum' if a sample has at most one feature."""
+    """Returns the pooling of each slot, [F]; 'sum' if a sample has at most one feature in it."""
 
     def may_hold_several(slot: Slot) -> bool:
       made = slot.made is not None and slot.made.is_several
@@ -138,9 +138,9 @@ class Config(Section):
     return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
 
   def click_shares(self) -> list[float]:
-    """Returns for each label how many clicks, 0 to 1, a positive value counts for its features.
+    """Returns for each label how many clicks (0 to 1) a positive value adds to a sample's features.
 
-    If no label sets the key `click`, this is 1 for the first label and 0 for the others.
+    If no label sets the key `click`, this is 1 for the first label and 0 for all others.
     """
     shares = [label.click for label in self.labels]
     if set(shares) == {None}:

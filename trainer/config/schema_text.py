@@ -102,7 +102,6 @@ def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type 
 
 
 def keys(section: type[pydantic.BaseModel]) -> Iterator[Key]:
-  """Yields the keys of a section in their order."""
   for name, field in section.model_fields.items():
     default = field.get_default(call_default_factory=True)
     required = default is pydantic_core.PydanticUndefined

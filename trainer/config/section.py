@@ -34,7 +34,7 @@ DropoutRate = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 
 def wrong(key: str, text: str) -> NoReturn:
-  """Refuses a value by an error. Only pydantic validators of a section or of a key may call it.
+  """Raises an error for a wrong value. Only pydantic validators may call it.
 
   Args:
     key: the wrong key, relative to the validator's section; '' in the validator of a key.

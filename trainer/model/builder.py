@@ -88,7 +88,7 @@ def constructor_parameters(
 ) -> tuple[dict[str, inspect.Parameter], bool]:
   """Returns the parameters of a layer's constructor.
 
-  A constructor with **kwargs also has the parameters of its base class's constructor.
+  Those of a constructor with **kwargs include the parameters of its base class's constructor.
 
   Returns:
     {name: parameter}, and whether the constructor also takes keyword arguments of other names.

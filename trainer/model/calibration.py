@@ -52,13 +52,12 @@ _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(
 
 
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Returns how many of all clicks have the highest predictions: a gain curve and a ROC curve.
+  """Returns points of the gain curve and of the ROC curve.
 
   Returns:
-    Three lists of equal length, each ascending from 0 to 1. `samples` has shares s of all samples.
-    `clicks` has the share of all clicks that is among the s samples with the highest predictions,
-    and `others` the share of all samples without a click that is among them. {} if all samples
-    are clicks, or none is.
+    Three lists of equal length, each ascending from 0 to 1. `samples` has shares of all samples,
+    highest predictions first. For each such share, `clicks` is how much of all clicks it contains,
+    and `others` how much of all samples without a click. {} if all samples are clicks, or none is.
   """
   others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
   if not (others[-1] and clicks[-1]):
@@ -98,11 +97,7 @@ def spread(histogram: np.ndarray) -> dict[str, list[float]]:
 
 
 def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
-  """Returns the weight of the samples in 50 equal ranges of probability.
-
-  Returns:
-    float64 [50, 3]: left edge, right edge, weight.
-  """
+  """Returns the left edge, right edge and total weight of 50 ranges of probability, [50, 3]."""
   weight, edges = histogram.sum(0), np.arange(51) / 50
   place = (_sigmoid(bucket_logits(len(weight))) * 50).astype(int)
   counts = np.bincount(np.minimum(place, 49), weight, 50)

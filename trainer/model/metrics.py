@@ -134,7 +134,6 @@ class MetricSums:
     return {name: v.numpy() for name, v in self._state.items()}
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:
-    """Sets the sums to those of a `state`."""
     for name, variable in self._state.items():
       variable.assign(state[name])
 

@@ -52,8 +52,8 @@ class RetrievalModel(tf.keras.Model):
   def items(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of items, float32 [B, d].
 
-    An item whose features have no factors gets the vector 0, unless the tower reads dense columns
-    or has biases, as a tower of two or more layers does.
+    The vector of an item whose features have no factors is 0, unless the tower reads dense columns
+    or has biases. Towers of two or more layers have biases.
     """
     return self._scaled(self.item_tower(inputs, training=training))
 

@@ -69,8 +69,6 @@ def leave_out(logits: tf.Tensor, hits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
   Args:
     logits: float32 [B, C].
     hits: int64 [n, 2], the row and the column of each logit to leave out.
-  Returns:
-    float32 [B, C].
   """
   never = tf.fill([tf.shape(hits)[0]], NEVER)
   return tf.tensor_scatter_nd_update(logits, hits, never), lambda gradient: (gradient, None)

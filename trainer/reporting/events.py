@@ -141,7 +141,6 @@ class EventLog:
     self._show(kind, step, self._validated if kind == 'best' else record)
 
   def _show(self, kind: str, step: int, record: JsonObject) -> None:
-    """Sends the metrics of an event to TensorBoard and the trackers."""
     of_tasks = {f'/{task}': figures for task, figures in record.get('tasks', {}).items()}
     ranked = [name for name in record if name.partition('@')[0] in RANKING_METRICS]
     values = {

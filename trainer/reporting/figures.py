@@ -45,7 +45,7 @@ def _rows(run: RecordedRun, split: str) -> pd.DataFrame:
 def _over_steps(
   run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
 ) -> go.Figure:
-  """Returns a figure of a field of events over the steps, with a curve for each split.
+  """Returns a figure of one field of the events over the steps, with a curve for each split.
 
   Args:
     y: the title of the y axis.
@@ -62,11 +62,7 @@ def _over_steps(
 
 
 def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None]:
-  """Returns a function that draws one metric over the steps, with a curve for each split.
-
-  Args:
-    title: the title of the y axis.
-  """
+  """Returns a function that draws one metric over the steps; `title` is that of the y axis."""
 
   def draw(run: RecordedRun) -> go.Figure | None:
     figure = _over_steps(run, metric, title, height=380)
@@ -97,12 +93,12 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
 
 
 def ranking(run: RecordedRun) -> go.Figure | None:
-  """Draws the metric that chooses the best epoch with model.retrieval; else returns None."""
+  """With model.retrieval, draws the metric that chooses the best epoch; else returns None."""
   return quality(run.metric, run.metric)(run) if run.cfg.model.retrieval else None
 
 
 def _zoomed(figure: go.Figure) -> go.Figure:
-  """Sets the range of the y axis: all values or, if there are many, all but the outliers.
+  """Sets the range of the y axis to all values or, if there are many, to all but outliers.
 
   Most outliers are values of the untrained model.
   """
@@ -259,7 +255,6 @@ def time_spent(run: RecordedRun) -> go.Figure | None:
 
 
 def speed(run: RecordedRun) -> go.Figure | None:
-  """Draws the samples per second of training and of evaluation."""
   figure = _over_steps(run, 'examples_per_second', 'samples/s')
   return figure.update_yaxes(rangemode='tozero') if figure.data else None
 

@@ -248,9 +248,9 @@ class Inspection:
 
 
 def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
-  """Returns at which coming day end a feature is evicted if it is not seen again, 1 for the next.
+  """Returns after how many day ends a feature is evicted if it is not seen again.
 
-  The result is None if this is later than the 1,000th.
+  Returns None if that is more than 1,000.
   """
   score, unseen, age = row['score'], row['unseen_days'], row['age_days']
   longest, youngest = limits.delete_after_unseen_days, limits.min_age_days

@@ -55,7 +55,7 @@ def shortened(text: str, width: int) -> str:
 def short_name(name: str, width: int, shared: str = '') -> str:
   """Returns the name in one line of at most `width` characters, cut in its middle.
 
-  The end is kept, because it often has the day.
+  The end is kept, because it often has the date.
 
   Args:
     shared: the prefix of all names in the same table. If it is enough to cut the prefix, nothing

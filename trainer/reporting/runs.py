@@ -83,7 +83,6 @@ class RecordedRun:
     return dataclasses.replace(self, events=events, truth=truth, task=name)
 
   def of(self, event: str) -> pd.DataFrame:
-    """Returns the events of one kind."""
     return self.events[self.events['event'] == event]
 
   def evaluated(self, split: str) -> pd.DataFrame:
@@ -125,11 +124,7 @@ class RecordedRun:
     return self.of('train').drop_duplicates('pass')['examples'].sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
-    """Returns the value of a metric for the true probabilities, in a synthetic log; else None.
-
-    Args:
-      name: the name of the pass.
-    """
+    """Returns a metric of the true probabilities on a synthetic pass `name`; None if unknown."""
     return self.truth.get('passes', {}).get(name, {}).get(metric)
 
 

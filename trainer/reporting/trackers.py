@@ -190,7 +190,7 @@ class InBackground:
 
   @contextlib.contextmanager
   def _told_once(self):
-    """Catches errors and reports the first alone: if the network is down, every call has one."""
+    """Catches errors, and reports only the first: if the network is down, every call fails."""
     try:
       yield
     except Exception:

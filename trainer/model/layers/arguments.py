@@ -4,7 +4,7 @@ import tensorflow as tf
 
 
 def check_whole(name: str, value: object, or_null: bool = False) -> None:
-  """Raises ValueError unless `value` is a whole number >= 1, or None where `or_null`."""
+  """Raises ValueError unless `value` is a whole number >= 1 or, if `or_null`, None."""
   if not (or_null and value is None) and (type(value) is not int or value < 1):
     wanted = 'a whole number >= 1' + ' or null' * or_null
     raise ValueError(f'{name}: found {value!r}; wanted {wanted}')

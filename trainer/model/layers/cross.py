@@ -1,4 +1,4 @@
-"""Cross network, version 2."""
+"""The cross network of DCN V2."""
 
 import itertools
 from collections.abc import Callable

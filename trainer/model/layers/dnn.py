@@ -88,11 +88,7 @@ class DNN(tf.keras.layers.Layer):
   def _parts(
     self, inputs: LayerInputs, multiply: Callable[..., tf.Tensor], training: bool
   ) -> list[tf.Tensor]:
-    """Returns h_0 as a list of matrices that join to [B, W].
-
-    Args:
-      multiply: the function by which to multiply matrices.
-    """
+    """Returns h_0 as a list of matrices that join to [B, W], computed with `multiply`."""
     return slot_vectors(inputs)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
@@ -124,8 +120,6 @@ def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) ->
     rate: the share that is set to 0.
     position: int64 [2]: the number of the step, and how many samples of the step's batch are on
       ranks below this one.
-  Returns:
-    float32 [B, H].
   Raises:
     ValueError: if position is None.
   """

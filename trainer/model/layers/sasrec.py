@@ -11,9 +11,9 @@ _NEVER = -1e30  # the logit of attention to a position that may not be read
 class SASRec(tf.keras.layers.Layer):
   """Encodes a history by causal self-attention; its vector is the output at its newest feature.
 
-  Kang and McAuley 2018, "Self-Attentive Sequential Recommendation". Let x_1 … x_n be the vectors of
-  a history, the newest last, p_0, p_1, … learned vectors of positions, counted from the newest, K,
-  k, L and l learned weights of each block, and LN layer normalisation:
+  Kang and McAuley 2018, "Self-Attentive Sequential Recommendation". x_1 … x_n are the vectors of a
+  history, the newest last. p_0, p_1, … are learned vectors of positions, counted from the newest.
+  LN is layer normalisation; K, k, L and l are learned weights of each block.
 
       h_i = dropout(x_i·√D + p_{n − i})
       in each block  a_i = LN(h_i) + dropout(attention of LN(h_i) to h_1 … h_i)
