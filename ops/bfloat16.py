@@ -60,7 +60,7 @@ def product(
 
 @tf.custom_gradient
 def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Multiplies in float32, but rounds a, b and the incoming gradient to bfloat16 first."""
+  """Returns a·b, multiplied in float32; a, b and the gradient are rounded to bfloat16 first."""
 
   def rounded(x: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)

@@ -30,7 +30,7 @@ Chunk = Mapping[str, np.ndarray]
 
 
 def checksum(chunk: Chunk) -> int:
-  """Returns the CRC-32 of a chunk's number of features and `COLUMNS`."""
+  """Returns the CRC-32 of a chunk's `COLUMNS` and their length."""
   crc = zlib.crc32(str(len(chunk['key'])).encode())
   for name in COLUMNS:
     crc = zlib.crc32(np.ascontiguousarray(chunk[name]).view(np.uint8), crc)

@@ -148,7 +148,7 @@ class FeatureLifecycle:
         _deleters[at] = self._deleter
 
   def remote(self, run: Callable, read: Callable) -> 'FeatureLifecycle':
-    """Returns an object for a table of a v1 graph whose verbs run at once, as in eager mode.
+    """Returns a copy of this object, for a v1 graph, whose verbs run at once as in eager mode.
 
     Args:
       run: adds an op to the graph and runs it, as in `Remote`.
@@ -204,9 +204,9 @@ class FeatureLifecycle:
     the best `policy.capacity` features.
 
     Args:
-      all_reduce: sums an int64 array over all processes that hold parts of one table. The capacity
-        then bounds the whole table; the features kept are those that one process with the whole
-        table would keep. Eager only.
+      all_reduce: a function that sums an int64 array over all processes that hold parts of one
+        table. The capacity then bounds the whole table; the features kept are those that one
+        process with the whole table would keep. Eager only.
     Returns:
       int64 [m], the keys that this process has deleted.
     """

@@ -17,7 +17,10 @@ MAX_SAMPLES = 65536  # the most that one call of `encode_fields` takes
 
 
 class EncodedFields(NamedTuple):
-  """The fields of n samples in F slots; each distinct field of a slot has a number, its code."""
+  """The fields of n samples in F slots; a field is what one slot holds in one sample.
+
+  The distinct fields of a slot are numbered; the number of a field is its code.
+  """
 
   codes: np.ndarray  # uint16 [n, F]
   fields_of: np.ndarray  # int64 [F], the number of distinct fields of each slot
@@ -37,7 +40,7 @@ def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarr
   Returns:
     int64 [n], NO_FEATURE for blank strings.
   Raises:
-    ValueError: if the offsets or the slot id are impossible.
+    ValueError: if the offsets or the slot id are out of range.
   """
   values, offsets = np.ascontiguousarray(values, np.uint8), np.ascontiguousarray(offsets, np.int32)
   n = len(offsets) - 1
@@ -81,6 +84,8 @@ def encode_fields(
   keys: np.ndarray, values: np.ndarray | None, counts: np.ndarray | None
 ) -> EncodedFields:
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
+
+  A field is what one slot holds in one sample: no feature, one or several.
 
   Args:
     keys: int64 [nnz], sample by sample, and slot by slot within a sample; if `counts` is None,

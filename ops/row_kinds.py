@@ -15,7 +15,7 @@ class Hyperparameter:
   """A number that row optimizers read.
 
   Attributes:
-    default: its value where a preset gives none; None: it has no effect.
+    default: its value if a preset gives none. With None, the hyperparameter has no effect.
     meaning: its description in docs/config.md.
     low: its smallest value.
     high: its largest value; None: there is none.
@@ -67,7 +67,7 @@ class RowKind:
   """The properties of one row optimizer.
 
   Attributes:
-    meaning: the source of the rule, and its special properties.
+    meaning: the source of the update rule and its special properties, for docs/config.md.
     presets: {name of a preset: {hyperparameter: its default there}}.
     state_per_weight: how many floats of state each weight has.
     state_per_row: how many floats of state a row has in addition, whatever its width.
@@ -188,7 +188,7 @@ def row_defaults(
 
 
 def meaning_of(hyperparameter: str) -> str:
-  """Describes a hyperparameter, after the names of the optimizers that read it unless all do."""
+  """Describes a hyperparameter. If only some optimizers read it, their names come first."""
   kinds = [kind for kind, rule in ROW_OPTIMIZERS.items() if hyperparameter in rule.reads]
   meaning = HYPERPARAMETERS[hyperparameter].meaning
   return f'{", ".join(kinds)}: {meaning[0].lower()}{meaning[1:]}' if kinds else meaning

@@ -31,7 +31,7 @@ from ops.sharding import SHARDS
 
 @dataclasses.dataclass(frozen=True)
 class FactorPart:
-  """Columns of a table's factors, those that interactions of one kind read."""
+  """A group of columns in a table's factors; different interactions read different groups."""
 
   kind: Literal['plain', 'field']  # plain: D columns (fm, dnn); field: D for each field, F*D (ffm)
   width: int  # D, or F*D
@@ -191,10 +191,10 @@ class RowStore(FeatureLifecycle):
     )
 
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
-    """Takes the optimizer steps that rows with l2_mode 'catch_up' missed, being in no batch.
+    """Takes the optimizer steps that rows missed because they were in no batch.
 
-    A missed step has only the gradient of the penalties. Call this before rows are evaluated, saved
-    or exported.
+    These steps, which only rows with l2_mode 'catch_up' take, have only the gradients of the
+    penalties (L1, L2). Call this before rows are evaluated, saved or exported.
 
     Args:
       hyper: as in `push`.

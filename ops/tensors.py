@@ -53,7 +53,8 @@ class _Writeable:
 def view(array: np.ndarray) -> tf.Tensor:
   """Returns a tensor that shares the memory of a contiguous array, which may be a mapped file.
 
-  Pass it only to an op that neither writes to its inputs nor needs alignment: `CtrGatherSamples`.
+  The tensor may be passed only to `CtrGatherSamples`, which neither writes to its inputs nor needs
+  aligned memory.
   """
   return share(np.asarray(_Writeable(array)))
 

@@ -120,8 +120,8 @@ class Run:
 
     There is a row for each slot and dense column, the most important first. Columns: auc_worse_by,
     auc_plus_minus, logloss_worse_by and logloss_plus_minus; for squared error, rmse_worse_by and
-    rmse_plus_minus. The plus_minus is half of the 95 % interval. If it is larger than the worse_by,
-    the effect may be chance.
+    rmse_plus_minus. A plus_minus is half of the 95 % interval of the worse_by before it. Where the
+    plus_minus is larger, the effect may be chance.
 
     Args:
       data: as for `evaluate`.
@@ -205,7 +205,7 @@ def fit(
   test: Frame | None = None,
   callbacks: Sequence['Callback'] = (),
 ) -> Run:
-  """Trains a model in this process; continues the run if run_dir holds it already.
+  """Trains a model in this process, or continues the run that run_dir holds.
 
   Args:
     configuration: a YAML file, or its content as a dict.
@@ -215,11 +215,11 @@ def fit(
       pass. It replaces data.train, and is written into run_dir/frames as Parquet.
     valid: a frame that replaces data.valid.
     test: a frame that replaces data.test.
-    callbacks: told what happens while the run trains.
+    callbacks: objects that are told what happens during training.
   Raises:
     UserError: if the config or the data are wrong; the message is one line.
-    KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training. The state is saved, and the same
-      call continues.
+    KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training. The state is saved; the same call
+      continues the run.
   """
   if isinstance(configuration, Mapping):
     for split in SPLITS:
@@ -277,8 +277,8 @@ class Source:
     """The config, checked also against the files that it names.
 
     Raises:
-      UserError: if such a file or directory does not exist, a setting has no effect without days,
-        or the package of a tracker is not installed.
+      UserError: if such a file or directory does not exist, a setting needs days but the config has
+        none, or the package of a tracker is not installed.
     """
     cfg, where = self.parsed(), self._where()
     effects.check_effects(cfg, where)

@@ -43,7 +43,7 @@ class ConfigError(UserError):
 
 
 class DataLoss(UserError):
-  """Stored data cannot be trusted: a file is missing, cut short, changed or foreign."""
+  """Stored data cannot be trusted: a file is missing, cut short, changed, or of another run."""
 
 
 class BadPass(UserError):

@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:
-  """Yields pairs of a run and the names in --by whose slices one evaluation of it can compute.
+  """Yields pairs (run, names in --by); one evaluation of the run gives the slices of these names.
 
   The first pair has all slots. Each other column has a pair of its own, because it is read as
   data.group. PASS is left out.
@@ -121,8 +121,8 @@ def slices_by_text(
 ) -> dict[str, list[JsonObject]]:
   """Returns {slot or column: the metrics of each of its values}.
 
-  The item `value` of a slice is its text in the log or, if the log is gone, its key. Every rank
-  must call this; only rank 0 receives the texts.
+  Values are given as texts of the log or, if the log is gone, as keys. Every rank must call this;
+  only rank 0 receives the texts.
   """
   from trainer.data.texts import texts_of
   from trainer.training.slices import ALL, BLANK, OTHER, slices

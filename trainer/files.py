@@ -106,7 +106,7 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: str) -> None:
-  """Syncs a directory, so that its new and renamed files survive a crash; it also syncs a file."""
+  """Syncs a directory, so that its new and renamed files survive a crash; or syncs a file."""
   fd = os.open(path, os.O_RDONLY)
   try:
     os.fsync(fd)
@@ -190,7 +190,7 @@ def crc32_of(path: str) -> int:
 
 
 def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
-  """Returns the CRC-32 of a stream; `crc` is that of the bytes that were read before."""
+  """Returns the CRC-32 of a stream; `crc` is the CRC-32 of the bytes already read from it."""
   while data := stream.read(4 << 20):
     crc = zlib.crc32(data, crc)
   return crc
@@ -222,7 +222,7 @@ def _names_below(folder: str) -> list[str]:
 def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
   """Gives the directory `unfinished` its final name and marks it DONE.
 
-  Only process 0 calls this, after all processes have written, and the others synced, their files.
+  Only process 0 calls this, once all other processes have written and synced their files.
 
   Args:
     final: the final name. A directory of this name, which must not be DONE, is removed first.
@@ -259,7 +259,7 @@ def is_done(path: str) -> bool:
 
 
 def read_manifest(path: str) -> JsonObject:
-  """Returns the MANIFEST.json of a directory.
+  """Returns the content of a directory's MANIFEST.json.
 
   Raises:
     DataLoss: if the directory is not DONE, or is damaged.

@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def _importance_text(table: 'pd.DataFrame') -> str:
-  """Returns the table of --importance as text, and which of the effects may be chance."""
+  """Returns the table of --importance as text, with a sentence on effects that may be chance."""
   from trainer.reporting.live_line import WIDTH
 
   titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]

@@ -170,7 +170,7 @@ def is_terminal() -> bool:
 def _address_of(interface: str) -> str:
   """Returns the address of a network interface: IPv4 if there is one, else IPv6.
 
-  Link-local addresses come last.
+  A link-local address is returned only if there is no other.
 
   Raises:
     UserError: if the interface has no address.

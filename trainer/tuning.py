@@ -226,7 +226,7 @@ def _ask(setup: _Search, study: optuna.Study, distributions: Distributions) -> o
 
 
 def _done(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-  """Returns the trials that have ended, also in error. Killed trials have not: they run again."""
+  """Returns the trials that have ended, also in error, but not those that were killed."""
   ended, trials = (TrialState.COMPLETE, TrialState.PRUNED), study.get_trials(deepcopy=False)
   return [t for t in trials if t.state in ended or 'failed' in t.user_attrs]
 

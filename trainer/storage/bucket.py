@@ -48,7 +48,7 @@ def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], 
       copies into a temporary directory.
     below: the part of the run_dir to copy, such as `exports`; by default all.
   Raises:
-    UserError: if there is no such directory in the bucket.
+    UserError: if the bucket has no such run_dir.
   """
   if not log_files.is_remote(run_dir):
     yield run_dir, lambda: None

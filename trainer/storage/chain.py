@@ -56,7 +56,7 @@ class LeftOut(NamedTuple):
   older: Sequence[str] = ()  # descriptions of features whose older values stay until the next base
 
   def __str__(self) -> str:
-    """Returns a text for the user; empty if served scores are those of ctr-predict."""
+    """Describes the differences for the user; empty if there are none."""
     told = []
     if self.rows:
       told.append(
@@ -149,7 +149,7 @@ class RowExport:
     checksum: the checksum of its manifest. An export of another run may have the same name, but not
       the same checksum.
     done_at: when it was completed, in seconds as time.time() counts them.
-    left_out: what a server that has this export lacks.
+    left_out: why scores served from this export may differ from those of ctr-predict.
   Raises:
     DataLoss: if the export is damaged. Methods that read its files raise this too.
   """

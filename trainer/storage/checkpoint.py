@@ -83,7 +83,7 @@ def _write_rows(path: str, store: RowTable, shards: range) -> None:
   """Writes a store's rows into the files `path`.bin and `path`.json.
 
   Raises:
-    ValueError: if a row does not belong to these logical shards.
+    ValueError: if a row does not belong to `shards`, the logical shards that this process owns.
     UserError: if a value is not finite.
   """
   columns: list[Json] = []
@@ -146,8 +146,8 @@ def save(
     step: the number in the checkpoint's name; a second checkpoint at the same step is named
       `ckpt-STEP-2`.
     store: the rows that this process owns.
-    dense: the variables of layers and optimizer, and others, {name: array}; only process 0 writes
-      them.
+    dense: {name: array} of the variables of layers and optimizer, and of metrics; only process 0
+      writes them.
     progress: how far in the data the run is; only process 0 writes it.
     config_text: the config as YAML; only process 0 writes it.
     keep: the number of checkpoints to keep, including this one.

@@ -81,7 +81,7 @@ class DenseServing(ServedModel):
 
 
 def save(cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str) -> None:
-  """Writes the dense part into the directory `path`.
+  """Writes the dense part of a model, as a SavedModel, into the directory `path`.
 
   The other arguments are those of `ServedModel`.
 

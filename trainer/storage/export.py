@@ -94,7 +94,7 @@ PATIENCE = 600.0  # seconds that an export waits for another one
 
 
 class WrittenExport(NamedTuple):
-  """An export that this call wrote or found."""
+  """What `write` returns: the export that it has written, or that was there already."""
 
   path: str
   rows: int  # over all processes
@@ -115,7 +115,7 @@ class _Plan(NamedTuple):
 
 
 class _Selection(NamedTuple):
-  """The keys that one process puts into an export, int64 [n] each.
+  """The keys of one process that an export concerns, int64 [n] each.
 
   `rows` and `tombstones` are ordered by logical shard, then by key.
   """
@@ -183,7 +183,7 @@ def _begin(
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys that serving looks up: with model.retrieval, only the query tower's."""
+  """Returns those of `keys` that serving looks up; with model.retrieval, the query tower's."""
   if cfg.model.retrieval is None:
     return keys
   ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
@@ -262,7 +262,10 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Removes old exports, so that `keep` of this kind are left. Call it when one is DONE."""
+  """Removes the exports that are older than the newest `keep` of this kind.
+
+  A kind of model replaces only its own older versions, and a delta replaces nothing.
+  """
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:

@@ -71,7 +71,11 @@ class Change(NamedTuple):
     return cls(now.take(~same), np.setdiff1d(before.keys, now.keys, assume_unique=True))
 
   def applied(self, before: Items) -> Items:
-    """Returns the items after this change; these and the items `before` it ascend by key."""
+    """Returns the items after this change, in ascending order of their keys.
+
+    Args:
+      before: the items before this change, in the same order.
+    """
     replaced = np.isin(before.keys, np.concatenate([self.gone, self.items.keys]))
     kept = before.take(~replaced)
     if not len(self.items.keys):

@@ -85,7 +85,7 @@ class KeptTexts:
     return out.getvalue()
 
   def load(self, dumps: Iterable[bytes]) -> None:
-    """Replaces the texts by those in dumps of any processes, for the features of this process."""
+    """Replaces all texts by those in dumps. Features that other processes own are skipped."""
     self._keys, self._texts = self._keys[:0], self._texts[:0]
     for dump in dumps if self._ids else ():
       for name, id_of in self._ids.items():
@@ -94,13 +94,13 @@ class KeptTexts:
 
 
 def texts_of_slot(dump: bytes, slot: str) -> pa.Array:
-  """Returns the texts of a slot's features, as an Arrow array of binary, from a KeptTexts dump."""
+  """Returns the texts of a slot's features in a KeptTexts dump, as an Arrow array of binary."""
   table = pq.read_table(io.BytesIO(dump))
   return table.filter(pc.equal(table['slot'], slot))['text'].combine_chunks().cast(pa.binary())
 
 
 def texts_by_key(cfg: config.Config, dumps: Iterable[bytes], slot: str) -> dict[int, str]:
-  """Returns {key: text} of a slot's features, from the KeptTexts dumps of several processes."""
+  """Returns {key: text} of a slot's features in the KeptTexts dumps of several processes."""
   found: dict[int, str] = {}
   for dump in dumps:
     texts = texts_of_slot(dump, slot)

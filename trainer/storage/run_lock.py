@@ -32,7 +32,7 @@ class RunLock:
   of the file system.
 
   Attributes:
-    id: the id of the lock, once acquired; a process of the same job that knows it can `follow`.
+    id: the id of the lock, once acquired. With it, another process of the same job can `follow`.
   """
 
   def __init__(self, run_dir: str, stale_seconds: float = STALE_SECONDS):
@@ -78,7 +78,7 @@ class RunLock:
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
 
   def follow(self, lock_id: str) -> None:
-    """Takes over a lock from another process of the same job, which has died or left.
+    """Takes over the lock with this id, whose owner in the same job has died or left.
 
     Raises:
       UserError: if another job has taken the run_dir in the meantime.
@@ -177,7 +177,7 @@ def _is_dead(owner: JsonObject) -> bool:
 
 
 def _read(f: TextIO) -> JsonObject | None:
-  """Returns the owner that the lock's file names; None if it names none."""
+  """Returns the owner that a lock file describes; None if it describes none."""
   f.seek(0)
   try:
     owner = json.loads(f.read())

@@ -285,7 +285,7 @@ def save(
   path: str,
   integer_slots: Sequence[str] = (),
 ) -> None:
-  """Writes the whole model into the directory `path`.
+  """Writes the whole model, as a SavedModel, into the directory `path`.
 
   The other arguments are those of `Serving`.
 

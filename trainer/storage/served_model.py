@@ -54,7 +54,7 @@ class ServedModel(tf.Module):
 
     Args:
       dense: float32 [B, Dn], dense columns as in the log; NaN where a number is missing.
-      factors: as in LayerInputs.
+      factors: the slot sums of each table, as in LayerInputs.
       show_click: float32 [B, Fc, 2], the shows and clicks in each of the Fc slots with `counts`;
         None if there are none.
       **sums: the other fields of LayerInputs except `totals`, which are computed from `factors`.

@@ -25,7 +25,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def write(path: str, specs: Mapping[str, tf.TensorSpec]) -> None:
-  """Writes requests for the signature `serving_default`, whose inputs are all 0.
+  """Writes requests to the signature `serving_default`; all their values are 0.
 
   Args:
     path: the directory of the SavedModel.
