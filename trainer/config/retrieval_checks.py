@@ -1,4 +1,4 @@
-"""Checks of model.retrieval, and of keys that do not go together with it."""
+"""Checks of model.retrieval, and of keys that it excludes or requires."""
 
 from trainer.config.column_checks import Mistakes
 from trainer.config.schema import Config

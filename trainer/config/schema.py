@@ -116,7 +116,7 @@ class Config(Section):
     return self.model.retrieval.only_of_items() - {self.item_slot.name}
 
   def poolings(self) -> list[str]:
-    """Returns the pooling of each slot, [F]; 'sum' if a sample has at most one feature in it."""
+    """Returns each slot's pooling, [F]; 'sum' for a slot with at most one feature a sample."""
 
     def may_hold_several(slot: Slot) -> bool:
       made = slot.made is not None and slot.made.is_several

@@ -18,16 +18,14 @@ def per_sample_loss(model: Model) -> SampleLoss:
 
   With y the label, z the logit and p = σ(z):
     log_loss: −y log p − (1 − y) log(1 − p)
-    focal: log loss with each term times (1 − probability of that class)^γ (Lin et al. 2017, "Focal
-      Loss for Dense Object Detection", without α); γ = 0 is log loss
+    focal: −y (1 − p)^γ log p − (1 − y) p^γ log(1 − p) (Lin et al. 2017, "Focal Loss for Dense
+      Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
-    fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)): log loss in which a label 1 cancels
-      the earlier label 0. In streams for it, every sample comes first with label 0, and a positive
-      one comes again with label 1 when that is known (Ktena et al. 2019, "Addressing Delayed
-      Feedback for Continuous Training with Neural Networks in CTR prediction"). The losses of a
-      sample add up to the log loss of its final label. If a share q turns out positive, the
-      expected gradient is p − q. With the paper's weights, 1 + p and (1 − p)(1 + p), it would be
-      (1 − p²)(p − q), which hardly lowers predictions that are much too high
+    fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)). This is for streams in which every
+      sample comes with label 0 at first, and a positive sample comes again with label 1 as soon as
+      that is known (Ktena et al. 2019, "Addressing Delayed Feedback for Continuous Training with
+      Neural Networks in CTR prediction"). The last term cancels the loss of the first time, so a
+      sample's two losses add up to the log loss of label 1
 
   `label_smoothing` s turns y into y (1 − s) + s/2; it has no effect on squared error.
 
@@ -50,6 +48,8 @@ def per_sample_loss(model: Model) -> SampleLoss:
   def squared_error(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return tf.square(z - y)
 
+  # If a share q turns out positive, the expected gradient of fake_negative is p − q. The paper's
+  # weights, 1 + p and (1 − p)(1 + p), make it (1 − p²)(p − q), which is almost 0 where p is near 1.
   def fake_negative(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
     return (1 - y) * tf.nn.softplus(z) - y * z
 

@@ -158,7 +158,7 @@ class EventLog:
       tracker.call(lambda to: to.scalars(kind, step, values))
 
   def append(self, record: Mapping[str, Json]) -> None:
-    """Writes one event to metrics.jsonl alone. Any thread may call it."""
+    """Writes one event to metrics.jsonl only. Any thread may call this."""
     if self._active:
       with self.guarded(self._path):
         self._write_line(record | {'time': round(time.time(), 3)})

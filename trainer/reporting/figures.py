@@ -268,7 +268,7 @@ def compared(
     figure = new_figure('step', title, height=380)
     for run in runs:
       _line(figure, _rows(run, split), metric, run.name, mode='lines+markers')
-    # If no run has more than one value, the table of figures shows all of them.
+    # If no run has more than one value, the table of metrics shows them all.
     return _zoomed(figure) if any(len(trace.x) > 1 for trace in figure.data) else None
 
   return draw

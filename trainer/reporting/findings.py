@@ -338,7 +338,7 @@ def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
 
 
 def _constant(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence for each split on which the kept state predicts worse than a constant."""
+  """Yields a sentence for each split on which the model predicts worse than a constant."""
   for run_of_task in run.by_task():
     for split, row in run_of_task.scores.items():
       if split != 'next' and (told := worse_than_constant(row)):

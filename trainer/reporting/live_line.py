@@ -40,7 +40,7 @@ class LiveLine:
     try:
       sys.stdout.write(text.ljust(self._length) + ('\r' if in_place else '\n'))
       sys.stdout.flush()
-    except OSError as e:  # its reader is gone, or the disk is full
+    except OSError as e:  # the reader of the output is gone, or the disk is full
       self._active = False
       logging.warning('cannot write to standard output: %s; the training goes on', e.strerror)
     self._length = len(text) if in_place else 0

@@ -34,7 +34,7 @@ class TensorBoard:
     self._write('', 0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Writes {name: metric}. `kind` is a split or an event."""
+    """Writes the metrics {name: value} of a split or event, named by `kind`."""
     summary = Summary()
     for name, value in values.items():
       summary.MergeFrom(scalar_pb(name, value))

@@ -32,7 +32,7 @@ class Tracker(Protocol):
   id: str
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Logs {name: metric}. `kind` is a split or an event."""
+    """Logs the metrics {name: value} of a split or event, named by `kind`."""
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
     """Uploads the files and directories at `paths`, and ends the run as finished or as killed."""
