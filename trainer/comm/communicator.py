@@ -23,7 +23,7 @@ Value = TypeVar('Value')
 
 
 class Communicator(abc.ABC):
-  """The collectives, which all processes of a job call together."""
+  """The collective operations that all processes of a job call together."""
 
   rank: int  # this process's number, from 0
   size: int  # the number of processes, N
@@ -37,7 +37,7 @@ class Communicator(abc.ABC):
       tensors: one or more tensors of one dtype (float32, float64 or int64), of any shapes; every
         process passes the same dtype and shapes.
     Returns:
-      Their sums, equal to the last bit on every process.
+      The sum of each tensor, bit for bit the same on every process.
     """
 
     def total_of(*values: np.ndarray) -> list[np.ndarray]:
@@ -59,15 +59,15 @@ class Communicator(abc.ABC):
     """Sums arrays over the processes.
 
     Args:
-      arrays: name -> array of float32, float64 or int64; every process passes the same names and
+      arrays: {name: array of float32, float64 or int64}; every process passes the same names and
         shapes.
     Returns:
-      name -> sum, the same on every process.
+      {name: sum}, the same on every process.
     """
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
-    """Sends `per_process[r]` to each process r; returns what every process sent to this one."""
+    """Sends `per_process[r]` to each process r; returns what each sent here, in order of ranks."""
 
   def gather(self, value: Plain) -> list[Plain]:
     """Returns the values of all processes, in the order of ranks."""
@@ -82,16 +82,17 @@ class Communicator(abc.ABC):
     self.gather(None)
 
   def together(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action` on every process. If it fails on any of them, all raise, so none waits forever.
+    """Runs `action` on every process. If it fails on one, all raise, so that none waits forever.
 
     Args:
-      what: begins the message if the operating system reports an error, such as 'cannot read F'.
+      what: the beginning of the message if the operating system reports an error, such as 'cannot
+        read F'.
       action: a function that calls no method of this communicator.
     Returns:
       The result of this process's `action`.
     Raises:
-      UserError: this process's own error; if it has none, the error of the lowest rank that has
-        one.
+      UserError: if `action` fails on any process: this process's own error if it has one, else that
+        of the lowest rank with an error.
     """
     value, own = None, None
     try:
@@ -133,24 +134,24 @@ class SingleProcess(Communicator):
 
 
 class RowExchange(Protocol):
-  """Runs all-to-alls of rows one at a time; all-to-alls of different exchanges may overlap."""
+  """Runs all-to-alls of rows, one at a time. All-to-alls of different RowExchanges may overlap."""
 
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank, and waits for theirs; see ops.connections.Connections."""
+    """Sends rows to every rank and returns theirs, as ops.connections.Connections describes."""
     ...
 
 
-# Plain data is sent as rows of this many bytes. Their number is an int32, so 128 GiB fit.
+# Plain data is sent as rows of this many bytes. The number of rows is an int32, so 128 GiB fit.
 _ROW_BYTES = 64
 
 
 class RankCommunicator(Communicator):
-  """A communicator of N ranks, which can also open exchanges of rows.
+  """A communicator of N ranks, which can also open RowExchanges.
 
   Args:
-    plain_data: the exchange that carries plain data, encoded as rows of bytes.
+    plain_data: the RowExchange that carries plain data, encoded as rows of bytes.
   """
 
   def __init__(self, rank: int, size: int, plain_data: RowExchange):
@@ -158,7 +159,7 @@ class RankCommunicator(Communicator):
 
   @abc.abstractmethod
   def row_exchange(self, name: str) -> RowExchange:
-    """Opens a new exchange of rows; every rank calls it, with the same name."""
+    """Opens a new RowExchange; every rank calls it, with the same name."""
 
   def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     arrays = {name: np.asarray(array) for name, array in arrays.items()}

@@ -27,13 +27,13 @@ class Connector:
     communicator: exchanges the ranks' addresses.
     host: the address at which the other ranks reach this one; None: all are on one machine.
   Raises:
-    UserError: on every rank, if one has no free port.
+    UserError: on every rank, if one of them has no free port.
   """
 
   def __init__(self, communicator: RankCommunicator, host: str | None, sync: Sync):
     self._rank, self._size = communicator.rank, communicator.size
     self._lost_seconds = sync.lost_peer_seconds
-    self._arrived: dict[tuple[str, int], Connection] = {}  # by (name, rank); guarded by _changed
+    self._arrived: dict[tuple[str, int], Connection] = {}  # {(name, rank): …}; guarded by _changed
     self._changed = threading.Condition()
     self._secret = bytes.fromhex(communicator.broadcast(secrets.token_hex(32)))
     self._listener = communicator.together(
@@ -43,12 +43,13 @@ class Connector:
     self._addresses = communicator.gather(self._listener.address)
 
   def connect(self, name: str) -> Connections:
-    """Makes a set of connections, one to every other rank; every rank calls it, and waits for all.
+    """Makes a set of connections, one to every other rank. Every rank calls it, and waits for all.
 
     Args:
       name: the name of the set; no other set may have it.
     Raises:
-      ConnectionError: if a rank cannot be reached or does not connect in time; it names the rank.
+      ConnectionError: if a rank, named in the message, cannot be reached or does not connect in
+        time.
     """
     connections = {}
     for rank, address in enumerate(self._addresses[: self._rank]):
@@ -79,7 +80,7 @@ class Connector:
     return Connections(fds, self._rank)
 
   def _accept(self, connection: Connection) -> None:
-    """Keeps a connection that another rank opened until `connect` asks for it."""
+    """Keeps a connection that another rank has opened, until `connect` asks for it."""
     try:
       name, rank = messages.decode(connection.recv_bytes())
       with self._changed:

@@ -1,15 +1,15 @@
 """The heartbeat of a job of ranks: ends the job if a rank dies, freezes or hangs, and names it.
 
-Without it, all ranks would wait forever for a frozen rank, because Horovod's stall check does
-nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it. If a
-rank is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the same
-exit status. If rank 0 itself is lost, every other rank prints that and ends.
+Without a heartbeat, all ranks would wait forever for a frozen rank, because Horovod's stall check
+does nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it.
+If a rank is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the
+same exit status. If rank 0 itself is lost, every other rank prints that and ends.
 
-The heartbeat begins before TensorFlow and Horovod are imported, so that it also limits how long the
-start may wait. Ranks find rank 0 through horovodrun's key-value store. The store holds rank 0's
+The heartbeat begins before TensorFlow and Horovod are imported, so it also limits the time that a
+start may take. Ranks find rank 0 through horovodrun's key-value store. The store holds rank 0's
 address but no secret, because anyone who reaches the store can read it. The scripts of launch/ pass
-a secret to the ranks; without them, a hash of the config is the secret, which a stranger does not
-know.
+a secret to the ranks. Without these scripts, the secret is a hash of the config, which a stranger
+does not know.
 """
 
 import contextlib
@@ -44,8 +44,8 @@ _ATTEMPT_SECONDS = 3  # the time limit of one request to the key-value store
 class Heartbeat(contextlib.AbstractContextManager):
   """Sends beats until the `with` block ends; an error in the block ends the job on every rank.
 
-  An error, or the loss of a rank, ends the processes of all ranks, from any thread. A UserError on
-  any rank is printed once, and the exit status is 2.
+  An error or the loss of a rank ends the processes of all ranks, whatever their main threads do. A
+  UserError on any rank is printed once, and the exit status is 2.
 
   Attributes:
     tell_lost: called on rank 0, with the reason, before the loss of a rank ends the job.
@@ -59,7 +59,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     self._name = f'rank {runtime.rank} (process {os.getpid()} on {os.uname().nodename})'
     self._progress = time.monotonic()
     self._lock = threading.Lock()  # guards what follows
-    self._members: dict[int, _Peer] = {}  # by rank: on rank 0 all others, on the others rank 0
+    self._members: dict[int, _Peer] = {}  # {rank: peer}; on rank 0 all others, else rank 0
     self._closing = self._ending = False
     self._secret = runtime.secret or hashlib.sha256(cfg.model_dump_json().encode()).digest()
     if self._rank == 0:
@@ -96,16 +96,16 @@ class Heartbeat(contextlib.AbstractContextManager):
         self._closing = True
         members = list(self._members.values())
       for member in members:
-        member.connection.send(['bye'])  # else the other side reports a loss when it closes
+        member.connection.send(['bye'])  # else the other side would report this end as a loss
       for member in members:
         member.connection.close()
     elif isinstance(error, (UserError, NotBuilt)):
       self.end(f'error: {error}', 2)
     elif isinstance(error, Exception):
-      # This rank may have failed because another one was lost. If so, the report of that loss comes
-      # first and ends this process.
+      # This rank may have failed because another rank was lost. If so, rank 0 reports that loss and
+      # ends this process while it waits.
       time.sleep(min(5, self._sync.lost_peer_seconds))
-      import tensorflow as tf  # here: the error may come before TensorFlow
+      import tensorflow as tf  # here, because the error may come before its import
 
       lost_another = isinstance(error, (ConnectionError, tf.errors.AbortedError))
       if not lost_another:
@@ -174,7 +174,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     return messages.MessageConnection(connection, seconds, lambda: ['beat', self._idle()])
 
   def _expect_all(self) -> None:
-    """On rank 0: ends the job if a rank has not connected within `sync.lost_peer_seconds`."""
+    """Ends the job if a rank does not connect to rank 0 within `sync.lost_peer_seconds`."""
     for _ in range(10):  # short waits, so that a pause of this process counts as one of them
       time.sleep(self._sync.lost_peer_seconds / 10)
       with self._lock:
@@ -197,7 +197,7 @@ class Heartbeat(contextlib.AbstractContextManager):
           case ['beat', float(idle)]:
             member.idle = idle
             if idle > self._sync.stalled_peer_seconds:
-              # The others wait for the rank that has made no progress for longest.
+              # All are idle because they wait for the rank that has been idle for longest.
               idles = {m.name: m.idle for m in self._members.values()} | {self._name: self._idle()}
               name = max(idles, key=idles.get)
               self._lose(name, f'it beats but has made no progress for {idles[name]:.0f} s')
@@ -221,7 +221,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     _exit(text, EXIT_STATUS)  # only rank 0 can be lost here
 
   def _end_all(self, text: str, status: int) -> NoReturn:
-    """On rank 0: ends all ranks. If several threads call it, the first one gives the reason."""
+    """Ends all ranks; only rank 0 calls it. If several threads do, the first gives the reason."""
     with self._lock:
       first, self._ending = not self._ending, True
       members = list(self._members.values())
@@ -244,7 +244,7 @@ class _Peer:
 
   name: str
   connection: messages.MessageConnection
-  idle: float = 0.0  # seconds without progress, as its last beat said
+  idle: float = 0.0  # seconds without progress, from its last beat
 
 
 def _exit(text: str, status: int) -> NoReturn:

@@ -18,7 +18,7 @@ class HorovodCommunicator(RankCommunicator):
   """The communicator of ranks that Horovod started; `hvd.init` must have been called.
 
   Args:
-    open_row_exchange: opens the exchange of rows with a given name; None: exchanges use Horovod's
+    open_row_exchange: opens the RowExchange of a given name; None: RowExchanges use Horovod's
       all-to-all.
   """
 
@@ -41,12 +41,12 @@ class HorovodCommunicator(RankCommunicator):
 class HorovodRowExchange:
   """A RowExchange that uses Horovod's all-to-all.
 
-  Horovod negotiates every tensor by itself and never fuses all-to-alls, so all values travel as one
-  tensor of bytes.
+  Horovod negotiates every tensor separately and never fuses all-to-alls, so all values travel as
+  one tensor of bytes.
 
   Args:
-    name: distinguishes exchanges that overlap in a graph. Eager ops have no names, so outside of
-      graphs only one exchange may run at a time.
+    name: distinguishes all-to-alls that overlap in a graph. Eager ops have no names, so outside of
+      graphs only one all-to-all may run at a time.
   """
 
   def __init__(self, name: str):
@@ -71,7 +71,7 @@ class HorovodRowExchange:
 
 
 def _of_bytes(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-  """Returns bytes, uint8 [n, width], as a tensor with the dtype and the row shape of `like`."""
+  """Converts bytes, uint8 [n, width], to a tensor with the dtype and the row shape of `like`."""
   shape = [-1, *like.shape[1:]]
   if like.dtype == tf.uint8:
     return tf.reshape(rows, shape)
@@ -102,7 +102,7 @@ def communicator(runtime: Runtime, sync: Sync) -> Communicator:
 def nccl_version() -> int | None:
   """Returns the version of NCCL that Horovod was built with, such as 21903 for 2.19.3.
 
-  0 if it was built without NCCL; None if Horovod is not installed.
+  It is 0 if Horovod was built without NCCL, and None if Horovod is not installed.
   """
   try:
     import horovod.tensorflow as hvd

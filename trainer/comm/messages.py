@@ -1,7 +1,8 @@
 """Messages of plain data between processes: their encoding, and the connections that carry them.
 
-A message is a JSON text, followed by the bytes of its NumPy arrays; in the text, an array's dtype
-and shape stand for it. No message can run code. All hosts of a job must have the same byte order.
+A message is a JSON text, followed by the bytes of its NumPy arrays. The text has an array's dtype
+and shape in its place. Decoding a message never runs code from it. All hosts of a job must have the
+same byte order.
 
 The standard library's `multiprocessing.connection` frames and authenticates messages: before the
 first message, both sides prove with an HMAC that they know the job's secret. If one side does not,
@@ -29,13 +30,13 @@ from trainer.plain_data import Json, JsonObject, Plain
 _HEADER = struct.Struct('!QI')  # bytes of the whole message, bytes of its JSON text
 _ARRAY = '__array__'
 _KINDS = 'biufUS'  # the kinds of NumPy dtypes that may be sent
-_BEATS = 10  # how many are sent within `lost_seconds`
+_BEATS = 10  # how many beats each side sends within `lost_seconds`
 
 Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host, port]
 
 
 def encode(value: Plain) -> bytes:
-  """Returns the message that carries plain data; see trainer.comm.communicator for what that is.
+  """Returns the message that carries plain data, which trainer.comm.communicator defines.
 
   Raises:
     TypeError: if `value` is not plain data.
@@ -65,7 +66,7 @@ def decode(data: bytes | bytearray | memoryview) -> Plain:
   """Returns the plain data of a message that `encode` made; its arrays are views of `data`.
 
   Args:
-    data: a message, which may be followed by other bytes; these are ignored.
+    data: a message. Bytes that follow the message are ignored.
   Raises:
     ValueError: if `data` does not begin with a whole message.
   """
@@ -104,11 +105,13 @@ class Listener:
   Args:
     host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
       this machine can reach.
-    ports: the first and the last port to try; UserError if none is free. None: any port.
+    ports: the first and the last port to try; None: any port.
     lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
   Attributes:
     address: the address to give to `connect`.
+  Raises:
+    UserError: if no port of `ports` is free.
   """
 
   def __init__(
@@ -147,7 +150,7 @@ def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
   """Connects to the Listener at `address`; `Listener` describes the other arguments.
 
   Raises:
-    ConnectionError: if it reached no process that knows the secret; the message says why.
+    ConnectionError: if no process that knows the secret answers; the message says why.
   """
   try:
     if isinstance(address, str):
@@ -162,19 +165,18 @@ def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
 
 
 def address_text(address: Address) -> str:
-  """Returns an address as messages to users name it."""
   return f'Unix socket {address}' if isinstance(address, str) else '{}:{}'.format(*address)
 
 
 class MessageConnection:
-  """Sends and receives messages over one connection, and beats, which show that the sender lives.
+  """Sends and receives messages over one connection.
 
-  A thread sends the messages, so that `send` never waits. Each side sends ten beats within
-  `lost_seconds`.
+  A thread sends the messages, so `send` never waits. Each side also sends ten beats within
+  `lost_seconds`, which show that it is alive.
 
   Args:
     lost_seconds: after this time without a message, the other side counts as lost.
-    beat: makes the message to send as the next beat.
+    beat: returns the message to send as the next beat.
   """
 
   def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Plain]):
@@ -192,15 +194,17 @@ class MessageConnection:
     self._outgoing.put(encode(message))
 
   def receive(self) -> list[Plain]:
-    """Waits for a message: a list of its kind, a str, and its arguments. It may be a beat.
+    """Waits for a message, which may be a beat.
 
+    Returns:
+      A list of the kind of the message, a str, and its arguments.
     Raises:
       ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent something
         else; the error's message says which.
     """
     try:
-      # Several short waits: if this process itself was stopped for long, the other side's beats are
-      # in the buffer or will arrive in a moment.
+      # Several short waits: if this process itself was stopped for long, only one wait is used up,
+      # and the other side's beats are in the buffer or arrive soon.
       if not any(self._connection.poll(self._lost_seconds / _BEATS) for _ in range(_BEATS)):
         raise TimeoutError
       message = decode(self._connection.recv_bytes())
@@ -217,7 +221,7 @@ class MessageConnection:
     return message
 
   def close(self) -> None:
-    """Sends what is queued, then hangs up; waits at most `lost_seconds`."""
+    """Sends the queued messages, then hangs up; waits at most `lost_seconds`."""
     self._outgoing.put(None)
     if threading.current_thread() is not self._sender:
       self._sender.join(self._lost_seconds)

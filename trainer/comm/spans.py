@@ -9,20 +9,20 @@ import tensorflow as tf
 from ops.library import load
 from trainer.runtime import HOST
 
-Outputs = TypeVar('Outputs')  # tensors, nested
+Outputs = TypeVar('Outputs')  # nested tensors
 
 
 def _clock(after: tf.Tensor) -> tf.Tensor:
   """Returns when `after` was computed, float64 [], in seconds of a monotonic clock.
 
-  Unlike tf.timestamp it does not wait for the other stateful ops of its function. If `after` is a
-  constant, the graph optimizer folds the clock into a constant too.
+  Unlike tf.timestamp, it does not wait for the other stateful ops of its function. `after` must not
+  be a constant, because TensorFlow would then compute the clock once, while it optimizes the graph.
   """
   return load().ctr_clock(after=after)
 
 
 class Spans:
-  """Measures exchanges in a graph: adds a clock before and after each of them."""
+  """Measures exchanges in a graph by a clock before and after each exchange."""
 
   def __init__(self):
     self._stamps: list[tf.Tensor] = []
@@ -31,7 +31,8 @@ class Spans:
     """Adds an exchange to the graph, with clocks before and after; returns the exchange's outputs.
 
     Args:
-      inputs: the exchange and its measured span begin once these tensors are computed.
+      exchange: adds the ops of the exchange to the graph.
+      inputs: the exchange and its measured span begin when these tensors have been computed.
     """
     with tf.device(HOST), tf.control_dependencies(inputs):
       begins = _clock(inputs[-1])
@@ -43,13 +44,16 @@ class Spans:
     return outputs
 
   def collect(self) -> tf.Tensor:
-    """Returns when each exchange begins and ends, in seconds, float64 [n, 2]; forgets the times."""
+    """Returns the times at which each exchange begins and ends, in seconds, float64 [n, 2].
+
+    The next call returns only exchanges that were added after this one.
+    """
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 
 
 def seconds_of(spans: np.ndarray) -> float:
-  """Returns how many seconds lie within at least one span.
+  """Returns the length of the union of time spans, in seconds.
 
   Args:
     spans: float64 [n, 2], when each span begins and ends, in seconds.

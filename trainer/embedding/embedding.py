@@ -14,9 +14,9 @@ from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_
 
 
 def _size(batch: SlotBatch) -> tf.Tensor:
-  """Returns the number of samples in a batch: B, or B + C in a training step of model.retrieval.
+  """Returns the number of samples in a batch: B, or B + C if C candidate items were added to it.
 
-  Such a step adds C candidate items.
+  Candidates are added in a training step of a model with model.retrieval.
   """
   return tf.maximum(tf.shape(batch.label)[0], tf.shape(batch.item)[0])
 
@@ -25,7 +25,7 @@ def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec
   """Returns the layout of each table's rows.
 
   Args:
-    needs: as in `Embedding`.
+    needs: the inputs that the model's interactions read, of trainer.embedding.layer_inputs.NEEDS.
   """
   specs = []
   for name, table in cfg.sparse.tables.items():
@@ -48,20 +48,21 @@ def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec
 
 
 class Embedding:
-  """Sums the rows of a batch's features into layer inputs; knows slots' tables, holds no weights.
+  """Sums the rows of a batch's features into layer inputs. It holds no weights.
 
   Args:
     needs: the inputs that the model's interactions read, of trainer.embedding.layer_inputs.NEEDS.
 
   Attributes:
-    num_slots: F.
+    num_slots: the number of slots, F.
     tables: the layout of each table's rows.
     slot_table: for each slot id, the index of its table; −1 for unused ids.
-    catches_up: whether some rows also take the steps of batches that they are not in (`l2_mode:
-      catch_up`).
-    counted: the indices of the slots with `counts` in `Config.ordered_slots`.
-    stats: float32 [2, Dn], the means and standard deviations that standardise dense columns. If a
-      slot has `counts`, there is one more column: the log-odds of a click in the first pass, and 1.
+    catches_up: whether some rows take, later, the L2 steps of batches that they are not in
+      (`l2_mode: catch_up`).
+    counted: the indices, in `Config.ordered_slots`, of the slots with `counts`.
+    stats: float32 [2, Dn], the means and standard deviations that standardise the Dn dense columns.
+      If a slot has `counts`, there is one more column: the log-odds of a click in the first pass,
+      and 1.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):
@@ -83,8 +84,8 @@ class Embedding:
       slots=self._reads_slots,
       totals=self._reads_totals,
     )
-    # For each history: its name, its field, its table, and its candidate's place among the slots of
-    # that table.
+    # For each slot with histories: its name, its index, the index of its table, and the place of
+    # the candidate's slot among the slots of that table.
     self._history_slots = []
     for f, s in enumerate(slots if 'histories' in needs else []):
       if s.sequence:
@@ -107,16 +108,16 @@ class Embedding:
     """Returns the hyperparameters of the linear weights and the factors of each table.
 
     Args:
-      rate: multiplies the learning rates of the config.
+      rate: the factor by which the learning rates of the config are multiplied.
     Returns:
-      float32 [tables, 2, H], see ops.row_optimizers.hyper.
+      float32 [tables, 2, H], for linear weights, then for factors; see ops.row_optimizers.hyper.
     """
     return row_optimizers.hyper(self._optimizers, rate)
 
   def dedupe(self, batch: SlotBatch) -> Deduped:
     """Returns the batch's unique keys, each with the shows and clicks of all its occurrences."""
     clicks = tf.cast(batch.label > 0.5, tf.float32)
-    if batch.item.shape[0] > batch.label.shape[0]:  # a candidate is no show
+    if batch.item.shape[0] > batch.label.shape[0]:  # candidates have no shows
       sample = batch.segments // self.num_slots
       is_shown = sample < tf.size(clicks)
       clicks = tf.gather(tf.pad(clicks, [[0, 1]]), tf.minimum(sample, tf.size(clicks)))
@@ -170,7 +171,7 @@ class Embedding:
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]
   ) -> dict[str, HistoryVectors]:
-    """Returns {slot: the factors of its histories}; they are differentiable in `rows.factors`.
+    """Returns {slot: the factors of its histories}, which are differentiable in `rows.factors`.
 
     Args:
       batch, deduped, rows: B samples, their distinct keys, and the rows of these keys.

@@ -14,9 +14,10 @@ from trainer.embedding.row_table import counts_of
 
 
 class Routed(NamedTuple):
-  """The result of `route` on N ranks: the keys that were sent to owners, and received as an owner.
+  """The result of `route` on one of N ranks: the keys that the rank has sent and received.
 
-  With a single process, the result of `route` is ().
+  A rank sends keys to their owners, and receives the keys that it owns. With a single process, the
+  result of `route` is ().
   """
 
   sent: tf.Tensor  # int32 [N], how many keys went to each owner
@@ -34,17 +35,17 @@ class ShardedPull(NamedTuple):
   offsets: tf.Tensor  # int32 [u + 1]
   routed: Routed
   owned: PulledRows  # the rows of routed.owned, which this rank owns
-  show_click: tf.Tensor | tuple[()]  # as in PulledRows
+  show_click: tf.Tensor | tuple[()]  # float32 [u, 2], if a slot has `counts`
 
 
 Routing = Routed | tuple[()]
 
 
 def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-  """Returns what multiplies the gradients of rows, according to sparse.gradient_scale.
+  """Returns the factor by which the gradients of rows are multiplied (sparse.gradient_scale).
 
-  With 'batch', this is `scale`. With 'feature', it is 1 / the feature's own shows, so that a rare
-  feature's steps do not shrink when the batch or the job grows.
+  With 'batch', the factor is `scale`. With 'feature', it is 1 / the feature's shows in the step, so
+  the steps of a rare feature do not shrink when the batch or the job grows.
 
   Args:
     scale: float32 [], 1 / the weight of the step's samples.
@@ -60,7 +61,7 @@ class LocalRows:
   """Reads and updates the rows of the store in this process; `ShardedRows` extends it to N ranks.
 
   Attributes:
-    routed: the TensorSpecs of what `route` returns; () with one process.
+    routed: the TensorSpecs of the result of `route`; () with one process.
   """
 
   routed: Routing = ()
@@ -90,7 +91,7 @@ class LocalRows:
 
     Returns:
       The total weight, float32 [] ([T] with several tasks); the number of samples on lower ranks,
-      and that on all ranks, int64 [].
+      int64 []; the number of samples on all ranks, int64 [].
     """
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
@@ -100,8 +101,8 @@ class LocalRows:
     Args:
       deduped: the distinct keys of this process's samples.
       routed: the result of `route` for these keys.
-      train: if true and admission is `none`, new features read their initial factors; otherwise
-        they read 0.
+      train: whether the rows are read for training. If so, and if admission is `none`, the factors
+        of new features are their initial ones; otherwise they are 0.
     """
     return self._pull(deduped.unique, train)
 
@@ -126,9 +127,9 @@ class LocalRows:
       deduped: the distinct keys of this process's samples.
       rows: the result of `pull` for these keys.
       linear_gradient: float32 [u], summed over this process's samples.
-      factors_gradient: float32, laid out as rows.factors, summed in the same way.
+      factors_gradient: float32, laid out as rows.factors, summed over this process's samples.
       scale: float32 [], 1 / the weight of all ranks' samples.
-      hyper: float32 [tables, 2, H], see ops.row_optimizers.hyper.
+      hyper: float32 [tables, 2, H], the result of ops.row_optimizers.hyper.
       step: int64 [], the number of this step, from 1.
     """
     scale = gradient_scale(self._cfg, scale, deduped.shows)
@@ -141,9 +142,9 @@ class LocalRows:
 class ShardedRows(LocalRows):
   """Reads and updates rows on N ranks, each of which owns the keys that hash to it.
 
-  A step takes four all-to-alls: the keys with their shows and clicks go to their owners, the
-  weights of samples go to all ranks, the rows come back, and the gradients go to the owners, which
-  sum them. Each unique key of a rank travels once, and only admitted features have factors to send.
+  A step takes four all-to-alls: keys with their shows and clicks go to the keys' owners, weights of
+  samples go to all ranks, rows come back from the owners, and gradients go to the owners, which sum
+  them. Each unique key of a rank travels once, and only admitted features have factors to send.
 
   Args:
     spans: measures how long a step waits for rows and gradients.

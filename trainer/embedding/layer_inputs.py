@@ -64,10 +64,10 @@ class LayerInputs(NamedTuple):
 
 
 def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
-  """Returns inputs with C slots added, each of which holds one feature of value 1.
+  """Adds C slots to the inputs of a batch; in each slot, a sample has one feature of value 1.
 
   Args:
-    vectors: float32 [B, C, D], the factors of these features; they follow those of the tables.
+    vectors: float32 [B, C, D], the factors of these features. They come after the tables' factors.
   """
   factors, totals, squares, norm = inputs.factors, inputs.totals, inputs.squares, inputs.norm
   if factors:
@@ -102,13 +102,13 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Returns, for each sample, the indices of its features in the flat list of all features.
-
-  They are int32 [B, L], ascending, padded with −1.
+  """Finds the features of each sample in a flat list of the features of all samples.
 
   Args:
     samples: int32 or int64 [n], the sample of each feature in the list, ascending.
-    size: int32 or int64 [], B.
+    size: int32 or int64 [], the number of samples, B.
+  Returns:
+    The indices of each sample's features in the list, int32 [B, L], ascending, padded with −1.
   """
   places = tf.RaggedTensor.from_value_rowids(
     tf.range(tf.size(samples)), tf.cast(samples, tf.int64), tf.cast(size, tf.int64), validate=False

@@ -13,7 +13,7 @@ from ops.row_store import PulledRows, TableSpec
 
 
 class RowTable(Protocol):
-  """Holds rows: this process's row store or TFRA store, or the rows of all servers as one table.
+  """Holds rows: a row store or TFRA store in this process, or the stores of all servers as one.
 
   `ops.row_store.RowStore` describes each method.
 

@@ -1,4 +1,4 @@
-"""Statistics of each slot's rows: features, shows, norms and the rank of the factors."""
+"""Statistics of each slot's rows: features, shows, norms and the effective rank of the factors."""
 
 from collections.abc import Mapping
 
@@ -16,15 +16,16 @@ _DEAD = 1e-3
 
 
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
-  """Chooses the logical shards that each process reads, in all about MOST_FEATURES features.
+  """Chooses the logical shards that this process reads, as a sample of its features.
 
-  A hash spreads the keys over the shards, so some shards are a fair sample of all.
+  All processes together read about MOST_FEATURES features. A hash spreads the keys over the shards,
+  so the features in some shards are a fair sample of all features.
 
   Args:
     features: the number of features of all processes.
     own: the shards of this process; processes have the same number of shards, or one more.
   Returns:
-    The chosen shards, and which share of `own` they are.
+    The chosen shards, and their share of `own`.
   """
   share = min(1.0, MOST_FEATURES / max(features, 1))
   count = max(1, round(share * len(own)))
@@ -35,10 +36,10 @@ Figure = float | list[int] | None
 
 
 class SlotStatistics:
-  """Sums over the rows of each slot; sums of several processes or parts of a checkpoint add up.
+  """Sums over the rows of each slot. The sums of several processes or parts can be added.
 
   Args:
-    widths: name of a table -> the number of factors in its rows; F·D for ffm.
+    widths: {name of a table: the number of factors in its rows, which is F·D for ffm}.
   """
 
   def __init__(self, cfg: Config, widths: Mapping[str, int]):
@@ -56,7 +57,7 @@ class SlotStatistics:
         self._sums[f'gram_{table}'] = np.zeros([slots, width, width])
 
   def add(self, chunk: Mapping[str, np.ndarray]) -> None:
-    """Adds the rows of a chunk, as a store exports it or a checkpoint holds it."""
+    """Adds the rows of a chunk, which a store has exported or a checkpoint holds."""
     slots = len(self._names)
     place = self._place[chunk['slot']]
     admitted = chunk['admitted'].astype(bool)
@@ -85,7 +86,7 @@ class SlotStatistics:
         self._sums[f'gram_{table}'][slot] += own.T @ own
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns {name: array}, the sums; adding two states gives the state of the rows of both."""
+    """Returns the sums, {name: array}. The sum of two states is the state of the rows of both."""
     return self._sums
 
   def result(
@@ -94,12 +95,12 @@ class SlotStatistics:
     """Returns the figures of each slot.
 
     Args:
-      state: the result of `state`, or a sum of several.
-      share: which share of all features was read; counts are divided by it.
+      state: the result of `state`, or the sum of several results.
+      share: the share of all features that was read; counts are divided by it.
     Returns:
-      slot -> its features, admitted, shows, clicks, ctr, norm (the mean of ‖v‖), effective_rank,
-      width, dead_columns (the columns that are almost 0 in all rows) and bytes_share (its share of
-      the bytes of all slots).
+      {slot: figures}: features, admitted, shows, clicks, ctr, norm (the mean norm of a feature's
+      factors), effective_rank, width, dead_columns (the columns of factors that are almost 0 in all
+      rows) and bytes_share (the slot's share of the bytes of all slots).
     """
     figures: dict[str, dict[str, Figure]] = {}
     total_bytes = max(state['bytes'].sum(), 1)
@@ -127,10 +128,10 @@ class SlotStatistics:
     return figures
 
   def norm_histograms(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Counts, for each slot, the rows whose norms lie in each octave.
+    """Counts the rows of each slot by the octave in which the norm of their factors lies.
 
     Returns:
-      slot -> float64 [octaves, 3]: left edge, right edge, number of rows.
+      {slot: float64 [octaves, 3]}, the left edge, the right edge and the number of rows.
     """
     edges = 2.0 ** (_LEAST_OCTAVE + np.arange(_OCTAVES + 1))
     histograms = {}
@@ -143,12 +144,12 @@ class SlotStatistics:
 
 
 def effective_rank(gram: np.ndarray) -> float:
-  """Returns the effective rank of row vectors v: exp of the entropy of their singular values.
+  """Returns the effective rank of a matrix: exp of the entropy of its normalised singular values.
 
   Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality".
 
   Args:
-    gram: float64 [D, D], Σ v vᵀ over the rows.
+    gram: float64 [D, D], Σ v vᵀ over the rows v of the matrix.
   """
   values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
   if not values.sum():

@@ -1,4 +1,4 @@
-"""Makes the store of a process's rows: our RowStore (the default) or one on TFRA's hash tables."""
+"""Makes the store of a process's rows: our RowStore (the default), or TFRA's hash tables."""
 
 from ops.row_store import RowStore
 from trainer.config import Config
@@ -33,7 +33,7 @@ def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> Ro
   Args:
     name: a name by which the v1 graphs of all workers share the store; None: it is not shared.
   Raises:
-    UserError: as in `store_class`.
+    UserError: if `sparse.store` is tfra, and TFRA is not installed.
   """
   return store_class(cfg)(
     cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name

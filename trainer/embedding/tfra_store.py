@@ -1,10 +1,10 @@
 """Rows in the hash tables of tensorflow-recommenders-addons (TFRA): one packed row for a feature.
 
-A packed row is [linear weight, its optimizer state | factors, their state | 1 if it has factors,
-else 0 | step of its last update, as bits]. Before admission the factors are zeros. The table of
-features is in C++, as in ops.row_store; only the rows are in TFRA. A step looks up each table once
-and upserts it once. Each row says whether it has factors, so that a reader sees all of them or none
-while another worker's push admits the feature.
+A packed row is [linear weight, its optimizer state | factors, their optimizer state | 1 if the
+feature has factors, else 0 | step of the last update, as bits]. Before admission the factors are
+zeros. The table of features is in C++, as in ops.row_store; only the rows are in TFRA. A step looks
+up each table once and upserts it once. Each row says whether it has factors, so a reader sees all
+factors or none while another worker's push admits the feature.
 """
 
 import functools
@@ -25,14 +25,14 @@ from ops.sharding import SHARDS
 
 
 class PackedRows(NamedTuple):
-  """The keys of a pull that belong to one table, and their packed rows."""
+  """The packed rows of those keys of a pull that belong to one table."""
 
-  places: tf.Tensor  # int32 [n], where these keys are among the keys of the pull
-  rows: tf.Tensor  # float32 [n, R]
+  places: tf.Tensor  # int32 [n], the indices of these keys among the keys of the pull
+  rows: tf.Tensor  # float32 [n, R], R floats for each key
 
 
 class TfraRows(NamedTuple):
-  """The fields of ops.row_store.PulledRows except `ids`; and the packed rows, for `push`."""
+  """The fields of ops.row_store.PulledRows except `ids`, and the packed rows that `push` reads."""
 
   offsets: tf.Tensor
   linear: tf.Tensor
@@ -107,8 +107,8 @@ class TfraStore(FeatureLifecycle):
     step: TensorLike,
     add: bool = False,
   ) -> tf.Operation | None:
-    # Rows that were not pulled from this store are looked up here; a critical section keeps other
-    # such pushes from coming between the look-up and the update. The keys are distinct.
+    # Rows that were not pulled from this store are looked up here. A critical section prevents
+    # other such pushes between the look-up and the update. The keys are distinct.
     step, scale = tf.cast(step, tf.int64), tf.broadcast_to(scale, tf.shape(keys))
     update = functools.partial(row_optimizers.row_update, step=step, add=add)
 
@@ -166,7 +166,7 @@ class TfraStore(FeatureLifecycle):
       self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
 
   def bytes(self) -> tf.Tensor:
-    # TFRA does not report how much it has allocated, so these are the bytes that rows fill.
+    # TFRA does not report how much it has allocated, so the bytes that rows fill are counted.
     rows = (table.size() * (8 + 4 * size) for table, size in zip(self._read_rows, self._row_sizes))
     return super().bytes() + sum(rows)
 
@@ -207,7 +207,7 @@ class TfraStore(FeatureLifecycle):
     return keys
 
   def _of_table(self, keys: TensorLike, t: int) -> tf.Tensor:
-    """Returns the indices of those keys that belong to table t, int32 [n]."""
+    """Returns the indices of the keys that belong to table t, int32 [n]."""
     slot = tf.cast(tf.bitwise.right_shift(keys, tf.constant(52, tf.int64)), tf.int32)
     return tf.cast(tf.where(tf.equal(tf.gather(self.slot_table, slot), t))[:, 0], tf.int32)
 
@@ -225,14 +225,14 @@ class TfraStore(FeatureLifecycle):
   def _with_factors(
     self, offsets: tf.Tensor, places: tf.Tensor, t: int
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds which keys of a table have factors, and where their factors lie in the flat factors.
+    """Finds the keys of a table that have factors, and the indices of these factors.
 
     Args:
-      offsets: int32 [u + 1], where the factors of each key of the pull begin.
+      offsets: int32 [u + 1], the indices at which the factors of each key of the pull begin.
       places: int32 [n], the indices of the table's keys in the pull.
     Returns:
       The indices in `places` of the m keys that have factors, int32 [m]; and the indices of their
-      factors in the flat factors, int32 [m, D].
+      factors in the flat array of all factors of the pull, int32 [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)

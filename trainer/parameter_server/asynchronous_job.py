@@ -14,13 +14,14 @@ _NO_FLAGS = StepFlags(False, False, False)
 
 
 class AsynchronousJob(Job):
-  """Within a pass, workers claim units of work and do not wait for one another.
+  """A job in which workers claim units of a pass, and do not wait for one another within the pass.
 
-  The next unit goes to the worker that asks next, so a slow worker delays nobody, and the units
-  that a lost worker held go to others. All workers meet before and after a pass, and for
-  checkpoints. In ps_async, a unit is a whole global batch, and each push is one step of the model
-  on the servers. In ps_geo, a global batch is cut into one slice for each worker, and a unit is a
-  slice; each worker trains a copy of the model, and the copies are averaged.
+  The next unit goes to the worker that asks next, so a slow worker delays nobody. If a worker is
+  lost, its units go to others. All workers meet before and after a pass, and for checkpoints.
+
+  In ps_async, a unit is a whole global batch, and each push is one step of the servers' model. In
+  ps_geo, a global batch is cut into one slice for each worker, and a unit is a slice. Each worker
+  trains a copy of the model, and the copies are averaged.
   """
 
   def open_run(self) -> None:
@@ -78,10 +79,10 @@ class AsynchronousJob(Job):
       self.save()
 
   def _let_first_report(self) -> None:
-    """Hands the run_dir and the reports to the first of the present workers; every worker calls it.
+    """Lets the first worker that is present own the run_dir and the reports. Every worker calls it.
 
     Raises:
-      UserError: on all workers, if the first one cannot own the run_dir.
+      UserError: on all workers, if the first one cannot lock the run_dir.
     """
     is_first = self.communicator.rank == 0
     begins, ends = is_first and not self._reported, self._reported and not is_first

@@ -46,9 +46,10 @@ class CoordinatorClient(Communicator):
     settings: {name: value}; all processes must have the same.
   Attributes:
     rank, size: this worker's rank and the number of workers; `close_pass` may change both.
-    generation: how often the job has formed.
-    independent: whether this worker claims units of a pass; collectives then return its own values.
-    late: whether this worker joined a running job. Such a worker calls `enter` first, and has rank
+    generation: how often the job has formed; it forms again after it lost workers.
+    independent: whether this worker is within a pass of an asynchronous mode; collectives then
+      return its own values.
+    late: whether this worker joined a running job. Such a worker first calls `enter`, and has rank
       0 of 1 until the pass that it enters is closed.
   Raises:
     UserError: if the coordinator cannot be reached.
@@ -113,10 +114,10 @@ class CoordinatorClient(Communicator):
   # Work
 
   def enter(self) -> Plain:
-    """Waits, in a late worker, until the others are within a pass, and joins this pass.
+    """Joins the pass of the other workers, from a late worker; waits until they are within one.
 
     Returns:
-      The `state` that the others passed to `open_pass`.
+      The argument `state` with which the others called `open_pass`.
     """
     self._connection.send(['enter'])
     state = self._replies.get()
@@ -124,13 +125,13 @@ class CoordinatorClient(Communicator):
     return state
 
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
-    """Begins a pass, whose units workers then claim; all workers call it, and wait for one another.
+    """Begins a pass, whose units workers then claim. All workers call it, and wait for one another.
 
     A worker that has called `enter` is in the pass already, and does not wait.
 
     Args:
-      work: arguments of WorkQueue: slices, first, total and pause_after.
-      state: what a worker that enters the pass later receives.
+      work: the arguments slices, first, total and pause_after of WorkQueue.
+      state: the value that a worker receives if it enters the pass later.
     """
     if self._entered:
       self._entered = False
@@ -142,7 +143,9 @@ class CoordinatorClient(Communicator):
     """Reports this worker's last unit as done, and waits for the next one.
 
     Args:
-      stop, save, is_merged: see WorkQueue.claim.
+      stop: whether this worker was asked to stop.
+      save: whether this worker wants a checkpoint.
+      is_merged: whether the servers have the changes of all units that this worker has done.
     """
     self._connection.send(['claim', stop, save, is_merged])
     return Claimed(*self._replies.get())
@@ -178,8 +181,8 @@ class CoordinatorClient(Communicator):
     """Ends the job because of an exception in this process.
 
     If a request to a server was aborted, all workers go back to the last checkpoint instead. If
-    TensorFlow reports that another process is gone, this process waits for the coordinator to name
-    it.
+    TensorFlow reports that another process is gone, this process first waits for the coordinator,
+    which names the lost process.
     """
     if isinstance(error, tf.errors.AbortedError):  # see Servers._repeat
       self._connection.send(['refused', one_line(error)])
@@ -224,7 +227,7 @@ class CoordinatorClient(Communicator):
     is_at_work = self._cluster.kind == 'worker' and not self._leaving
     self._leaving = True
     self._statuses.put(status)
-    if is_at_work:  # it joined too late to take part
+    if is_at_work:  # this worker joined too late to take part
       self._cluster.say('the other workers have finished')
       self._process.end(0)
 

@@ -28,7 +28,7 @@ class Cluster:
   servers: tuple[str, ...]  # addresses as host:port
   workers: tuple[str, ...]  # the same; a `chief` is worker 0
   kind: str  # 'ps' or 'worker'
-  index: int  # which process of its kind this one is
+  index: int  # the number of this process among those of its kind, from 0
 
   @property
   def name(self) -> str:
@@ -47,7 +47,7 @@ class Cluster:
       tf_config: the value of `TF_CONFIG`, decoded from JSON; None if it is not set.
       mode: `sync.mode`, for messages.
     Raises:
-      UserError: if `tf_config` is wrong; the message names the key, and what was found and wanted.
+      UserError: if `tf_config` is malformed; the message names the key.
     """
     if tf_config is None:
       raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
@@ -118,7 +118,7 @@ class Cluster:
       'end the process that holds it'
     )
     with socket.socket() as probe:
-      # As in gRPC, connections on the port that are about to end do not count.
+      # As for gRPC, a port counts as free if its old connections are only closing.
       probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
       try:
         probe.bind(('', port))

@@ -1,4 +1,4 @@
-"""Computes each worker's reply to a collective that all workers have called."""
+"""Computes the replies to a collective operation, such as a sum, that all workers have called."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -10,7 +10,7 @@ from trainer.plain_data import Plain
 def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
   """Sums the arrays of each name over the workers; returns one reply for each worker.
 
-  Arrays are added in the order of ranks, so that the same values give the same bits.
+  Arrays are added in the order of ranks, so the same values always give the same bits.
   """
   layouts = [{k: (str(v.dtype), v.shape) for k, v in value.items()} for value in values]
   for layout in layouts:
@@ -34,7 +34,7 @@ _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
 
 
 def replies(calls: Mapping[int, tuple[str, Plain]]) -> dict[int, Plain]:
-  """Returns each worker's reply, by the worker's number; the lowest number is rank 0.
+  """Returns {number of a worker: its reply}. The worker with the lowest number is rank 0.
 
   Args:
     calls: {number of a worker: (a key of `_REPLIES`, the value that it sent)}.

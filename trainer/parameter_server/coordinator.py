@@ -1,13 +1,14 @@
 """The coordinator of a parameter-server job, in the process of server 0.
 
-Every process keeps a connection to the coordinator. It carries the workers' collectives (metrics,
-counts, barriers), the units of work that asynchronous workers claim, beats that show that a process
-is alive, and the goodbyes after which servers end.
+Every process keeps a connection to the coordinator. Workers use it for collective operations (sums
+of metrics, barriers) and, in asynchronous modes, to claim units of work. Every process sends beats,
+which show that it is alive. Workers say goodbye at the end, and then the servers end too.
 
 All waits are bounded. A process counts as lost if it is silent for `sync.lost_peer_seconds`, if its
-beats report no progress for `sync.stalled_peer_seconds`, or if it has not joined within
-`sync.lost_peer_seconds` of the last process that joined. The coordinator names the lost process.
-The mode decides whether the job ends, goes on without it, or goes back to the last checkpoint.
+beats report no progress for `sync.stalled_peer_seconds`, or if it does not join within
+`sync.lost_peer_seconds` after the last process that joined. The coordinator prints which process is
+lost. The mode decides whether the job ends, goes on without the process, or goes back to the last
+checkpoint.
 """
 
 import dataclasses
@@ -40,17 +41,18 @@ class _Member:
   index: int
   name: str  # such as 'worker 1'
   process: str  # the name with the host and the process id
-  idle: float = 0.0  # seconds without progress, as its last beat said
+  idle: float = 0.0  # seconds without progress, from its last beat
 
 
 class Coordinator:
   """Keeps track of the processes of a job and answers their messages.
 
-  The job forms when all processes have joined. Then its workers meet in collectives; within a pass
-  of an asynchronous mode they claim units of work instead, and do not wait for one another.
+  The job forms when all processes have joined. Its workers then meet in collective operations. But
+  within a pass of an asynchronous mode, they claim units of work and do not wait for one another.
 
   Args:
     settings: {name: value}; all processes must have the same.
+    host: the address at which the other processes reach the coordinator.
     secret: the secret that all processes of the job know; by default a random one.
   Attributes:
     address, secret: arguments for CoordinatorClient.
@@ -62,7 +64,7 @@ class Coordinator:
     self, cluster: Cluster, sync: Sync, settings: Mapping[str, Json], host: str, secret: bytes = b''
   ):
     self._cluster, self._sync = cluster, sync
-    # As the settings of the other processes arrive, in messages.
+    # Encoded and decoded, because the settings of the other processes arrive in messages.
     self._settings = messages.decode(messages.encode(dict(settings)))
     self._handlers = {
       'beat': self._on_beat,
@@ -103,7 +105,7 @@ class Coordinator:
 
   def stop(self) -> None:
     """Asks all workers to save the state and then to stop; a signal handler may call it."""
-    # In another thread, because this one may hold the lock when the signal comes.
+    # In another thread, because the thread that the signal interrupts may hold the lock.
     threading.Thread(target=self._stop_workers, daemon=True).start()
 
   def _stop_workers(self) -> None:
@@ -155,7 +157,7 @@ class Coordinator:
       if member:
         member.connection.send(message)
 
-  # How processes come
+  # Processes that join
 
   def _on_hello(
     self,
@@ -204,9 +206,9 @@ class Coordinator:
     return [name for name in servers + workers if name not in self._members]
 
   def _form(self) -> None:
-    """Starts the job if all processes have joined: tells each of them its rank.
+    """Starts the job if all processes but the lost workers in `_left_out` have joined.
 
-    It does not wait for the lost workers in `_left_out`.
+    It sends each process its rank.
     """
     if set(self._missing()) - self._left_out:
       return
@@ -221,7 +223,7 @@ class Coordinator:
   def _watch_forming(self) -> None:
     """While the job forms, prints which processes have not joined yet; a thread runs it.
 
-    If some do not join in time, the mode decides whether the job goes on without them or ends.
+    If a process does not join in time, the mode decides whether the job goes on without it or ends.
     """
     reminded = time.monotonic()
     while self._status is None:
@@ -244,7 +246,7 @@ class Coordinator:
         elif not (forms_again and in_steps and self._sync.on_lost_worker == 'wait'):
           self._end_lost(f'{", ".join(missing)} did not come within {waited:.0f} s')
 
-  # How processes go
+  # Processes that are lost or leave
 
   def _lose(self, member: _Member | None, why: str) -> None:
     if not self._is_current(member) or self._status is not None:
@@ -281,7 +283,8 @@ class Coordinator:
     """Restarts all workers, which go back to the last checkpoint; then the job forms again.
 
     Args:
-      when: the end of the line that users read, which says when that happens.
+      text: why, for the line that users read.
+      when: the time at which the job forms again, which is added to that line.
     """
     text += f'. All go back to the last checkpoint{when}'
     self._cluster.say(text)
@@ -293,7 +296,7 @@ class Coordinator:
   def _on_beat(self, member: _Member, idle: float) -> None:
     member.idle = idle
     if idle > self._sync.stalled_peer_seconds and self._view:
-      # The others wait for the process that has made no progress for longest.
+      # All are idle because they wait for the process that has been idle for longest.
       worst = max(self._members.values(), key=lambda m: m.idle)
       self._lose(worst, f'it beats but has made no progress for {worst.idle:.0f} s')
 
@@ -334,7 +337,7 @@ class Coordinator:
     return self._queue.workers if self._queue else self._view
 
   def _advance(self) -> None:
-    """Sends all replies that are due now: to collectives, to `enter` and to claims of units."""
+    """Sends the replies that are due now, to collectives, to `enter` and to claims of units."""
     workers = self._workers()
     if workers and self._calls.keys() >= set(workers):
       calls = {worker: self._calls.pop(worker) for worker in workers}

@@ -1,15 +1,16 @@
 """Mode ps_geo: each worker trains a copy of the model, and now and then merges it with the servers.
 
 This is PaddlePaddle's GEO-SGD. A worker copies the dense variables, and the rows that it uses. With
-N workers, each does this after every `sync.geo_steps` of its steps:
+N workers, each merges after every `sync.geo_steps` of its steps. Here `local` is a value in the
+worker's copy, `server` the value on the servers, and `old` what `server` was at the last merge:
 
   send its own changes:    difference = (local − old) / N;  server += difference;  old += difference
   take others' changes:    local += server − old;  old = server
 
-The optimizer state stays with the worker; a merge changes none of it but FTRL's z, from which FTRL
+The optimizer state stays on the worker. A merge changes nothing of it but FTRL's z, from which FTRL
 computes the weight. Copies are float32, even if the table is bfloat16. The servers admit features:
-a merge sends them the shows and clicks, and a copied row gets factors once the row on the server
-has them. A copied row that was not used in the previous pass is updated when it is next used.
+a merge sends them shows and clicks, and a copied row gets factors once the row on the server has
+them. A copied row that was not used in the previous pass is updated when it is next used.
 """
 
 import dataclasses
@@ -40,7 +41,7 @@ class GeoStep(WorkerStep):
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
     super().__init__(cfg, communicator, cluster, target)
-    self._rows_lag = False  # a copied row catches up when it is trained
+    self._rows_lag = False  # copied rows take penalty steps that they missed when they are trained
     self._share = 1 / len(cluster.workers)
     self._every = cfg.sync.geo_steps
     policy = Policy(admission='count', admission_count=_ADMITTING_SHOWS, eviction='none')
@@ -101,14 +102,14 @@ class GeoStep(WorkerStep):
     changes: row_store.PulledRows,
     shows: np.ndarray | None = None,
   ) -> None:
-    """Adds `changes` to the rows of one copy, and `shows`, if given, to their features' shows."""
+    """Adds `changes` to rows of one copy and, if given, `shows` to the shows of their features."""
     zeros, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
     counts = zeros if shows is None else shows, zeros
     gradients = changes.linear, changes.factors
     store.push(keys, changes, *counts, *gradients, [1.0], hyper, 1, add=True)
 
   def _follow(self, keys: np.ndarray) -> None:
-    """Adds to copied rows what changed on the servers: local += server − old; old = server."""
+    """Adds the changes on the servers to copied rows: local += server − old; old = server."""
     server, _, _ = self.servers.pull(keys, True)
     for store in (self._local, self._old):
       self._follow_lifecycle(store, keys, has_factors=np.diff(server.offsets) > 0)
@@ -124,6 +125,9 @@ class GeoStep(WorkerStep):
 
     Features that the copy lacks are created. Features that have lost their factors on the servers
     are erased and created again without factors.
+
+    Args:
+      has_factors: bool [n], whether each key has factors on the servers.
     """
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)
@@ -197,9 +201,9 @@ class GeoStep(WorkerStep):
       variable.assign(value)
 
   def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
-    """Sets FTRL's z so that the weight `value` follows from it, as AddToRow (C++) does for rows.
+    """Sets FTRL's state z to the one from which FTRL computes the weight `value`.
 
-    The weight is multiplied by the denominator of TensorFlow's ResourceApplyFtrl.
+    It solves the formula of TensorFlow's ResourceApplyFtrl for z. AddToRow (C++) does so for rows.
     """
     optimizer = self.dense.optimizer
     settings = optimizer.get_config()

@@ -14,11 +14,11 @@ from ops.sharding import IntOrArray, owner_of, shard_of, shards_of
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.servers import Servers
 
-_HISTOGRAM_SIZE = 1 << 16  # of FeatureLifecycle.rank_histogram
+_HISTOGRAM_SIZE = 1 << 16  # the length of FeatureLifecycle.rank_histogram
 
 
 class RowsOnServers:
-  """The rows on all servers as one RowTable, whose work the workers share.
+  """The rows on all servers as one RowTable. Each worker does a part of the work of its methods.
 
   `ops.row_store.RowStore` describes each method. Methods on features (select, export_state) cover
   the logical shards that this worker would own if the workers kept the rows. Methods on whole
@@ -86,7 +86,7 @@ class RowsOnServers:
       store.catch_up(hyper, step)
 
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> np.ndarray:
-    # `capacity` bounds all servers together.
+    # `capacity` limits the number of features on all servers together.
     own, capacity = self._own(), self.policy.capacity
 
     def histogram(prefix: tf.Tensor) -> np.ndarray:
@@ -118,7 +118,7 @@ class RowsOnServers:
     keys = np.asarray(keys)
     servers = self._server_of(shard_of(keys))
     by_server = [self._remote[i].lookup(keys[servers == i]) for i in range(self._servers.count)]
-    # Where each key is when the keys are ordered by server.
+    # The place of each key if the keys are ordered by server.
     places = np.argsort(np.argsort(servers, kind='stable'))
     return {
       name: np.concatenate([columns[name] for columns in by_server])[places]
@@ -140,7 +140,7 @@ class RowsOnServers:
     return self._remote[0].within(chunk, shards)
 
   def import_state(self, source: Iterable[Chunk]) -> None:
-    """Adds exported chunks to the servers' rows; all workers must have called `clear` before."""
+    """Adds exported chunks to the servers' rows. All workers must have called `clear` before."""
     for chunk in source:
       for i in np.unique(self._server_of(shard_of(chunk['key']))):
         own = self.within(chunk, shards_of(i, self._servers.count))

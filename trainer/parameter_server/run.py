@@ -48,10 +48,10 @@ v1 = tf.compat.v1
 def run(cfg: Config, cluster: Cluster) -> int:
   """Runs this process's part of a job until the job ends; returns the exit status.
 
-  Once the processes have met, an error or a lost process ends this process at once.
+  After the processes have met, an error or a lost process ends this process at once.
 
   Raises:
-    UserError: for a mistake that is found before the processes meet.
+    UserError: if a user's mistake is found before the processes meet.
   """
   # The servers need our ops too, and TFRA's if it keeps the rows.
   library.load()
@@ -96,13 +96,12 @@ def _work(
 
 
 def _on_signals(stop: Callable[[], None]) -> None:
-  """Calls `stop` on SIGTERM and SIGINT."""
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda *_: stop())
 
 
 def _coordinator_variable() -> tf.Variable:
-  """Adds to the graph a variable on server 0, which holds the coordinator's address and secret."""
+  """Adds a variable on server 0 to the graph; it holds the coordinator's address and secret."""
   with tf.device('/job:ps/task:0/device:CPU:0'):
     return v1.get_variable('coordinator', initializer='', use_resource=True, trainable=False)
 
@@ -121,7 +120,7 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
   """Waits until server 0 has published the coordinator's address and secret; returns both.
 
   Raises:
-    UserError: if that takes more than `patience` seconds.
+    UserError: if it has waited for `patience` seconds.
   """
   began = reminded = time.monotonic()
   config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)

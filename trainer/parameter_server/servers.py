@@ -1,9 +1,9 @@
 """A worker's access to the servers: a v1 graph placed on /job:ps, and the session that runs it.
 
-Rows and dense variables are on the servers. Every worker builds the same graph, and workers share
-its resources by name, in a new container each time the job forms. In a step, workers and servers
-exchange keys, values (in `sparse.exchange_dtype`), counts and dense tensors; the optimizer state
-stays on the servers.
+Rows and dense variables are on the servers. Every worker builds the same graph. The workers share
+its resources by name, in a new TensorFlow container each time the job forms. In a step, workers and
+servers exchange keys, values (in `sparse.exchange_dtype`), counts and dense tensors; the optimizer
+state stays on the servers.
 """
 
 import contextlib
@@ -34,19 +34,19 @@ v1 = tf.compat.v1
 _COUNTS = 5  # the fields of StepCounts
 
 Array = np.ndarray | tf.Tensor
-Fetched = TypeVar('Fetched')  # arrays, nested
+Fetched = TypeVar('Fetched')  # nested arrays
 
 
 class Push(NamedTuple):
-  """What a worker sends to the servers in a step; keys are distinct and ordered by server."""
+  """What a worker sends to the S servers in a step; keys are distinct and ordered by server."""
 
   keys: Array  # int64 [u]
   shows: Array  # float32 [u]
   clicks: Array  # float32 [u]
-  buffer: Array  # exchange_dtype [m], gradients or differences of rows, packed by ops.packing
-  keys_per_server: Array  # int32 [S]
+  buffer: Array  # exchange_dtype [m], gradients or changes of rows, packed by ops.packing
+  keys_per_server: Array  # int32 [S], how many keys go to each server
   values_per_server: Array  # int32 [S], how many values of `buffer` go to each server
-  dense: list[Array]  # gradients or differences of the dense variables
+  dense: list[Array]  # gradients or changes of the dense variables
   counts: Array  # float32 [5], the fields of StepCounts
 
 
@@ -116,13 +116,13 @@ class Servers:
 
   @contextlib.contextmanager
   def _placed(self, server: int) -> Iterator[None]:
-    """Places the ops of the `with` block on a server, in the container of this generation."""
+    """Places the ops of the `with` block on a server, in the job's TensorFlow container."""
     container = f'generation{self._communicator.generation}'
     with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
       yield
 
   def _dense_variables(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Variable]:
-    """Makes dense variables of zeros, each on the server that has the fewest numbers so far."""
+    """Makes dense variables of zeros, each on the server with the fewest elements so far."""
     sizes, variables = [0] * self.count, []
     for i, shape in enumerate(shapes):
       server = sizes.index(min(sizes))
@@ -190,7 +190,7 @@ class Servers:
     return self._optimizer.apply_gradients([(g * scale, v) for g, v in zip(gradients, self._dense)])
 
   def _push_together_graph(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Mode ps: queues collect the gradients of all workers; the chief then takes one step."""
+    """Adds the push of mode ps: queues collect all workers' gradients; worker 0 takes one step."""
     workers = self._communicator.size
     feeds, parts = self._push_feeds()
     all_counts = tf.Variable(tf.zeros([_COUNTS]), trainable=False, name='counts')
@@ -211,7 +211,7 @@ class Servers:
       pushes = []
       for i, store in enumerate(self.stores):
         with tf.device(_on_server(i)):
-          # In the order of the workers, whichever arrived first.
+          # In the order of the workers, not in the order of arrival.
           keys, shows, clicks, buffers = zip(*(q.dequeue() for q in queues[i]))
           sizes = tf.stack([tf.size(k) for k in keys])
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
@@ -235,12 +235,12 @@ class Servers:
       return all_counts.read_value(), tf.nest.flatten(feeds)
 
   def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """Modes ps_async and ps_geo: the servers apply a worker's push without waiting for others.
+    """Adds the push of modes ps_async and ps_geo: servers apply it without waiting for others.
 
     Args:
-      differences: false if a push holds gradients, which are divided by the weight of this worker's
-        samples; true in ps_geo, where it holds differences to add to rows and dense variables, and
-        `counts[0]` is the number of steps in which they arose.
+      differences: false in ps_async: a push has gradients, which are divided by the weight of this
+        worker's samples. True in ps_geo: a push has changes to add to rows and dense variables, and
+        `counts[0]` is the number of steps that made them.
     """
     feeds, parts = self._push_feeds()
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
@@ -327,12 +327,13 @@ class Servers:
     return row_store.PulledRows(ids, offsets, linear, factors, counts), sent, dense
 
   def push(self, push: Push) -> np.ndarray:
-    """Sends what a step changes, and waits until the servers have applied it.
+    """Sends the changes of a step, and waits until the servers have applied them.
 
     In modes ps_async and ps_geo, it logs a warning and returns if no answer comes in time.
 
     Returns:
-      In mode ps, the counts of all workers' samples, float32 [5]; else the number of steps so far.
+      In mode ps, the fields of StepCounts, summed over all workers, float32 [5]. In other modes,
+      the number of steps so far.
     """
     arrays = tf.nest.flatten(push)
     self.bytes += sum(array.nbytes for array in arrays)
@@ -349,9 +350,9 @@ class Servers:
   def _repeat(self, read: Callable[..., Fetched]) -> Fetched:
     """Runs a read until it is answered: again after each time-out, and once more if it is aborted.
 
-    TensorFlow draws the ids of requests at random, and a server aborts a request whose id is among
-    its last 100,000: about once in 50,000 runs. If a worker aborts its part of a run, the server
-    waits for that part forever.
+    About one run in 50,000 is aborted by chance: TensorFlow draws the ids of requests at random,
+    and a server aborts a request whose id is among its last 100,000. Runs have a time limit because
+    a server waits forever for the part of a run that a worker has aborted.
     """
     seconds, was_aborted = self.patience, False
     while True:
@@ -391,13 +392,13 @@ class Servers:
     *args: object,
     **kwargs: object,
   ) -> Fetched | None:
-    """Runs an op on a server as if it were eager here; returns eager tensors.
+    """Runs an op on a server, and returns its outputs as eager tensors.
 
     Args:
       only_reads: whether the op changes nothing, so that it may run again if it gets no answer.
-      function: makes the op from `args` and `kwargs`. Arrays among these are fed at each call. The
-        other arguments become part of the graph; the op is added to it once for each function and
-        each set of such arguments.
+      function: makes the op from `args` and `kwargs`. Arguments that are arrays are fed at each
+        call. The other arguments become part of the graph, which gets one op for each function and
+        each set of them.
     """
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))

@@ -11,7 +11,7 @@ ApplySums = Callable[[list[tf.Tensor]], tf.Operation]
 
 
 class _ApplyOptimizer(v1.train.Optimizer):
-  """The optimizer that SyncReplicasOptimizer lets the chief run once a step."""
+  """Applies the sums of a step. SyncReplicasOptimizer runs it on the chief, once per step."""
 
   def __init__(self, workers: int, apply_sums: ApplySums):
     super().__init__(use_locking=False, name='mean')
@@ -24,8 +24,8 @@ class _ApplyOptimizer(v1.train.Optimizer):
     name: str | None = None,
   ) -> tf.Operation:
     sums = [mean * self._workers for mean, _ in grads_and_vars]
-    # The chief waits here for the workers' sums. Learning rates and counters may change until the
-    # sums come, so they are read after that.
+    # The chief waits here for the workers' sums. Learning rates and counters are read after the
+    # wait, because they may change during it.
     with tf.control_dependencies(sums):
       applied = self._apply_sums(sums)
     with tf.control_dependencies([applied]):
@@ -50,9 +50,9 @@ def synced_step(
   """Adds to a v1 graph a step that all workers take together.
 
   Args:
-    sums: the tensors that this worker sends: sums over its samples.
+    sums: the tensors that this worker sends, each a sum over its samples.
     variables: one variable for each of `sums`, of the same shape.
-    apply_sums: makes the op that takes the step, from the sums over all workers.
+    apply_sums: given the sums over all workers, makes the op that takes the step.
   """
   global_step = tf.Variable(0, dtype=tf.int64, trainable=False, name='tokens')
   logger = tf.get_logger()

@@ -1,4 +1,4 @@
-"""The units of work of a pass: hands them out to the workers that train on them."""
+"""Hands out the units of work of a pass to the workers that train on them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,20 +8,22 @@ class Claimed(NamedTuple):
   """The answer to a worker that asks for work."""
 
   unit: int | None  # None: no work is left
-  # If none is left: 'end' of the pass, 'stop', 'save' a checkpoint, or 'merge' and ask again.
+  # Why no work is left: the pass ends ('end'), or workers stop ('stop') or save a checkpoint
+  # ('save'). Or 'merge': the worker must merge, and ask again.
   reason: str | None = None
-  batches: int = 0  # if none is left: the number of batches of the pass that are done
+  batches: int = 0  # if no work is left: the number of batches of the pass that are done
 
 
 _MERGE = Claimed(None, 'merge')
 
 
 class WorkQueue:
-  """Hands out each unit of a pass once, and once more if the worker that held it was lost.
+  """Hands out each unit of a pass once, and again if the worker that held it was lost.
 
-  A worker holds the units whose changes the servers do not have yet: the one that it works on and,
-  in mode ps_geo, those since its last merge. Unit u is slice u % slices of batch u // slices. The
-  work ends after a whole batch: with the pass, or earlier for a checkpoint or a stop.
+  A batch consists of one or more units: unit u is slice u % slices of batch u // slices. A worker
+  holds the units whose changes the servers do not have yet: the unit that it works on and, in mode
+  ps_geo, its units since its last merge. The work ends after a whole batch: at the end of the pass,
+  or earlier for a checkpoint or a stop.
 
   Args:
     workers: the numbers of the workers that begin the pass.
@@ -29,7 +31,7 @@ class WorkQueue:
     first: the first unit to hand out.
     total: the number of units in the whole pass.
     pause_after: after how many units to pause for a checkpoint; None: do not pause.
-    max_ahead: by how many units a worker may be ahead of the slowest; None: any number.
+    max_ahead: how many units more than the slowest worker a worker may have done; None: any number.
   """
 
   def __init__(
@@ -58,7 +60,7 @@ class WorkQueue:
     return sorted(self._done)
 
   def enter(self, worker: int) -> None:
-    """Adds a worker. It counts as having done as many units as the slowest worker."""
+    """Adds a worker, and counts it as having done as many units as the slowest worker."""
     self._done[worker] = self._slowest()
 
   def leave(self, worker: int) -> None:
@@ -88,7 +90,7 @@ class WorkQueue:
     self._waiting.add(worker)
 
   def hand_out(self) -> dict[int, Claimed]:
-    """Returns {worker: answer} for the claims that can be answered now; forgets these claims."""
+    """Answers the claims that can be answered now; returns {worker: answer}."""
     answers = {}
     slowest = self._slowest()
     for worker in sorted(self._waiting):

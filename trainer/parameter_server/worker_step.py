@@ -1,4 +1,4 @@
-"""The training step of a worker in modes ps and ps_async; geo.py beside it has that of mode ps_geo.
+"""The training step of a worker in modes ps and ps_async. The step of mode ps_geo is in geo.py.
 
 Rows and dense variables come from the servers; gradients go to the servers.
 """
@@ -90,14 +90,18 @@ class WorkerStep(Step):
     return probabilities.numpy(), known[deduped.inverse.numpy()]
 
   def merge(self) -> None:
-    """Sends the changes that the servers do not have yet; only mode ps_geo has any."""
+    """Sends the changes that the servers do not have yet. Only mode ps_geo has such changes."""
 
   def finish_pass(self) -> None:
     """Called after this worker's last step of a pass; from then on its copy is out of date."""
     self._stale = True
 
   def _take(self, state: list[np.ndarray]) -> None:
-    """Sets this worker's copy to the servers' state: dense variables, then the optimizer's."""
+    """Sets this worker's copy to the servers' state.
+
+    Args:
+      state: the values of the dense variables, then those of the optimizer's variables.
+    """
     for variable, value in zip(self._copied(), state):
       variable.assign(value)
 
@@ -106,7 +110,7 @@ class WorkerStep(Step):
     super().consolidate()
 
   def traffic(self) -> dict[str, float]:
-    """Returns the bytes per sample between workers and servers since the last call.
+    """Returns the bytes per sample that workers and servers have exchanged since the last call.
 
     Every worker calls it, and gets the figure of all workers.
     """
@@ -124,7 +128,7 @@ class WorkerStep(Step):
     return [v.numpy() for v in self._copied()]
 
   def _refresh(self) -> None:
-    """Fetches the servers' dense variables and optimizer state if this worker's copy may be old.
+    """Fetches dense variables and optimizer state from the servers, if the copy may be outdated.
 
     Call it only while no worker trains.
     """
@@ -135,9 +139,9 @@ class WorkerStep(Step):
       self._stale = False
 
   def _assign(self, **values: object) -> None:
-    """Sets parts of the state on the servers, see `Servers.assign`; worker 0 does it.
+    """Sets parts of the state on the servers, as `Servers.assign` does.
 
-    Every worker calls it, and waits until it is done.
+    Every worker calls it. Worker 0 sets the state, and the others wait until it is set.
     """
     self._communicator.barrier()
     if self._communicator.rank == 0 and not self._communicator.independent:
@@ -171,7 +175,7 @@ class WorkerStep(Step):
     return [self.dense.embedding.stats, *self.dense.model.non_trainable_variables]
 
   def local_state(self) -> dict[str, np.ndarray]:
-    """Returns {name: value} of the variables that only workers have, for one that joins late."""
+    """Returns {name: value} of the variables that only workers have; a late worker loads them."""
     return {v.name: v.numpy() for v in self._local_variables()}
 
   def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
@@ -185,15 +189,15 @@ class ServerStep(WorkerStep):
 
   In mode ps, N workers with b samples each compute what one process with N·b samples does: workers
   send sums, and the servers divide once, by the weight of all samples. In mode ps_async, each push
-  of a worker is a step of its own, divided by the weight of that worker's samples.
+  of a worker is a separate step, with gradients divided by the weight of that worker's samples.
   """
 
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
     super().__init__(cfg, communicator, cluster, target)
-    # Dropout depends on a sample's place in the global batch, and each of several tasks is divided
-    # by a global weight of its own. Both need one more message in each step.
+    # Dropout depends on a sample's place in the global batch, and the loss of each of several tasks
+    # is divided by that task's global weight. Both need one more message in each step.
     self._tells_samples = self.in_lockstep and (
       len(cfg.labels) > 1 or 'position' in self.dense.model.needs
     )
@@ -239,7 +243,7 @@ class ServerStep(WorkerStep):
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))
       return StepCounts(float(weight), float(loss), *map(int, flags)), ()
-    # The servers multiplied means to get these sums; rint removes the rounding errors.
+    # The servers computed the sums from means; rint removes rounding errors from whole numbers.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 
   def _gradients_graph(
@@ -258,7 +262,7 @@ class ServerStep(WorkerStep):
       sent: int32 [servers], how many keys go to each server.
       dense: the servers' values of the dense variables.
       lower: int64 [], how many samples of this step are on workers of lower rank.
-      total_weight: the weight of all samples of the step; with several tasks [T].
+      total_weight: float32 [], or [T] with several tasks: the weight of all samples of the step.
     Returns:
       Σ weight·loss, Σ weight, the dense gradients, the packed gradients of rows, and how many of
       the packed values go to each server.

@@ -13,8 +13,8 @@ from trainer.reporting.findings import is_miscalibrated, overfits
 from trainer.reporting.metric_text import clicks_of
 
 HUGE_VALUE = 1e5  # a dense value beyond it makes most models diverge
-HUGE_WEIGHT = 1e15  # sums of gradients, and their squares, near the largest float32
-LEAST_CLICKS = 200  # with fewer in data.valid, the AUC of an epoch is known to ±0.04 or worse
+HUGE_WEIGHT = 1e15  # beyond it, sums of squared gradients come near the largest float32
+LEAST_CLICKS = 200  # with fewer in data.valid, the AUC of an epoch is uncertain by ±0.04 or more
 FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
@@ -22,7 +22,7 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
   """Returns a text for the user: what most likely made a loss or gradient infinite or NaN.
 
   Args:
-    batch: the batch of the step that failed, of TensorFlow tensors.
+    batch: the batch of the step that failed, as TensorFlow tensors.
   """
   for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
@@ -67,10 +67,10 @@ def why_worse_than_constant(
   """Returns a text for the user: why the model most likely predicts worse than a constant.
 
   Args:
-    values: the metrics of the evaluation that found this.
+    values: the metrics of the evaluation in which the model was worse than a constant.
     trained_auc: the AUC of the last training pass; None if unknown.
     steps: the number of training steps of the state that was evaluated.
-    later_was_worse: whether the run was trained for more steps, but this state was better.
+    later_was_worse: whether the run went on training after this state and got worse.
   """
   for key, rule, _ in cfg.sparse.optimizers():
     usual = config.row_defaults(rule.kind)['learning_rate']
@@ -95,7 +95,7 @@ def why_worse_than_constant(
 
 
 def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
-  """Returns a text for the user: the run is finished, and how to train more.
+  """Returns a text that tells the user that the run is finished, and how to train more.
 
   Args:
     epochs: the number of epochs that were trained.

@@ -4,16 +4,16 @@ from trainer.plain_data import JsonObject
 
 
 class Callback:
-  """Base class of callbacks. A subclass overrides the methods that it needs, as with Keras.
+  """Base class of callbacks. As in Keras, a subclass overrides the methods that it needs.
 
-  `logs` holds the fields of an event of metrics.jsonl, {name: value}.
+  The argument `logs` of a method holds the fields of an event of metrics.jsonl, {name: value}.
   """
 
   def on_train_begin(self) -> None:
     """Called once the run_dir is open and the last checkpoint, if any, is restored."""
 
   def on_pass_end(self, name: str, logs: JsonObject) -> None:
-    """Called after each pass; `logs` has the metrics of the pass, taken while it was trained on."""
+    """Called after each pass; `logs` has its training metrics."""
 
   def on_epoch_end(self, epoch: int, logs: JsonObject) -> None:
     """Called after each epoch, counted from 0.

@@ -15,23 +15,24 @@ from trainer.embedding.row_table import RowTable
 from trainer.errors import UserError
 
 _SAMPLES_AT_ONCE = 65536
-_DRAWS = 0x6E65676174697665  # keeps these random numbers apart from others of the same seed
+_DRAWS = 0x6E65676174697665  # part of the seed of draws
 
 
 class Catalogue:
-  """All items that can be ranked, with their keys and shows; the same on every rank.
+  """All items that can be ranked, with their shows (impressions); the same on every rank.
 
-  With data.items, the items are those of that table. Without it, they are the items that occur in
-  the current pass or have a row. So an item joins with a pass, and leaves when its row is evicted.
+  If the config has data.items, the items are those of that table. Otherwise they are the items that
+  occur in the current pass or have a row. So an item joins with the first pass in which it occurs,
+  and leaves when its row is evicted.
 
   The shows of an item are those of its row at the start of the pass, plus its samples in the pass.
   Items and shows do not change during a pass. Checkpoints hold them.
 
   Attributes:
-    keys: int64 [C], ascending.
+    keys: the keys of the items, int64 [C], ascending.
     shows: float64 [C], in the order of `keys`.
-    table: what data.items holds; the caller sets it. None if the config has no data.items.
-    field: the index of the slot of items in Config.ordered_slots.
+    table: the content of data.items, which the caller sets; None if the config has no data.items.
+    field: the index in Config.ordered_slots of the slot that holds the items.
   """
 
   def __init__(self, cfg: config.Config):
@@ -52,15 +53,16 @@ class Catalogue:
 
     Args:
       store: the rows that this rank owns.
-      prepared: the next pass to train on, whose items are added; None: only items with a row.
+      prepared: the next pass to train on; its items are added. None adds nothing, so that only
+        items with a row are left.
     Raises:
-      UserError: if no item occurs in `prepared` or has a row, or if data.items has none of the
-        items of its samples.
+      UserError: if no item has a row or occurs in `prepared`, or if data.items lacks all items in
+        `prepared`.
     """
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]
     shows = np.asarray(store.lookup(own)['show'])
-    # A key has one owner, so these are all distinct.
+    # A key has one owner, so no key is gathered twice.
     alive, of_alive = map(np.concatenate, zip(*communicator.gather([own, shows])))
     path = prepared and prepared.meta['source']['path']
     keys, times = self._of_pass(prepared) if prepared is not None else (alive[:0], alive[:0])
@@ -87,8 +89,8 @@ class Catalogue:
     """Returns the items of a pass, including those that occur only in histories.
 
     Returns:
-      Keys, int64 [n], ascending, and the number of samples of each, float64 [n]; 0 for an item that
-      occurs only in histories.
+      The keys of the items, int64 [n], ascending, and the number of samples of each item, float64
+      [n]. The number is 0 for an item that occurs only in histories.
     """
     all_keys, times = [np.zeros([0], np.int64)], [np.zeros([0])]
     for batch in prepared.batches(_SAMPLES_AT_ONCE):
@@ -114,11 +116,9 @@ class Catalogue:
     self._log_shares = np.log(np.maximum(shares, 1e-12)).astype(np.float32)
 
   def state(self) -> dict[str, np.ndarray]:
-    """Returns {name: array}, for a checkpoint."""
     return {'catalogue/keys': self.keys, 'catalogue/shows': self.shows}
 
   def load(self, arrays: Mapping[str, np.ndarray]) -> None:
-    """Restores what `state` returned."""
     self._set(arrays['catalogue/keys'], arrays['catalogue/shows'])
 
   def places(self, keys: np.ndarray) -> np.ndarray:
@@ -128,14 +128,14 @@ class Catalogue:
   def for_step(self, batch: SlotBatch, step: int) -> SlotBatch:
     """Prepares a batch of NumPy arrays for a training step.
 
-    Samples that are not positives, or whose item is not in the catalogue, get weight 0. Unless the
-    loss is in_batch_softmax, the items that are drawn as negatives are appended.
+    Samples with a negative label, or with an item that is not in the catalogue, get weight 0.
+    Unless the loss is in_batch_softmax, negative items are drawn and appended to the batch.
 
     Args:
-      step: the number of the step, from 0. Together with the seed it decides which negatives are
+      step: the number of the step, from 0. It and the config's seed decide which negatives are
         drawn.
     Returns:
-      The batch with `item` and `log_share` set, and the columns of data.items added.
+      The batch with `item`, `log_share` (see `_log_share_of`) and the columns of data.items.
     """
     items = sole_features(batch, self.field, self._slots)
     if self.table is not None:
@@ -163,11 +163,11 @@ class Catalogue:
     return self._with_columns(batch, items)
 
   def _with_columns(self, batch: SlotBatch, items: np.ndarray) -> SlotBatch:
-    """Returns the batch with the columns that data.items holds.
+    """Adds the item columns that data.items holds to a batch.
 
     Args:
-      items: the key of each sample's item, and then of each negative, int64 [B + negatives]; −1 for
-        a sample without an item.
+      items: the key of each sample's item, then the key of each negative, int64 [B + negatives]; −1
+        for a sample without an item.
     """
     if not self._of_table:
       return batch
@@ -198,9 +198,10 @@ class Catalogue:
     return np.minimum(at, len(self.keys) - 1)
 
   def _log_share_of(self, items: np.ndarray) -> np.ndarray:
-    """Returns the log of each item's share, float32 [n], which the logQ correction uses.
+    """Returns log q of each item, float32 [n], for the logQ correction.
 
-    An item that is not in the catalogue gets the smallest share.
+    The probability q is the item's share of all shows with `logq: shows`, else 1/C. An item that is
+    not in the catalogue gets the smallest q.
     """
     if not len(self.keys):
       return np.zeros(items.shape, np.float32)
@@ -208,11 +209,10 @@ class Catalogue:
     return np.where(place < 0, self._log_shares.min(), self._log_shares[place])
 
   def batches(self, batch_size: int, rank: int, size: int) -> Iterator[SlotBatch]:
-    """Yields this rank's part of the catalogue in batches, each item as a sample of its own.
+    """Yields the items [rank·C // size, (rank + 1)·C // size) in batches, one sample per item.
 
-    The part is the items [rank·C // size, (rank + 1)·C // size). Such a sample has only the item's
-    key and its columns of data.items. Every rank yields the same number of batches; some may be
-    empty.
+    A sample has only the key of its item and the item's columns of data.items. Every rank yields
+    the same number of batches; some may be empty.
     """
     count = len(self.keys)
     start, end = (r * count // size for r in (rank, rank + 1))

@@ -1,4 +1,4 @@
-"""Ends a day in the tables: decays and ages features, evicts some, and counts what is left."""
+"""The end of a day in the tables: decays shows and clicks, evicts features, ages the others."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from trainer.embedding.row_table import RowTable
 
 
 def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
-  """Returns the numbers of `features` and `admitted` features, and `table_bytes`, of all processes.
+  """Returns {'features': number, 'admitted': number with factors, 'table_bytes': bytes in memory}.
 
-  Every process calls it.
+  The figures are sums over all processes. Every process calls it.
   """
   own = np.array([store.size(), store.admitted_size(), store.bytes()], np.int64)
   total = communicator.sum_arrays({'counts': own})['counts'].tolist()
@@ -22,13 +22,13 @@ def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
 def age_tables(
   store: RowTable, communicator: Communicator, slot_ids: Mapping[str, int]
 ) -> dict[str, int]:
-  """Decays shows and clicks, evicts features, then ages those that are left.
+  """Decays shows and clicks, evicts features, then counts one more day for those that are left.
 
   Every process calls it. It changes only memory: a job that crashes before the next checkpoint
   repeats the whole day end.
 
   Args:
-    slot_ids: {slot: id}, without the slots that share the features of another.
+    slot_ids: {slot: id}, without the slots that share the features of another slot.
   Returns:
     {slot: number of evicted features}, summed over all processes.
   """

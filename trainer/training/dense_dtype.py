@@ -19,7 +19,10 @@ FILE = 'dense_dtype'  # the file in the run_dir that holds the choice
 
 
 def chosen(cfg: Config, communicator: Communicator) -> str:
-  """Returns 'float32' or 'bfloat16', the same on every process. Every process calls it."""
+  """Returns the dtype of matrix products, 'float32' or 'bfloat16', the same on every process.
+
+  Every process calls it.
+  """
   if cfg.train.dense_dtype == 'float32':
     return 'float32'
   everywhere = all(communicator.gather(bfloat16.available()))
@@ -59,7 +62,7 @@ def _kept(path: str, everywhere: bool) -> str:
     path: the file that holds the choice.
     everywhere: whether the processors of all processes can multiply in bfloat16.
   Raises:
-    UserError: if the file holds something else.
+    UserError: if the file holds neither 'float32' nor 'bfloat16'.
   """
   with open(path, encoding='utf-8', errors='replace') as f:
     dtype = f.read()

@@ -25,8 +25,8 @@ class Gradients(NamedTuple):
   """Gradients of Σ weight·loss over the samples of one process, before any division by a weight."""
 
   loss: tf.Tensor  # float32 [], Σ weight·loss; NaN if it or a gradient is not finite
-  weight: tf.Tensor  # float32 [], what sums are divided by: Σ weight, or the tasks' greatest one
-  dense: list[tf.Tensor]  # those of the trainable variables, in order
+  weight: tf.Tensor  # float32 [], Σ weight, the divisor of sums; the greatest of several tasks'
+  dense: list[tf.Tensor]  # for the trainable variables, in order
   linear: tf.Tensor  # float32 [u], for the linear weights of u distinct keys
   factors: tf.Tensor  # float32, flat, for their factors
 
@@ -46,17 +46,17 @@ class DensePart:
   """The layers with their loss, optimizer and metrics, on one process.
 
   The layers, the optimizer and the dense gradients are on the GPU, if there is one. Rows, their
-  pooling and the metrics are on the host. So a step copies the slot sums and their gradients
-  between the two, but no rows.
+  pooling and the metrics are on the host. So a step copies slot sums and their gradients between
+  host and GPU, but no rows.
 
   Args:
     sum_across_ranks: returns the sum of a float32 tensor over ranks, and is differentiable; sync
       batch norm uses it.
-    dense_dtype: see trainer.model.builder.build.
+    dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
 
   Attributes:
-    device: where the layers and their optimizer are.
-    model: what trainer.model.builder.build returned.
+    device: the TensorFlow device of the layers and their optimizer.
+    model: the layers, as trainer.model.builder.build returned them.
     embedding: turns the rows of a batch into the inputs of the layers.
     metrics: sums over the samples trained on since the last reset.
     rates: the factor by which all learning rates are multiplied.
@@ -73,8 +73,8 @@ class DensePart:
     with tf.device(self.device):
       self.model = build(cfg, sum_across_ranks, dense_dtype)
       # Makes the optimizer's variables before the first step, so that a checkpoint can be loaded
-      # into them. The public way, tracing apply_gradients, gives them other names than checkpoints
-      # have.
+      # into them. The public way is to trace apply_gradients, which gives them names that differ
+      # from those in checkpoints.
       self.optimizer._create_all_weights(self.model.trainable_variables)
     with tf.device(HOST):
       self.embedding = Embedding(cfg, self.model.needs)
@@ -85,7 +85,6 @@ class DensePart:
 
   @property
   def trainable(self) -> list[tf.Variable]:
-    """The variables that have dense gradients."""
     return self.model.trainable_variables
 
   def gradients(
@@ -107,11 +106,12 @@ class DensePart:
     up here.
 
     Args:
-      position: int64 [2], (step, number of this step's samples on lower ranks); dropout's seed.
-      total_weight: float32 [T], only with several tasks: the weight of each task's labels over all
-        samples of the step. None if this process has all samples.
-      samples: int64 [], the number of samples of the step on all ranks; only model.retrieval reads
-        it.
+      position: int64 [2], the seed of dropout: the number of the step, and the number of its
+        samples that are on lower ranks.
+      total_weight: float32 [T], the weight of each task's labels over all samples of the step; it
+        is read only with several tasks. None if this process has all samples.
+      samples: int64 [], the number of samples of the step on all ranks; it is read only with
+        model.retrieval.
     """
     with tf.device(HOST):
       weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
@@ -151,7 +151,7 @@ class DensePart:
   def _loss_of(
     self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor | None
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns Σ weight·loss, and what the metrics measure of each sample: its probabilities."""
+    """Returns Σ weight·loss, and the probabilities that the metrics measure, [B] or [B, T]."""
     del samples
     logits = self.model(inputs, training=True)
     loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
@@ -168,8 +168,8 @@ class DensePart:
     """Takes one step of the dense optimizer.
 
     Args:
-      gradients: of the trainable variables, in order; sums over all samples of the step.
-      scale: float32 [], the factor that turns these sums into means.
+      gradients: those of the trainable variables, in order, summed over all samples of the step.
+      scale: float32 [], the factor that turns the sums into means.
       steps: whole number [], the number of steps before this one.
     """
     self.optimizer.learning_rate.assign(self._learning_rate * self.rates.at(steps))
@@ -182,7 +182,8 @@ class DensePart:
     """Returns the hyperparameters of the row optimizers after `steps` steps.
 
     Returns:
-      float32 [tables, 2, H]; on the second axis, linear weights come first, then factors.
+      float32 [tables, 2, H], for each table the H hyperparameters for linear weights, then those
+      for factors.
     """
     return self.embedding.hyper(self.rates.at(steps))
 

@@ -1,4 +1,4 @@
-"""Compares how a day's samples spread over the bins of a number with those of the first day."""
+"""Detects drift: compares how samples spread over bins on each day with the first day."""
 
 import numpy as np
 from absl import logging
@@ -12,14 +12,14 @@ from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress
 
 TOLD = 0.25  # a population stability index above it is usually called a significant change
-_MOST_CHUNKS = 8  # of a pass, from its first on
+_MOST_CHUNKS = 8  # how many chunks of a pass are counted
 
 
 def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> None:
-  """Counts a pass's samples by bin, for each slot made of bins, and adds them to the day's counts.
+  """Counts samples by bin, for each slot made of bins, and adds them to the counts of the day.
 
-  Only the first chunks of the pass are counted. Every process calls it, reads the same samples, and
-  keeps equal counts in `progress.bins`.
+  It counts only the samples in the first chunks of the pass. Every process calls it, reads the same
+  samples, and keeps the same counts in `progress.bins`.
   """
   ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
   for i, slot in enumerate(cfg.ordered_slots):
@@ -36,13 +36,13 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
 
 
 def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:
-  """Ends the day's counts: compares them with the first day's, and writes an event `drift`.
+  """Compares the counts of a day that ends with the first day's, and writes an event `drift`.
 
   The event has three figures for each slot:
 
     psi      the population stability index over the bins, Σ (p − q) ln(p / q). Here p is a bin's
-             share of this day's samples, q its share of the first day's; each count is taken as at
-             least half a sample.
+             share of this day's samples, q its share of the first day's. A count below half a
+             sample is taken as half a sample.
     first    the shares of the first day's samples.
     last     the shares of this day's samples.
 

@@ -19,9 +19,9 @@ from trainer.training.advice import few_clicks
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 
-SHOWN_PASSES = 12  # the most lines on the passes of a split; those in the middle are left out
-UNIQUE = 0.9  # the distinct values of a slot to samples, beyond which it teaches nothing
-LIFECYCLE_BYTES = 48  # about what a feature takes: its key, counters and place in the index
+SHOWN_PASSES = 12  # the most passes of a split to list; those in the middle are left out
+UNIQUE = 0.9  # a slot with more distinct values per sample teaches nothing
+LIFECYCLE_BYTES = 48  # a feature's key, counters and place in the index, about
 
 
 def tell(cfg: config.Config) -> Iterator[str]:
@@ -43,7 +43,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     listed = passes(cfg, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None)
     yield from map(_refused, wrong.values())
     opened: list[PreparedPass] = []
-    rows, told, in_a_row = [], [], 0  # only the first pass of one class is reported
+    rows, told, in_a_row = [], [], 0  # told: at most one pass whose labels are all alike
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
       yield from troubles
@@ -88,7 +88,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
 
 
 def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
-  """Returns the passes that data.watch announces, and lines on those that are absent or refused."""
+  """Returns the passes announced in data.watch, and lines about those absent or refused."""
   watch = cfg.data.watch
   try:
     watched, missing, wrong = announced(cfg)

@@ -43,7 +43,7 @@ class Evaluation:
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
     self._metrics = MetricSums(cfg)
     self._slots = [slot.name for slot in cfg.ordered_slots]
-    # New days and hours have new values of these.
+    # Each day or hour brings new values of these slots.
     self._times = {slot.name for slot in cfg.data.slots if isinstance(slot.made, config.Time)}
     self.predictions: np.ndarray | None = None
     self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=100)
@@ -51,9 +51,9 @@ class Evaluation:
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
   def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
-    """Yields this process's batches of tensors, in order, each with its probabilities.
+    """Yields each of this process's batches, as tensors, and its probabilities, in order.
 
-    The probabilities are float32 [B] in NumPy, or [B, T] with several tasks.
+    The probabilities are NumPy arrays, float32 [B], or [B, T] with several tasks.
     """
     for staged in self._inputs.staged(prepared):
       self._inputs.progress_made()
@@ -64,7 +64,7 @@ class Evaluation:
   def tell_unknown(self) -> None:
     """Warns of slots in which far more samples than usual have features that the model lacks.
 
-    It looks at all samples that `predict` has scored since the last call. Every process calls it.
+    It covers all samples that `predict` has scored since the last call. Every process calls it.
     """
     state = self._communicator.sum_arrays(self._predicted.state())
     self._tell_unknown(self._predicted.result(state))
@@ -85,10 +85,10 @@ class Evaluation:
     """Predicts passes; returns metrics over the samples of all processes. Every process calls it.
 
     Args:
-      in_log: whether the passes lack negatives in the same way as the training log
-        (model.negative_sampling_rate). If so, predictions are not corrected for that.
+      in_log: whether negatives were left out of the passes as they were of the training log
+        (model.negative_sampling_rate). If so, predictions are not corrected for it.
     Returns:
-      {name: figure}. A figure that the samples do not define is None.
+      {name: figure}. A figure is None if the samples do not define it.
 
       - For clicks: auc, logloss, base_logloss, calibration, ctr, examples and, with data.group,
         gauc. Also the figures of trainer.model.calibration: deciles, ranking and spread.
@@ -167,7 +167,7 @@ def evaluation_of(inputs: Inputs) -> Evaluation | RankingEvaluation:
 def group_auc(
   columns: Sequence[tuple[np.ndarray, ...]], communicator: Communicator
 ) -> float | None:
-  """Returns the mean AUC within groups over all processes' samples, weighted by impressions.
+  """Returns GAUC: the mean of the groups' own AUC, weighted by impressions, over all processes.
 
   All samples of a group are sent to one process, so the group's AUC is exact. Every process calls
   it.

@@ -37,8 +37,8 @@ class Exporter:
     The last state was exported after its pass, so it is served until this export is written.
 
     Args:
-      last_step: the step of the last state. It is part of what identifies this export: an earlier
-        export of the same best state may exist, but is no longer the newest.
+      last_step: the step of the last state. It is part of the identity of this export, because an
+        earlier export of the same best state may exist that is no longer the newest.
     """
     if self._cfg.export.base or self._cfg.export.delta_every_passes:
       self._write(self._base, kept_at=last_step)

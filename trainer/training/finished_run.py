@@ -32,7 +32,7 @@ class FinishedRun:
     cfg: the run's config, with overrides.
     progress: the place in the data when the checkpoint was saved.
     progress_made: call it after each chunk of slow work, for the heartbeat.
-    checkpoint: 'best' or 'last', as the caller asked.
+    checkpoint: which one the caller asked for, 'best' or 'last'.
   """
 
   cfg: config.Config
@@ -64,8 +64,7 @@ def open_run(
     checkpoint: 'best' or 'last'. The best state is chosen by validation; if there is none, the last
       one is taken.
     here: the place of this process among the ranks that share the work; by default it is alone.
-    only_trained: whether to raise an error, rather than warn, if no step has trained the config's
-      model.
+    only_trained: if no step has trained the config's model, raises an error if true, else warns.
   Raises:
     UserError: if there is no checkpoint, or the model is untrained and `only_trained` is set.
   """
@@ -101,18 +100,18 @@ def open_run(
     yield FinishedRun(
       cfg, communicator, step, state.progress, inputs, evaluation, progress_made, checkpoint
     )
-    communicator.barrier()  # process 0's folder is everybody's
+    communicator.barrier()  # all processes use the temporary directory of process 0
 
 
 def _restore(state: RunState, best: bool) -> bool:
-  """Restores the best state if `best` and one of the config's model exists, else the last.
+  """Restores the best state if `best` is set and the state fits the config; else the last state.
 
   Returns:
     Whether there was a state to restore.
   """
   for attempt in range(_RESTORE_ATTEMPTS):
     try:
-      # The best state may be of the model of an earlier config.
+      # The best state may belong to the model of an earlier config.
       return (best and state.restore(best=True) and not state.untrained) or state.restore()
     except UserError:
       if attempt + 1 == _RESTORE_ATTEMPTS:

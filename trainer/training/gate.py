@@ -1,8 +1,8 @@
 """Withholds exports while the model predicts new passes worse than it used to.
 
-Each pass is judged by its progressive validation, that is, by predictions made before it is trained
-on. The pass is trained on in any case. If it fails, nothing is exported until a later pass is good;
-the next delta then carries the changes of all these passes.
+The gate judges each pass by predictions that are made before the model trains on the pass
+(progressive validation). The model trains on the pass in any case. If the pass fails the check,
+nothing is exported until a later pass succeeds; the next delta then has the changes of all passes.
 """
 
 import collections
@@ -13,10 +13,10 @@ from trainer import config
 from trainer.data.prepared import PreparedPass
 from trainer.training.run_state import Progress
 
-# The reference is an exponential moving average over passes; this is the weight of a new pass. So a
-# lasting change of the log becomes normal after some passes, and exports go on.
+# The weight of a new pass in the reference, an exponential moving average over passes. So a lasting
+# change of the log becomes normal after some passes, and exports go on.
 _RATE = 0.1
-# A slot counts as blank if the share of samples that have it falls below this part of the usual.
+# A slot counts as blank if the share of samples with a feature falls below this part of the usual.
 _BLANK = 0.1
 
 
@@ -29,10 +29,10 @@ def judge(
   """Sets `progress.withheld` to what is wrong with a pass, or to None if nothing is.
 
   Args:
-    progress: the run's progress. The pass also moves its `gate_reference`, unless the metric is not
-      finite or a slot is blank.
-    values: the metrics of the pass before it was trained on.
-    present: what `presence` returned for the pass.
+    progress: the run's progress. Its `gate_reference` moves towards the figures of the pass, unless
+      the metric is not finite or a slot is blank.
+    values: the metrics of the pass before the model trained on it.
+    present: the result of `presence` for the pass.
   """
   value = values[gate.metric]
   if value is None or not math.isfinite(value):

@@ -14,16 +14,17 @@ from trainer.model.slices import Z
 from trainer.plain_data import JsonObject
 from trainer.training.inputs import Inputs
 
-# Predictions to make, which bound time and memory: when asked for, and when a job ends.
+# The most predictions to make, on request and at the end of a job. They limit time and memory.
 MOST_PREDICTIONS, MOST_AT_END = 1 << 22, 1 << 18
 MOST_REPETITIONS = 5  # permutations of a column
 _LEAST_BATCH = 1024
 
 
 def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
-  """Returns what `slot_importance` finds as a table, the most important slot or dense column first.
+  """Returns the result of `slot_importance` as a table with a row per slot or dense column.
 
-  The columns are `auc_worse_by`, `auc_plus_minus` and so on, for each metric.
+  The most important one comes first. The table's columns are `auc_worse_by`, `auc_plus_minus` and
+  so on, for each metric.
   """
   importance = slot_importance(inputs, prepared, MOST_PREDICTIONS)
   columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]
@@ -38,12 +39,12 @@ def slot_importance(
   """Measures how much worse metrics get if a slot or a dense column is permuted over samples.
 
   This is permutation importance (Breiman 2001, "Random Forests"). Each column is permuted over all
-  scored samples, several times if `most_predictions` allows. Every process calls it. The result is
-  the same on all, and does not depend on their number or on the batch size.
+  scored samples, several times if `most_predictions` allows. Every process calls it and gets the
+  same result, which does not depend on the number of processes or on the batch size.
 
   Args:
-    most_predictions: the limit of samples · columns · repetitions. If there are more samples, a
-      random part of them is scored.
+    most_predictions: the limit of samples · columns · repetitions. To keep it, a random part of the
+      samples is scored.
   Returns:
     A dict with these keys. A figure that the samples do not define is None.
 
@@ -101,19 +102,22 @@ def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Me
 def _predictions(
   inputs: Inputs, samples: '_Samples', columns: np.ndarray, donors: np.ndarray
 ) -> np.ndarray:
-  """Returns the first task's predictions in all rounds of permutation, float64 [R, n].
+  """Predicts n samples in each of R rounds; in each round, one column is permuted.
 
   Every process calls it, makes its share of the predictions, and receives all of them.
 
   Args:
-    columns: the column that is permuted in each round, int64 [R].
-    donors: the sample from which each sample takes this column, int64 [R, n].
+    columns: the index of the permuted column in each round, int64 [R].
+    donors: for each round and sample, the index of the sample whose value in this column it takes,
+      int64 [R, n].
+  Returns:
+    The predictions of the first task, float64 [R, n].
   """
   rank, size = inputs.communicator.rank, inputs.communicator.size
   start, end = (donors.size * r // size for r in (rank, rank + 1))
   batch_size = max(_LEAST_BATCH, inputs.cfg.train.batch_size // size)
   predictions = [np.zeros([0], np.float32)]
-  for first in range(0, -(-donors.size // size), batch_size):  # as often on every process
+  for first in range(0, -(-donors.size // size), batch_size):  # equally often on every process
     places = np.arange(start + first, min(start + first + batch_size, end))
     rounds, own = np.divmod(places, donors.shape[1])
     batch = samples.batch(own, columns[rounds], donors[rounds, own])
@@ -142,7 +146,7 @@ class _Samples:
       is_single = not len(batch.segments) and len(batch.keys) == cells
       segments = np.arange(cells) if is_single else batch.segments
       counts.append(np.bincount(segments, minlength=cells))
-    self._counts = np.concatenate(counts)  # of the features of each slot of each sample
+    self._counts = np.concatenate(counts)  # how many features each sample has in each slot
     self._first = np.cumsum(self._counts) - self._counts
     self._keys, self._dense, self._label, self._weight = (
       np.concatenate([getattr(batch, name) for batch in batches])
@@ -164,7 +168,7 @@ class _Samples:
       samples: the indices of the samples among the chosen ones, int64 [B].
       columns: the column that each sample takes, int64 [B]: the index of a slot, or F plus the
         index of a dense column.
-      donors: the sample that each takes the column from, int64 [B].
+      donors: the index of the sample from which it takes the column, int64 [B].
     """
     slots = self._slots
     sources = np.repeat(samples[:, None], slots + self._dense.shape[1], axis=1)

@@ -1,4 +1,4 @@
-"""Converts a job's passes once, opens them on every process, and stages batches for the step."""
+"""Converts a job's passes once, opens them on every process, and makes batches of tensors."""
 
 import concurrent.futures
 import contextlib
@@ -59,8 +59,8 @@ class Inputs:
     self._folder, self.show = folder, show
     self.cfg, self.communicator, self.step = cfg, communicator, step
     self.progress_made = progress_made
-    self._owners: dict[str, int] = {}  # by prepared path, the rank that converts the pass ahead
-    # By prepared path, the conversions that this process does ahead.
+    self._owners: dict[str, int] = {}  # {prepared path: the rank that converts it ahead}
+    # {prepared path: conversion in the background by this process}
     self._ahead: dict[str, concurrent.futures.Future] = {}
     self._items: ItemTable | None = None
     self._samples_ahead = 0  # of the current conversion
@@ -86,7 +86,7 @@ class Inputs:
       split: the name of the folder that converted passes go to.
       labelled: whether to read labels, weights and groups; prediction needs none of them.
     Raises:
-      UserError: on every process, if a pass is wrong.
+      UserError: on every process, if a pass cannot be converted or opened.
     """
     rank, size = self.communicator.rank, self.communicator.size
     paths = [self._path(data_pass, split) for data_pass in passes]
@@ -111,12 +111,12 @@ class Inputs:
     return self.communicator.together('cannot read passes', opened)
 
   def items(self) -> ItemTable | None:
-    """Returns what data.items holds; None if the config has no data.items.
+    """Returns the content of data.items; None if the config has no data.items.
 
-    The table is read again only if it has changed. Every process calls it.
+    The file is read again only if it has changed. Every process calls it.
 
     Raises:
-      UserError: on every process, if the table is wrong.
+      UserError: on every process, if the table cannot be converted or opened.
     """
     if self.cfg.data.items is None:
       return None
@@ -149,7 +149,7 @@ class Inputs:
     """Converts a raw pass that is one file; each process converts a part. Every process calls it.
 
     Raises:
-      UserError: on every process, if the file is wrong.
+      UserError: on every process, if the file cannot be converted.
     """
     rank, size = self.communicator.rank, self.communicator.size
     together = self.communicator.together
@@ -182,12 +182,12 @@ class Inputs:
       shutil.rmtree(own_path(rank), ignore_errors=True)
 
   def look_at(self, passes: Sequence[Pass], split: str) -> None:
-    """Reads the beginning of each raw pass, so that plain mistakes are reported before training.
+    """Reads the beginning of each raw pass, to report obvious mistakes before training.
 
     Every process calls it with the same passes; each process reads some of them.
 
     Raises:
-      UserError: on every process, if a pass is wrong.
+      UserError: on every process, if the beginning of a pass is absent or malformed.
     """
     rank, size = self.communicator.rank, self.communicator.size
 
@@ -203,8 +203,8 @@ class Inputs:
   def convert_ahead(self, passes: Sequence[Pass], split: str, processes: int) -> None:
     """Starts to convert raw passes in the background, in order, each on one process.
 
-    `prepared` waits for these conversions, and raises the error of a pass that is wrong. Every
-    process calls it with the same passes.
+    The method `prepared` waits for the conversions and raises their errors. Every process calls
+    `convert_ahead` with the same passes.
 
     Args:
       split: the name of the folder that converted passes go to.
@@ -296,14 +296,14 @@ class Inputs:
     start: int = 0,
     ready: Callable[[SlotBatch, int], SlotBatch] | None = None,
   ) -> Iterator[Staged]:
-    """Yields this process's share of each global batch of a pass, staged by another thread.
+    """Yields this process's share of each global batch, as tensors that another thread makes.
 
     Args:
-      epoch: with the seed and the pass, it decides the order of shuffled samples.
+      epoch: the epoch, the config's seed and the pass decide the order of shuffled samples.
       shuffle: whether to shuffle the samples.
-      start: the index of the first batch.
-      ready: (batch of arrays, number of the step) -> the batch to stage; model.retrieval adds
-        negatives by it.
+      start: the index of the first batch to yield.
+      ready: a function (batch of NumPy arrays, number of the step) -> batch, which changes each
+        batch before tensors are made of it. With model.retrieval, it adds negatives.
     """
     batches = prepared.batches(
       self.cfg.train.batch_size,

@@ -46,7 +46,7 @@ class Job:
     step: the training step of ranks, or of workers on parameter servers.
     progress_made: called after each step and each chunk of slow work, so that the heartbeat can
       tell other processes that this one makes progress.
-    init_from: the run_dir of another run, whose model a new run begins with; None: none.
+    init_from: the run_dir of another run, whose model a new run takes over; None: no other run.
     bucket: where the run_dir is copied to; None: nowhere.
 
   Attributes:
@@ -79,7 +79,7 @@ class Job:
     self._save_is_due = False
     self._one_class_told = False
     self._continued_at: int | None = None  # the step of the checkpoint that the job continues from
-    self._nothing_left: str | None = None  # what is told if the run was finished before
+    self._nothing_left: str | None = None  # a text for the user, if the run was finished before
 
   @property
   def progress(self) -> Progress:
@@ -111,7 +111,7 @@ class Job:
         self.progress.epoch += 1
         self.progress.done, self.progress.last = 0, ''
         if self.cfg.counted_fields():
-          # Otherwise a sample would read counts that its own label of the last epoch went into.
+          # Otherwise the counts that a sample reads would include its own label.
           self.step.store.forget_counts()
         self.stream.epoch_begins()
       return self._stop()
@@ -155,7 +155,7 @@ class Job:
       self.log.show(f'continuing after step {p.step}: epoch {p.epoch} has trained {trained}', True)
 
   def close(self) -> list[str]:
-    """On process 0, prints the closing table, writes report.html and ends the trackers.
+    """On process 0, prints the closing table, writes report.html and ends experiment tracking.
 
     Returns:
       A line for the user for each report that could not be written.
@@ -188,13 +188,13 @@ class Job:
       self.communicator.on_first('', self._bucket.upload)
 
   def tell_lost(self, reason: str) -> None:
-    """Writes an event: a rank was lost, so the job ends. Any thread may call it."""
+    """Writes the event `lost`: another process is lost, so the job ends. Thread-safe."""
     self.log.events.append({'event': 'lost', 'step': self.step.steps, 'reason': reason})
 
   # Passes
 
   def _train_epoch(self) -> bool:
-    """Trains on the remaining passes of this epoch, in the order of the stream.
+    """Trains on the remaining passes of this epoch, in the order that `self.stream` gives.
 
     Returns:
       True if all passes were trained on; False if the job was asked to stop.
@@ -202,14 +202,14 @@ class Job:
     is_waiting = False
     if not self.cfg.data.watch and not self.stream.limit:
       with self.log.clock.of('convert'):
-        try:  # a plain mistake ends the job before it trains
+        try:  # an obvious mistake ends the job before it trains
           self.inputs.look_at(self.stream.upcoming(), 'train')
         except BadPass as e:
           raise self.stream.refusal_error(str(e)) from None
     while True:
       action = self.stream.next(bool(self.stop_request))
       self.progress_made()
-      # A checkpoint that is due after a pass also holds the end of its day or epoch.
+      # If the pass ended a day or an epoch, the checkpoint that is due is written after that end.
       if self._save_is_due and isinstance(action, (TrainPass, Wait)):
         self.save()
       match action:
@@ -392,9 +392,9 @@ class Job:
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _disk(self) -> dict[str, int]:
-    """Returns the bytes of the run_dir and the free bytes of its disk; {} outside of a stream.
+    """Returns the bytes of the run_dir and the free bytes of its disk.
 
-    Only process 0 measures them; the others return {}.
+    It returns {} on processes other than 0, and in a job without data.watch.
     """
     if not self.cfg.data.watch or not self._is_reporter:
       return {}
@@ -409,7 +409,7 @@ class Job:
       callback.on_epoch_end(self.progress.epoch, values)
 
   def _finish(self) -> None:
-    """Ends a run that has trained all epochs: tests and exports the state that is kept."""
+    """Ends a run that has trained all epochs: evaluates and exports the state that is kept."""
     fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
     progress = self.progress
     epochs = f' in {progress.epoch + 1} epochs' if progress.epoch else ''
@@ -436,7 +436,7 @@ class Job:
     return 0 if self.cfg.data.watch and stopped_by == signal.SIGTERM else stopped_by
 
   def _remove_prepared(self) -> None:
-    """Removes converted passes that no epoch reads again, but keeps data.keep_prepared_passes."""
+    """In the last epoch, removes converted passes, except the newest data.keep_prepared_passes."""
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
     if keep is None or not is_last_epoch or not self._is_reporter:

@@ -36,8 +36,7 @@ class Entry:
     size: the size in bytes; None if there was no such file.
     crc32: the checksum of the pass's files, in order, or of a prepared pass's meta.json. None if
       they were not read.
-    modified: when the pass was last changed, in ns since 1970. None: the pass counts as changed
-      when it is next looked at.
+    modified: when the pass was last changed, in ns since 1970; if None, the pass counts as changed.
     fate: entered (training has begun), trained, late (trained after its day had ended), skipped
       (late, and data.late is skip), seen (a pass of the same name or bytes was trained before) or
       refused (it cannot be trained on).
@@ -56,7 +55,7 @@ class Entry:
 
   @property
   def content(self) -> tuple[int | None, int | None]:
-    """Size and checksum; passes in which both are equal count as the same."""
+    """Size and checksum; two passes count as the same if both are equal."""
     return self.size, self.crc32
 
 
@@ -76,7 +75,7 @@ def stamp(path: str) -> tuple[int, int]:
 
 
 def stamp_if_any(path: str) -> tuple[int | None, int | None]:
-  """Returns the stamp of a path; (None, None) if nothing is there, (0, 0) if it cannot be read."""
+  """Returns the `stamp` of a path; (None, None) if nothing is there, (0, 0) if it is unreadable."""
   try:
     return stamp(path)
   except (OSError, UserError):
@@ -102,7 +101,7 @@ def entry_of(data_pass: Pass, epoch: int) -> Entry:
 
 
 def _mark(*what: Json) -> bytes:
-  """Returns a short hash of the kind ('path', 'name' or 'content') and its values."""
+  """Returns a short hash of `what`: 'path', 'name' or 'content', followed by its values."""
   return hashlib.blake2b(json.dumps(what).encode(), digest_size=_MARK_BYTES).digest()
 
 
@@ -112,11 +111,11 @@ class Ledger:
   Every process of a job holds the same ledger. An entry belongs to an epoch: in the next epoch,
   each pass may be trained on again.
 
-  Old entries are folded. Of these the ledger keeps only how many have each fate, and hashes of
-  their path, name and content, by which it recognises a pass that arrives again.
+  Old entries are folded: the ledger keeps only how many of them have each fate, and hashes of their
+  paths, names and contents, by which it recognises a pass that arrives again.
 
   Args:
-    state: the `state` of another ledger; None for an empty ledger.
+    state: the result of `state` of another ledger; None for an empty ledger.
   """
 
   def __init__(self, state: Mapping[str, Json] | None = None):
@@ -135,7 +134,7 @@ class Ledger:
     return iter(self._entries.values())
 
   def put(self, entry: Entry) -> None:
-    """Adds an entry. It replaces an entry of the same path and epoch."""
+    """Adds an entry, which replaces any entry of the same path and epoch."""
     self._entries[entry.epoch, entry.path] = entry
     if entry.fate in TRAINED:
       self._by_name.setdefault((entry.epoch, entry.name, entry.day), entry.path)
@@ -143,23 +142,23 @@ class Ledger:
         self._by_content.setdefault((entry.epoch, *entry.content), entry.path)
 
   def of(self, data_pass: Pass, epoch: int) -> Entry | None:
-    """Returns the entry of the pass's path in this epoch; None if there is none or it is folded."""
+    """Returns the entry of the pass's path in this epoch; None if there is none, or only a hash."""
     return self._entries.get((epoch, absolute(data_pass.path)))
 
   def has_folded(self, path: str, epoch: int) -> bool:
-    """Returns whether the pass at this path had an entry in this epoch that was folded."""
+    """Returns whether the ledger keeps only a hash of the entry of this path and epoch."""
     return self._has(epoch, 'path', absolute(path))
 
   def _has(self, epoch: int, *what: Json) -> bool:
     return bool(self._marks) and epoch == self._epoch and _mark(*what) in self._marks
 
   def trained_before(self, entry: Entry, by_name: bool) -> str | None:
-    """Returns a text that names the earlier trained pass which a new pass repeats; None if none.
+    """Returns a text that names the trained pass that a new pass repeats; None if there is none.
 
     Args:
       entry: the entry of the new pass.
-      by_name: whether a pass of equal name and day counts as repeated; one of equal bytes always
-        does.
+      by_name: whether a pass repeats another if both have the same name and day. A pass with the
+        same bytes always repeats the other.
     """
     epoch, name = entry.epoch, (entry.name, entry.day)
     for how, path, what in (
@@ -182,7 +181,10 @@ class Ledger:
     return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
   def fold(self, whole: int = WHOLE_ENTRIES) -> None:
-    """Folds the oldest entries whose fate is settled, so that `whole` of them are left."""
+    """Reduces the oldest entries to counts and hashes, until `whole` entries are left.
+
+    An entry whose fate is 'entered' is not reduced, and does not count.
+    """
     old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
     newest = max((epoch for epoch, _ in self._entries), default=0)
     if newest != self._epoch:
@@ -208,7 +210,7 @@ class Ledger:
     }
 
   def write(self, run_dir: str) -> None:
-    """Writes ledger.jsonl, one entry per line. People read it; runs continue from checkpoints."""
+    """Writes ledger.jsonl for people to read, one entry per line."""
     path = os.path.join(run_dir, FILE)
     with open(path + '.new', 'w', encoding='utf-8') as f:
       if self._folded:

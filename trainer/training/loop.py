@@ -30,11 +30,11 @@ def train_in_lockstep(
   """Trains on this rank's batches of a pass until no rank has any left.
 
   Ranks may have different numbers of batches, and do not agree on a number of steps beforehand. A
-  rank without further batches takes part in a step with an empty batch. The sums of each step tell
-  how many ranks have another batch; once none has, all stop together.
+  rank without further batches takes part in a step with an empty batch. Each step counts the ranks
+  that have another batch; once there is none, all ranks stop together.
 
   Args:
-    state: its `progress.batch` counts the steps of the pass.
+    state: the run's state, whose `progress.batch` counts the steps of the pass.
     save: writes a checkpoint; it is called at the same step on every rank.
     stop_requested: returns whether this rank was asked to stop.
     on_step: called after each step.

@@ -16,7 +16,7 @@ from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality
 from trainer.training.run_state import Progress
 
-WAITING_TOLD = 0.1  # the least share of the time spent waiting for input that the live line shows
+WAITING_TOLD = 0.1  # the live line shows the share of time spent waiting for input from here on
 _MOST_CHUNKS_FOR_BLANKS = 8
 
 
@@ -42,7 +42,7 @@ class PassMeter:
     self._exchanged_before = self._step.exchange_seconds
 
   def on_step(self) -> None:
-    """Counts a step. Every train.log_every_steps steps, it reports those since the last report."""
+    """Counts a step. Every train.log_every_steps steps, it reports on these steps."""
     self._inputs.progress_made()
     self._steps += 1
     if self._steps % self._cfg.train.log_every_steps:
@@ -103,14 +103,14 @@ class PassMeter:
     return table_counts(self._step.store, self._communicator)
 
   def _rate(self) -> dict[str, float]:
-    """Returns the field `learning_rate_factor`: the factor of all rates in the last step."""
+    """Returns the factor of all learning rates in the last step, as a field of an event."""
     rate = self._step.dense.rates.at(max(0, self._step.steps - 1))
     return {'learning_rate_factor': round(float(rate), 6)}
 
   def _slot_statistics(self, features: int) -> dict[str, JsonObject]:
-    """Returns {slot: statistics of its rows}, estimated from a part that is quick to read.
+    """Returns {slot: statistics of its rows}, estimated from a sample of the rows.
 
-    It also writes histograms of the rows' norms.
+    It also writes histograms of the norms of the rows to TensorBoard.
 
     Args:
       features: the number of features on all processes.

@@ -23,13 +23,14 @@ _SECONDS_BETWEEN_LINES = 0.5
 
 
 class RankingEvaluation:
-  """Ranks the catalogue for the users of passes; has the methods of Evaluation that a job calls.
+  """Ranks the catalogue for the users of passes. A job uses it in place of `Evaluation`.
 
   Every process calls each method. A process computes the vectors of its share of the queries and of
-  the items. It receives the vectors of all queries, and ranks its share of the items for each. The
-  best items of all processes make the ranking.
+  its share of the items. It receives the vectors of all queries, and ranks its items for each. The
+  best items of all processes then make the ranking.
 
-  Positives are held as a table of distinct pairs, int64 columns `user` and `item`, sorted by user.
+  Positives are kept as a table of distinct pairs, with int64 columns `user` and `item`, sorted by
+  user.
 
   Attributes:
     catalogue: the items at the time of the last ranking.
@@ -52,15 +53,15 @@ class RankingEvaluation:
   ) -> dict[str, float | int]:
     """Measures how high the rankings place the positives that users have in the passes.
 
-    Items that a user already has as positives in data.train are neither ranked for that user nor
-    counted as positives. The same holds for data.valid, unless it is the split that is evaluated.
-    With data.watch, all items are ranked.
+    A user's positives in data.train are neither ranked for that user nor counted as positives. The
+    same holds for data.valid, unless it is the split that is evaluated. With data.watch, all items
+    are ranked.
 
     Args:
       in_log: has no effect.
     Returns:
-      The result of trainer.model.ranking.judge, and the numbers of `queries` (users), of `items` in
-      the catalogue, and of `examples` (positives).
+      The metrics of trainer.model.ranking.judge, and three counts: `queries` (users), `items` (of
+      the catalogue) and `examples` (positives).
     Raises:
       UserError: if a K of model.retrieval.eval_at is above the size of the catalogue, or if no
         positive is left.
@@ -93,11 +94,12 @@ class RankingEvaluation:
     """Yields the best k items of each sample, in the order of samples, for n samples at a time.
 
     Positives that the sample's user has in data.train or data.valid are left out, unless the run
-    follows a stream (data.watch). A sample gets no items if none of its query's features has a row,
-    so that the query's vector is 0; a warning tells how many these are.
+    follows a stream (data.watch). A sample gets no items if its query's vector is 0 because none of
+    the query's features has a row. A warning tells how many samples get none.
 
     Yields:
-      keys int64 [n, k], −1 where there are fewer items, and scores float32 [n, k], descending.
+      The keys of the items, int64 [n, k], −1 where there are fewer than k items, and their scores,
+      float32 [n, k], descending.
     Raises:
       UserError: if k is above the size of the catalogue.
     """
@@ -138,11 +140,12 @@ class RankingEvaluation:
 
     Args:
       queries: vectors, float32 [Q, d], the same on every process.
-      left_out: pairs (query, index in the catalogue) that are not ranked, two int64 [n], sorted.
+      left_out: the pairs of a query and an item that are not ranked: indices of queries and indices
+        in the catalogue, both int64 [n], sorted by query.
       items: the vectors of this process's share of the catalogue, from `item_vectors`.
     Returns:
-      Indices in the catalogue, and scores, each [Q, k], the same on every process. The index is the
-      size of the catalogue where there are fewer items.
+      Indices in the catalogue, int64, and scores, float32, each [Q, k], the same on every process.
+      Where a query has fewer than k items, the index is the size of the catalogue.
     """
     rank, size = self._communicator.rank, self._communicator.size
     first = rank * len(self.catalogue.keys) // size
@@ -174,10 +177,10 @@ class RankingEvaluation:
     return places, scores
 
   def item_vectors(self) -> np.ndarray:
-    """Returns the vectors of this process's share of the catalogue, float32 [C', d].
+    """Returns the vectors of this process's share of the catalogue, float32 [items, d].
 
-    Unless the item tower reads dense columns, an item gets the zero vector if none of its features
-    has a row, even if the biases of the tower would give another vector.
+    An item gets the zero vector, whatever the biases of the item tower, if none of its features has
+    a row and the tower reads no dense columns.
     """
     vectors, slots = [], len(self._cfg.data.slots)
     reads_dense = bool(self._cfg.model.retrieval.item.dense)
@@ -191,10 +194,10 @@ class RankingEvaluation:
     return np.concatenate(vectors)
 
   def all_item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the trained items of the catalogue, the most shown first, the same on every process.
+    """Returns the keys of the trained items, int64 [n], and their vectors, float32 [n, d].
 
-    Returns:
-      Keys, int64 [n], and vectors, float32 [n, d].
+    The items are those of the catalogue whose vector is not 0, the most shown first. The result is
+    the same on every process.
     """
     self._refresh()
     vectors = np.concatenate(self._communicator.gather(self.item_vectors()))
@@ -220,7 +223,7 @@ class RankingEvaluation:
     rank, size = self._communicator.rank, self._communicator.size
     own = first[rank * len(users) // size : (rank + 1) * len(users) // size]
     places, vectors = [], []
-    for start in range(0, -(-len(users) // size), _VECTORS_AT_ONCE):  # as often on every process
+    for start in range(0, -(-len(users) // size), _VECTORS_AT_ONCE):  # equally often on all ranks
       block = own[start : start + _VECTORS_AT_ONCE]
       for i, data_pass in enumerate(prepared):
         here = np.flatnonzero(block['pass'] == i)
@@ -235,13 +238,13 @@ class RankingEvaluation:
     return self._step.predict(self._step.stage(batch))[:, 0]
 
   def _left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the items that each query's user has seen: pairs (query, index in the catalogue).
+    """Returns the pairs of a query and an item that the query's user has seen.
 
     Args:
       users: the user of each query, int64 [Q].
-      seen: positives, as described at the class.
+      seen: distinct pairs, int64 columns `user` and `item`, sorted by user.
     Returns:
-      Two int64 [n], sorted by query.
+      Indices of queries and indices in the catalogue, both int64 [n], sorted by query.
     """
     low, high = (np.searchsorted(seen['user'], users, side) for side in ('left', 'right'))
     query = np.repeat(np.arange(len(users)), high - low)

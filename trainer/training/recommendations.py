@@ -1,4 +1,4 @@
-"""Recommends items by their texts, which must be looked up: rows hold only hashes of the items."""
+"""Recommends items by their texts. They must be looked up, because rows hold only hashes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -18,8 +18,8 @@ def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str
   """Returns the texts of items, object [n].
 
   Args:
-    keys: int64 [n].
-    texts: {key: text}, of at least these keys.
+    keys: the keys of the items, int64 [n].
+    texts: {key: text}, which may have more items than `keys`.
   Raises:
     UserError: if the text of an item is unknown: it was not kept, and no pass of data.train has it.
   """
@@ -42,7 +42,7 @@ def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
 def items_of(run: FinishedRun) -> Items:
   """Returns the trained items of a run's catalogue, the most shown first.
 
-  Only for a run that a single process has opened.
+  The run must have been opened by a single process.
   """
   keys, vectors = run.evaluation.all_item_vectors()
   return Items(keys, _texts(run, keys), vectors)
@@ -53,12 +53,11 @@ def recommendations(
 ) -> Iterator[pa.Table]:
   """Yields, on rank 0, tables with the best k items of each sample. Every rank calls it.
 
-  An item that the sample's user has as a positive in data.train or data.valid is left out; see
-  RankingEvaluation.recommend.
+  A user's positives in data.train and data.valid are left out (see RankingEvaluation.recommend).
 
   Yields:
-    Tables for some samples at a time, with a row per item and the best first: `sample` (int64, from
-    0 in input order), `item` (string) and `score` (float32).
+    A table for each block of samples, with a row per item, the best item of a sample first. Its
+    columns: `sample` (int64, from 0 in input order), `item` (string) and `score` (float32).
   """
   blocks, done, few = run.evaluation.recommend(prepared, k), 0, 0
   keys, texts = np.zeros([0], np.int64), np.zeros([0], object)

@@ -1,4 +1,4 @@
-"""The dense part of a model with model.retrieval: its loss over all ranks, and its vectors."""
+"""The dense part of a model with model.retrieval: its layers, its loss and its optimizer."""
 
 import numpy as np
 import tensorflow as tf
@@ -13,13 +13,13 @@ from trainer.model import retrieval, retrieval_losses
 from trainer.training.catalogue import Catalogue
 from trainer.training.dense_part import DensePart
 
-# The position of the first candidate in the numbering of samples by which dropout draws; all ranks
-# have the same candidates.
+# Dropout numbers the samples of all ranks from 0. It numbers the candidates, which are the same on
+# all ranks, from here on.
 _CANDIDATES_FROM = 1 << 40
 
 
 class RetrievalPart(DensePart):
-  """Trains the two towers by a loss over the items of all ranks.
+  """Trains the query and the item tower. The loss compares a query with the items of all ranks.
 
   Attributes:
     catalogue: the items with their shows; part of the state.
@@ -36,7 +36,7 @@ class RetrievalPart(DensePart):
   def _loss_of(
     self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns Σ weight·loss over this process's samples, and the loss of each, float32 [B]."""
+    """Returns Σ weight·loss over this process's samples, and each sample's loss, float32 [B]."""
     size, (step, before) = tf.shape(batch.label)[0], tf.unstack(inputs.position)
     own, drawn = retrieval.split(inputs, size)
     queries, positives = self.model.queries(own, True), self.model.items(own, True)
@@ -44,7 +44,7 @@ class RetrievalPart(DensePart):
     place = tf.cast(tf.stack([before, samples - before - tf.cast(size, tf.int64)]), tf.int32)
 
     def of_all(t: tf.Tensor) -> tf.Tensor:
-      """Concatenates the rows of all ranks; differentiable if they are floats."""
+      """Concatenates the rows of `t` on all ranks; differentiable if `t` is of floats."""
       return self._communicator.all_reduce_with_gradient(tf.pad(t, [place, [0, 0]]))
 
     of_users = of_all(tf.stack([batch.group, items], 1))

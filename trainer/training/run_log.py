@@ -1,4 +1,4 @@
-"""Reports a running job: events, a live line, and the time that each part of the work takes."""
+"""Reports on a running job: events, a live line, and the time that each part of the work takes."""
 
 from trainer import runtime
 from trainer.plain_data import Json, JsonObject
@@ -26,7 +26,13 @@ class RunLog:
     self.open(active=False)
 
   def open(self, active: bool, keep_bytes: int | None = None) -> None:
-    """Opens the files; the arguments are those of EventLog."""
+    """Opens metrics.jsonl and TensorBoard's files.
+
+    Args:
+      active: whether this process writes.
+      keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues; later
+        events are removed. None: keep all.
+    """
     self.events = EventLog(self._run_dir, active, keep_bytes)
     self._live = LiveLine(active, runtime.is_terminal())
 
@@ -34,7 +40,7 @@ class RunLog:
     self.events.write(event, self._step.steps, **fields)
 
   def show(self, text: str, keep: bool = False) -> None:
-    """Shows a text in place of the live line; with `keep`, the text stays on the screen."""
+    """Shows a text as the live line; if `keep`, the text stays on the screen."""
     self._live.show(text, keep)
 
 

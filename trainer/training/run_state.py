@@ -30,25 +30,25 @@ class Progress:
   step: int = 0
   examples: int = 0
   day: int | None = None  # the day that is open
-  rate: float = 1.0  # the share of the learning rates that plateaus have left
+  rate: float = 1.0  # the factor by which plateaus have lowered learning rates
   best: float | None = None  # the validation metric's best value
-  # What `best` can be compared with: the metric, and the passes of data.valid.
+  # The metric and the passes of data.valid that `best` is of; others cannot be compared with it.
   judged_by: JsonObject = dataclasses.field(default_factory=dict)
-  best_passes: int = 0  # passes of its own epoch that the best state was trained on
+  best_passes: int = 0  # passes of its epoch after which the best state was reached
   stalls: int = 0  # evaluations since the best one
   finished: bool = False
   unvalidated: bool = False  # passes were trained on since data.valid was evaluated
   best_step: int | None = None  # the step of the best state
-  closed_day: int | None = None  # the day that ended last
+  closed_day: int | None = None  # the last day that has ended
   empty_days: int = 0  # days that ended without a pass
   refused_in_a_row: int = 0  # passes refused since one was trained on
   # When the last pass was trained on, in seconds since 1970; for data.close_day_after_hours.
   last_time: float | None = None
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: JsonObject | None = None  # what the next pass is compared with
-  bins: JsonObject = dataclasses.field(default_factory=dict)  # of numbers (trainer.training.drift)
+  bins: JsonObject = dataclasses.field(default_factory=dict)  # samples by bin (training.drift)
   first_step: int = 0  # steps of --init_from, which train.schedule does not count
-  # What the weights were trained as (trainer.training.warm_start.parts).
+  # The parts of the model that the weights were trained as (trainer.training.warm_start.parts).
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
   exported_step: int = 0  # the step of the last base or delta
@@ -85,13 +85,13 @@ class RunState:
 
   @property
   def is_saved(self) -> bool:
-    """Whether there is a checkpoint of this place in the data."""
+    """Whether the last checkpoint holds the present place in the data."""
     position = self._saved.metrics_position
     return self._saved == dataclasses.replace(self.progress, metrics_position=position)
 
   @property
   def untrained(self) -> list[str]:
-    """Texts on how the config's model differs from the trained one; [] after a training step."""
+    """How the config's model differs from the trained one, as texts; [] after a training step."""
     is_trained = self._step.steps != self.progress.step
     return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 
@@ -108,12 +108,12 @@ class RunState:
   def note_model(self) -> None:
     """Records in `progress.trained` which model the weights belong to.
 
-    If they have been trained as another model than before, the best value so far is forgotten.
+    If that is another model than before, it forgets the best value so far.
     """
     progress, now = self.progress, self._parts
     if self._step.steps == progress.step:
-      # Parts that this config leaves out or changes are not saved as they were trained, so they do
-      # not count as trained when a later config has them again.
+      # A checkpoint does not keep the trained form of parts that this config leaves out or changes.
+      # So they do not count as trained if a later config has them again.
       progress.trained = {k: v if v == now.get(k) else None for k, v in progress.trained.items()}
     elif progress.trained != now:
       progress.trained = now
@@ -158,7 +158,7 @@ class RunState:
   def keep_best(self) -> None:
     """Links the checkpoint that was written or read last into run_dir/best, if it is the best.
 
-    If no state is the best, it removes run_dir/best; predictions then use the last state.
+    If there is no best state, it removes run_dir/best; predictions then use the last state.
     """
     best_step = self.progress.best_step
 
@@ -171,7 +171,7 @@ class RunState:
     self._communicator.on_first(f'cannot keep the best checkpoint in {self._best}', keep_here)
 
   def restore(self, best: bool = False) -> bool:
-    """Restores the newest intact checkpoint, whatever number of processes wrote it.
+    """Restores the newest intact checkpoint. Any number of processes may have written it.
 
     Args:
       best: whether to restore the best state rather than the last.
@@ -181,7 +181,7 @@ class RunState:
     return self._restore(self._best if best else self._checkpoints)
 
   def take_best(self) -> bool:
-    """Restores the best state, unless it is the last one or is gone; returns whether it did."""
+    """Restores the best state, unless it is the last state or is gone. Returns whether it did."""
     is_last = self.progress.best_step in (None, self._step.steps)
     if self._communicator.broadcast(is_last):
       return False
@@ -193,7 +193,7 @@ class RunState:
   def start_from(self, run_dir: str) -> str:
     """Takes over the features and layers of another run, but not its place in the data.
 
-    It takes the best state of that run, or the last if the run has no best one.
+    It takes the best state of that run, or the last state if there is no best one.
 
     Returns:
       The path of the checkpoint that was read.
@@ -222,7 +222,7 @@ class RunState:
     """Restores the newest intact checkpoint in a directory; returns whether there was one.
 
     Args:
-      check_config: whether to refuse a checkpoint of a config that this run cannot continue.
+      check_config: whether to refuse a checkpoint with whose config this run cannot continue.
     """
     cfg, before = self._cfg, None
 
@@ -266,9 +266,10 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
 
   Args:
     before: the config of the run's checkpoint.
+    cfg: the changed config.
     where: the run_dir, for the message.
   Raises:
-    UserError: if the change makes it another model; the message names the first such key.
+    UserError: if a changed key makes another model; the message names the first such key.
   """
   other, wanted = f'run_dir {where}: it holds another model', 'or another --run_dir'
   mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
@@ -299,14 +300,14 @@ def _tell_differences(before: config.Config, cfg: config.Config) -> None:
 
 def check_run_dir(cfg: config.Config) -> None:
   """Refuses a `run_dir` that holds another model; prints each key whose value differs."""
-  # It compares with a checkpoint because a run may have died after it wrote config.yaml.
+  # Compares with a checkpoint's config, because a run may have died just after writing config.yaml.
   if old := _config_in(os.path.join(cfg.run_dir, 'checkpoints')):
     check_continues(old, cfg, cfg.run_dir)
     _tell_differences(old, cfg)
 
 
 def _config_in(directory: str) -> config.Config | None:
-  """Returns the config of the newest checkpoint in a directory whose config is intact, or None."""
+  """Returns the newest intact config of the checkpoints in a directory; None if there is none."""
   for path in checkpoint.candidates(directory):
     with contextlib.suppress(DataLoss):  # restoring it will report the damage
       return config.parse(checkpoint.config_of(path), path)

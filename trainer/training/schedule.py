@@ -1,4 +1,4 @@
-"""Learning rates: how plateaus lower them, and how schedules change them with the steps."""
+"""Learning rates: plateaus lower them, and a schedule changes them with the steps."""
 
 import math
 
@@ -9,7 +9,9 @@ from trainer.config import Schedule
 
 
 class Rates:
-  """The factor of all learning rates, dense and sparse: that of plateaus times the schedule's.
+  """The factor by which all learning rates, dense and sparse, are multiplied.
+
+  It is the product of the factor of plateaus and the factor of the schedule.
 
   Attributes:
     factor: float32 variable, the factor of plateaus: 1 at first, and lowered at each plateau.
@@ -22,15 +24,15 @@ class Rates:
     self._schedule = schedule
 
   def at(self, steps: TensorLike) -> tf.Tensor:
-    """Returns the factor after `steps` steps, float32 []."""
+    """Returns the factor of all learning rates after `steps` steps, float32 []."""
     since = steps - self.first_step.read_value()
     return self.factor.read_value() * factor(self._schedule, since)
 
 
 def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:
-  """Returns the schedule's factor of the configured learning rates, float32 [].
+  """Returns the factor of a schedule for the configured learning rates, float32 [].
 
-  With t = `steps` − warmup_steps:
+  With t = steps − warmup_steps, and the other names as in train.schedule, it is:
 
     t < 0     (steps + 1) / warmup_steps
     cosine    floor + (1 − floor)·(1 + cos(π·min(1, t / period))) / 2   (Loshchilov & Hutter 2017)

@@ -1,4 +1,4 @@
-"""Evaluates slices: the samples that have the same value in a slot or column, by themselves."""
+"""Evaluates slices separately; a slice is the samples with the same value in a slot or column."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,18 +11,19 @@ from trainer.data.parse import BLANK_GROUP
 from trainer.model.slices import slice_errors, slice_figures
 from trainer.plain_data import JsonObject
 
-# In place of a key: samples without a value, those of all values that have no slice, and all.
+# In place of a key: samples without a value, samples whose value has no own slice, and all samples.
 BLANK, OTHER, ALL = -1, -2, -3
 
 
 def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns pairs of a value and a sample that has it: the values' keys and the samples, int64 [m].
-
-  A sample without a value has the key BLANK.
+  """Finds the values that each sample has in a slot.
 
   Args:
     slot: the index of the slot; None: the column data.group.
     slots: the number of slots.
+  Returns:
+    The key of each value, and the index of the sample that has it, both int64 [m]. A sample without
+    a value has the key BLANK.
   """
   if slot is None:
     group = np.asarray(batch.group)
@@ -44,23 +45,23 @@ def slices(
   names: Sequence[str],
   most: int,
 ) -> dict[str, list[JsonObject]]:
-  """Evaluates all samples, and the samples of each value of some slots by themselves.
+  """Evaluates all samples, and separately the samples of each value of some slots.
 
   A sample with several values counts in the slice of each. All samples of a slice are sent to one
-  process, so that its AUC is exact. Every process calls it.
+  process, so the slice's AUC is exact. Every process calls it.
 
   Args:
     scored: this process's batches with their predictions, [B] or [B, T].
-    names: slots; any other name stands for the column data.group.
-    most: how many values of a slot get a slice of their own: the most frequent ones. The samples of
-      all other values form the slice OTHER.
+    names: names of slots; any other name stands for the column data.group.
+    most: how many values of a slot, the most frequent ones, get a slice of their own. The samples
+      with other values form the slice OTHER.
   Returns:
     {name: slices}. A slice has `key` (a key, or BLANK, OTHER or ALL), `task` (None if there is only
     one) and the figures of trainer.model.slices.
 
-    For each task the worst slices come first: those with the lowest upper confidence limit of AUC,
-    so that a slice is not first merely because it is small; for squared error, those with the
-    largest RMSE. Then come slices without such a figure, and last the slice ALL.
+    For each task the worst slices come first. For clicks, a slice is worse if the upper confidence
+    limit of its AUC is lower; so no slice is first just because it is small. For squared error, it
+    is worse if its RMSE is larger. Then come slices without such a figure, and last the slice ALL.
   """
   places = {slot.name: i for i, slot in enumerate(cfg.ordered_slots)}
   by_name: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in names}
@@ -91,7 +92,7 @@ def _of_slot(
   head = _most_frequent(keys, communicator, most)
   place = np.searchsorted(head, keys)
   is_head = head[np.minimum(place, len(head) - 1)] == keys
-  # In OTHER, a sample counts once.
+  # A sample with several values counts once in OTHER.
   others = np.unique(samples[~is_head])
   everyone = np.arange(whole.shape[1])
   place = [place[is_head], np.full(len(others), len(head)), np.full(len(everyone), len(head) + 1)]
@@ -123,7 +124,7 @@ def _of_slot(
 
 
 def _most_frequent(keys: np.ndarray, communicator: Communicator, most: int) -> np.ndarray:
-  """Returns the `most` most frequent keys over all processes, and BLANK, int64, ascending."""
+  """Returns BLANK and the `most` most frequent keys over all processes, int64 [n], ascending."""
   distinct, counts = np.unique(keys, return_counts=True)
   gathered = communicator.gather([distinct, counts])
   all_keys, of = np.unique(np.concatenate([k for k, _ in gathered]), return_inverse=True)

@@ -44,18 +44,18 @@ LEAST_WEIGHT = 1e-12
 
 
 class Staged(NamedTuple):
-  """A batch, made ready while the step before it runs; it does not depend on the weights."""
+  """A batch as tensors, made while the previous step runs, because it needs no weights."""
 
-  batch: SlotBatch  # a batch of tensors; with several tasks, each label has a weight
-  deduped: Deduped  # its distinct keys, with their shows and clicks
+  batch: SlotBatch  # with several tasks, each label has a weight
+  deduped: Deduped  # the distinct keys of the batch, with their shows and clicks
 
 
 class StepFlags(NamedTuple):
   """The flags that a rank sends to all others in a step."""
 
-  has_next: bool  # it has another batch
-  stop: bool  # it was asked to stop
-  save: bool  # it asks for a checkpoint
+  has_next: bool  # the rank has another batch
+  stop: bool  # the rank was asked to stop
+  save: bool  # the rank asks for a checkpoint
 
 
 class StepCounts(NamedTuple):
@@ -72,13 +72,13 @@ class Step(abc.ABC):
   """Base class of training steps, on ranks or on parameter servers.
 
   Args:
-    dense: the layers of this process.
+    dense: the layers of this process, with their loss and optimizer.
 
   Attributes:
     store: the rows that this process owns.
     in_lockstep: whether all processes take each step together.
-    exchange_seconds: how long the steps of this process have been exchanging rows, gradients and
-      sums with other processes so far, including the time spent waiting for them.
+    exchange_seconds: the time so far in which this process exchanged rows, gradients and sums with
+      other processes, including the time spent waiting for them.
   """
 
   exchange_seconds = 0.0
@@ -89,7 +89,7 @@ class Step(abc.ABC):
     self._cfg, self._communicator, self.dense = cfg, communicator, dense
     with tf.device(HOST):
       self._step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the number of steps taken
-    self._rows_lag = dense.embedding.catches_up  # whether rows miss steps of their penalty
+    self._rows_lag = dense.embedding.catches_up  # whether rows take penalty steps late
 
   def stage(self, batch: SlotBatch) -> Staged:
     """Converts a batch of NumPy arrays to tensors, and finds its distinct keys. Thread-safe."""
@@ -99,7 +99,7 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def route(self, staged: Staged) -> Routing:
-    """Sends the keys of a batch to the owners of their rows; pass the result to `train`."""
+    """Sends the keys of a batch to the owners of their rows; returns `routed` for `train`."""
 
   @abc.abstractmethod
   def train(
@@ -108,13 +108,13 @@ class Step(abc.ABC):
     """Trains on this process's share of a step.
 
     Args:
-      staged: the batch.
-      routed: what `route`, or the call before, returned for this batch.
-      following: the batch of the next call, whose keys are routed while this step runs. None if
-        there is no next batch; then every process must pass None.
-      flags: what this rank tells the others.
+      staged: this process's samples of the step.
+      routed: the routing of `staged`, from `route` or from the previous call of `train`.
+      following: the samples of the next step, whose keys are routed while this step runs. None if
+        there is no next step; then every process must pass None.
+      flags: the flags of this process.
     Returns:
-      The counts of the step, and the routing of `following`.
+      The sums over all processes, and the routing of `following`.
     Raises:
       UserError: if the loss or a gradient is not finite.
     """
@@ -128,7 +128,7 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
-    """Predicts, and finds which features of the batch the model knows.
+    """Predicts, and finds which features of the batch the model has learned.
 
     Returns:
       The result of `predict`, and for each feature of the batch whether it is known, bool [nnz].
@@ -137,7 +137,7 @@ class Step(abc.ABC):
   def consolidate(self) -> None:
     """Prepares the state to be read, saved or exported. Every process calls it.
 
-    With l2_mode catch_up, rows receive the steps of the penalty that they missed. The moving
+    With l2_mode catch_up, rows take the steps of their L2 penalty that they have missed. The moving
     statistics of local batch norm are averaged over processes.
     """
     if self._rows_lag:
@@ -147,7 +147,7 @@ class Step(abc.ABC):
         variable.assign(total / self._communicator.size)
 
   def traffic(self) -> dict[str, float]:
-    """Returns further figures of a pass for metrics.jsonl; only parameter servers have some."""
+    """Returns further figures of a pass for metrics.jsonl; {} except on parameter servers."""
     return {}
 
   @property
@@ -164,17 +164,15 @@ class Step(abc.ABC):
     self.dense.rates.first_step.assign(first_step)
 
   def dense_state(self) -> dict[str, np.ndarray]:
-    """Returns DensePart.state; with parameter servers, the state that they hold."""
+    """Returns {name: value} of the variables of layers and optimizer."""
     return self.dense.state()
 
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """Loads what `dense_state` returned."""
     self.dense.load_state(arrays)
 
 
 @functools.cache
 def _as_tensor(flags: StepFlags) -> tf.Tensor:
-  """Returns flags as float32 [3]; each of the eight possible tensors is made once."""
   return to_tensor(np.array(flags, np.float32))
 
 
@@ -182,11 +180,11 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
   """Checks that the loss and the gradients of a step are finite.
 
   Args:
-    step: int64 [], the number of the step. It is read only for the error, because reading it takes
-      0.3 ms.
+    step: int64 [], the number of the step. A variable, because reading it takes 0.3 ms and only the
+      error needs it.
     loss: Σ weight·loss, NaN if any gradient is not finite.
   Raises:
-    UserError: if they are not finite; the message names the likely cause.
+    UserError: if the loss is not finite; the message names the likely cause.
   """
   if not np.isfinite(loss):
     found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
@@ -194,12 +192,12 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
 
 
 def traced(function: Callable, *specs: object) -> Callable:
-  """Returns a function that runs the graph of `function`, traced for arguments of `specs`.
+  """Traces `function` for arguments of the given specs; returns a function that runs the graph.
 
-  Its ops are on the host unless `function` says otherwise.
+  The ops are on the host unless `function` places them elsewhere.
 
-  Each call of a tf.function looks up the graph and binds arguments by name, which takes 0.8 ms. The
-  private `_call_flat` takes the tensors as they are.
+  A tf.function takes 0.8 ms a call to look up the graph and to bind arguments by name. The private
+  `_call_flat`, which takes a flat list of tensors, saves that time.
   """
 
   def on_host(*args: object) -> object:
@@ -218,7 +216,7 @@ class TrainStep(Step):
   losses, one allreduce adds them up, and they are then divided, once, by the weight of all samples.
 
   Args:
-    dense_dtype: see trainer.model.builder.build.
+    dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
   """
 
   in_lockstep = True
@@ -296,7 +294,7 @@ class TrainStep(Step):
 
   def _predict_graph(self, batch: SlotBatch, deduped: Deduped) -> tuple[tf.Tensor, tf.Tensor]:
     rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
-    # We cannot ask other ranks whether a row exists, so it counts as known if its weight is not 0
-    # or it has factors.
+    # Other ranks do not tell whether a row exists. So a feature counts as known if its linear
+    # weight is not 0 or it has factors.
     known = (rows.linear != 0) | (rows.offsets[1:] > rows.offsets[:-1])
     return self.dense.predict(batch, deduped, rows), tf.gather(known, deduped.inverse)

@@ -13,7 +13,7 @@ class Stopwatch:
   """Counts the seconds of each part of the work. While an inner part runs, the outer one pauses.
 
   Attributes:
-    waited: the seconds that `waiting` has waited so far.
+    waited: the seconds spent so far waiting for items in `waiting`.
   """
 
   def __init__(self):
@@ -40,13 +40,13 @@ class Stopwatch:
       self._running.pop()
 
   def move(self, seconds: float, part: str, within: str) -> None:
-    """Counts some seconds as `part` that were counted as the part `within`."""
+    """Moves seconds that were counted as the part `within` to another part."""
     self._tick()
     self._seconds[part] += seconds
     self._seconds[within] -= seconds
 
   def waiting(self, items: Iterator[Item]) -> Iterator[Item]:
-    """Yields the items. The time spent waiting for each counts as the part `wait`."""
+    """Yields the items. The time spent waiting for them counts as the part `wait`."""
     done = object()
     while True:
       began = time.monotonic()

@@ -32,7 +32,7 @@ from trainer.plain_data import JsonObject
 from trainer.training.ledger import TRAINED, Entry, entry_of, refused_entry, stamp, stamp_if_any
 from trainer.training.run_state import RunState
 
-# The beginning of a larger pass is checked before all of it is read.
+# The beginning of a pass of this size or more is checked before all of it is read.
 LARGE_BYTES = 1 << 30
 SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
 DAY_SECONDS = 24 * 3600
@@ -52,12 +52,12 @@ class TrainPass:
 @dataclasses.dataclass(frozen=True)
 class EndDay:
   day: int
-  is_empty: bool = False  # it had no passes
+  is_empty: bool = False  # the day had no passes
 
 
 @dataclasses.dataclass(frozen=True)
 class Wait:
-  """No pass is ready; the run looks again later."""
+  """No pass is ready; the run will look again later."""
 
   reason: str
 
@@ -76,9 +76,10 @@ _ACTIONS = {kind.__name__: kind for kind in (TrainPass, EndDay, Wait, End)}
 class Stream:
   """Decides what a run does next.
 
-  A pass is identified by its path, its name and its bytes, and has one fate per epoch (see
-  trainer.training.ledger.Entry). A day ends once: when a pass of a later day arrives, at the end of
-  data.train, or by data.close_day_after_hours. A pass that arrives after its day has ended is late.
+  A pass is identified by its path, its name and its bytes, and has one fate per epoch, as listed in
+  trainer.training.ledger.Entry. A day ends once: when a pass of a later day arrives, when
+  data.train ends, or after data.close_day_after_hours without a pass. A pass that arrives after its
+  day has ended is late.
 
   Args:
     tell: called on every process for each pass that is late, skipped, seen or refused, with the
@@ -104,13 +105,13 @@ class Stream:
     self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
     self._said: set[str] = set()
     self._looked: tuple[float, tuple] | None = None  # the time and the result of the last look
-    self._checked: set[str] = set()  # remote passes that are unchanged since their training
+    self._checked: set[str] = set()  # paths of remote passes, found unchanged since training
     # Stamp and content of files that have changed, by path.
     self._read: dict[str, tuple[tuple, tuple]] = {}
     self._trains: Entry | None = None  # the pass that is being trained on
-    self._refusal: str | None = None  # why the latest pass of a row of refused ones was refused
+    self._refusal: str | None = None  # why the last pass was refused; None if it was not
     self._following: list[Pass] | None = None  # passes that were ready behind the last TrainPass
-    self._settled: set[str] = set()  # paths of passes that the ledger has folded
+    self._settled: set[str] = set()  # paths of passes of which the ledger keeps a hash only
 
   def next(self, stop: bool = False) -> Action:
     """Returns what to do next. Every process calls it, and all get the same answer.
@@ -118,8 +119,8 @@ class Stream:
     Args:
       stop: whether this process was asked to stop; only the argument of process 0 counts.
     Raises:
-      UserError: on every process, if a pass is late and data.late is fail, or if more passes were
-        refused than are allowed.
+      UserError: on every process, if a pass is late and data.late is fail, or if more passes in a
+        row were refused than data.max_refused_passes allows.
     """
     progress = self._state.progress
     if self._cfg.data.close_day_after_hours is not None:
@@ -140,7 +141,7 @@ class Stream:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
       if entry.fate == 'refused':
         self._count_refused(entry)
-    # With any other action, another pass is ready, which may be good.
+    # With any other action a pass is ready, and the run may go on if that pass is good.
     if (is_last := fields.get('is_finished', False)) or kind == 'Wait':
       self._check_refused(is_last)
     if 'data_pass' in fields:
@@ -159,7 +160,7 @@ class Stream:
     """Records that the pass of the last TrainPass cannot be read. Every process calls it.
 
     Raises:
-      UserError: if more passes were refused than are allowed.
+      UserError: if more passes in a row were refused than data.max_refused_passes allows.
     """
     if not self.limit:
       raise self.refusal_error(str(error))
@@ -209,7 +210,7 @@ class Stream:
     """Returns the error that ends a run because passes were refused.
 
     Args:
-      reason: why the latest of them was refused.
+      reason: why the last pass was refused.
       refused: how many passes in a row were refused.
     """
     if not self.limit:
@@ -310,7 +311,7 @@ class Stream:
   def _ready(self) -> tuple[list[Pass], list[Entry]]:
     """Returns the passes that may be trained on now, in order, and entries for misnamed ones.
 
-    These are passes that are not in the ledger, and refused ones that have been repaired.
+    A pass may be trained on if it is not in the ledger, or was refused and has since been repaired.
     """
     cfg, epoch = self._cfg, self._state.progress.epoch
     if self._listed is None:
@@ -344,7 +345,7 @@ class Stream:
     return (in_order(ready) if cfg.data.watch else ready), wrong
 
   def _is_settled(self, path: str) -> bool:
-    """Returns whether the ledger has folded the entry of this pass; remembers it if so."""
+    """Returns whether the ledger has folded this pass: it keeps only a hash of the old entry."""
     if path not in self._settled and self._state.ledger.has_folded(
       path, self._state.progress.epoch
     ):
@@ -352,7 +353,7 @@ class Stream:
     return path in self._settled
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
-    """Returns what `announced` finds in data.watch: passes, absent paths, and {path: mistake}.
+    """Returns the passes announced in data.watch, the absent ones' paths, and {path: mistake}.
 
     A remote directory is listed at most once in SECONDS_BETWEEN_REMOTE_LOOKS.
     """
@@ -365,7 +366,7 @@ class Stream:
     return announcement
 
   def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
-    """Returns whether a refused pass has changed, and its day is not too far ahead."""
+    """Returns whether a refused pass has changed and its day is not too far ahead."""
     if self._too_far_ahead(data_pass):
       return False
     if refused.crc32 is None:
@@ -380,10 +381,10 @@ class Stream:
       self._say(f'{data_pass.path}: has changed since it was trained on ({lengths}): ignored')
 
   def _new_content(self, data_pass: Pass, known: Entry) -> tuple | None:
-    """Returns the size and checksum of a pass if they differ from those of its entry.
+    """Returns the size and checksum of a pass whose content differs from its entry.
 
     Returns:
-      None if they do not differ, or the pass cannot be read.
+      None if the content is the same, or the pass cannot be read.
     """
     path = data_pass.path
     try:
@@ -414,7 +415,7 @@ class Stream:
 
   @property
   def _newest_day(self) -> int | None:
-    """The newest day of the stream; None before the first."""
+    """The open day or, between days, the day that ended last; None before the first day."""
     progress = self._state.progress
     return progress.closed_day if progress.day is None else progress.day
 
@@ -427,7 +428,7 @@ class Stream:
     return progress.closed_day is not None and data_pass.day <= progress.closed_day
 
   def _ends(self, following: Pass | None) -> EndDay | None:
-    """Returns the day that must end before the next pass is trained on; None if no day must.
+    """Returns the day that must end before the next pass is trained on; None if there is none.
 
     Args:
       following: the next pass; None if no pass is ready.

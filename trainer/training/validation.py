@@ -28,7 +28,7 @@ class Validation:
 
   trained_auc: float | None = None
   _trained_auc_of_best: float | None = None
-  _took_best = False  # whether the kept state is evaluated, which is not the last one
+  _took_best = False  # whether the evaluated state is an earlier one than the last
 
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
@@ -45,9 +45,9 @@ class Validation:
       logging.warning('%s', told)
 
   def judge(self, prepared: PreparedPass, name: str) -> None:
-    """Evaluates the next pass before it is trained on.
+    """Evaluates the next pass before the model trains on it.
 
-    If the pass fails export.gate, exports are withheld after it.
+    If the pass fails the check of export.gate, exports are withheld after it.
     """
     values, rule = self._evaluate([prepared], 'next', name), self._cfg.export.gate
     if rule and self._step.steps:
@@ -64,10 +64,10 @@ class Validation:
         self._evaluate(prepared, split, day=day)
 
   def evaluate_epoch(self) -> JsonObject:
-    """Evaluates data.valid, if passes were trained on since the last time; applies train.plateau.
+    """Evaluates data.valid, if any pass was trained on since the last time; applies train.plateau.
 
     Returns:
-      The metrics; empty if nothing was evaluated.
+      The metrics of data.valid; empty if it was not evaluated.
     """
     progress, values = self._state.progress, {}
     if self._passes['valid'] and progress.unvalidated:
@@ -89,10 +89,10 @@ class Validation:
     return values
 
   def pass_begins(self, prepared: PreparedPass) -> None:
-    """Forgets the best state if that state has not been trained on the pass that begins.
+    """Forgets the best state if it was reached without the pass that begins.
 
-    Such a pass was added after an epoch of the run had been validated. The learning rates that
-    train.plateau lowered are restored.
+    That is so if the pass was added after the best state was found. The learning rates that
+    train.plateau has lowered are then restored too.
 
     It also warns if data.valid or data.test has a pass with the same samples.
     """
@@ -110,7 +110,7 @@ class Validation:
       for other in judging:
         trained, judges = (p.meta['source']['path'] for p in (prepared, other))
         is_first = self._communicator.rank == 0
-        # The same path was told before the training.
+        # A pass with the same path was reported before training.
         if other.meta['arrays'] == prepared.meta['arrays'] and trained != judges and is_first:
           told = '%s holds the samples of %s: metrics of data.%s say nothing of new samples'
           logging.warning(told, trained, judges, split)
@@ -125,19 +125,19 @@ class Validation:
   def _judged_by(self) -> JsonObject:
     """Returns the metric, its task and the passes of data.valid.
 
-    Two validation results can be compared only if these are the same for both.
+    Two results can be compared only if all three are the same.
     """
     plateau = self._cfg.train.plateau
     valid = [[p.name, p.num_samples] for p in self._passes['valid']]
     return {'metric': self._cfg.deciding_metric, 'task': plateau and plateau.task, 'valid': valid}
 
   def finish(self, took_best: bool) -> JsonObject:
-    """Evaluates data.test with the kept state of the run, and measures the slots' importance.
+    """Evaluates data.test with the state that the run keeps, and measures the slots' importance.
 
     Args:
-      took_best: whether the kept state is an earlier one than the last.
+      took_best: whether that state is an earlier one than the last.
     Returns:
-      The metrics of data.test; empty if there is none.
+      The metrics of data.test; empty if the config has no data.test.
     """
     valid, test, values = self._passes['valid'], self._passes['test'], {}
     self._took_best = took_best
@@ -161,9 +161,9 @@ class Validation:
     """Evaluates passes, reports the metrics and returns them.
 
     Args:
-      split: valid, test, or next for the pass that is trained on next.
+      split: 'valid', 'test', or 'next' for the pass that is trained on next.
       name: the name of the pass in the event; None: the names of all passes.
-      day: the day in the event; None: the open one.
+      day: the day in the event; None: the day that is open.
     """
     progress, steps = self._state.progress, self._step.steps
     shown = name or (prepared[0].name if len(prepared) == 1 else f'{len(prepared)} passes')

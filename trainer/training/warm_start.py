@@ -1,12 +1,12 @@
 """Warm start: what a model with changed settings takes over from a checkpoint.
 
-Features are matched by the name of their slot, dense variables by the name of their layer and their
-own. Slots and layers that are gone are dropped. A new slot or layer starts fresh; so does a slot
-that is made from other columns or bins than before. A layer or table that has become wider keeps
-its values, and what was added starts fresh.
+Features are matched by the name of their slot; dense variables by the names of their layer and of
+the variable. Slots and layers that the new config lacks are dropped. A new slot or layer starts
+fresh, that is, from initial values. So does a slot that is made from other columns or bins than
+before. A layer or table that has become wider keeps its values, and the added part starts fresh.
 
-With another row optimizer, or in a table of another width, rows keep their weights, and their
-optimizer state starts fresh. Rows of a table that now uses bfloat16 are rounded to nearest.
+If a table has another row optimizer or width, rows keep their weights, but their optimizer state
+starts fresh. Rows of a table that now uses bfloat16 are rounded to nearest.
 """
 
 import collections
@@ -28,8 +28,8 @@ from trainer.embedding.embedding import table_specs
 from trainer.model.builder import PASSED, constructor_parameters, layer_class
 from trainer.plain_data import JsonObject
 
-# Keys and sections that may change when a run continues; * is any text. `may_change` says when
-# slots and widths may. Any other change is refused.
+# Keys and sections that may change when a run continues; * is any text. `may_change` decides about
+# slots and widths. Any other change is refused.
 _MAY_CHANGE = (
   *('run_dir', 'train', 'lifecycle', 'checkpoint', 'export', 'report', 'sync'),
   *('data.train', 'data.valid', 'data.test', 'data.watch'),
@@ -45,7 +45,7 @@ _MAY_CHANGE = (
 
 
 class Fate(NamedTuple):
-  """What became of one part of the model."""
+  """What a warm start did with one part of the model."""
 
   what: str
   fate: str  # taken over, weights taken over, rounded, partly, fresh or dropped
@@ -90,7 +90,6 @@ def too_different(old: config.Config, new: config.Config) -> str | None:
 
 
 def _has_ffm(*configs: config.Config) -> bool:
-  """Returns whether one of the models has field-aware factors (FFM)."""
   return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
 
 
@@ -108,7 +107,7 @@ def _slots(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
 
 
 def is_needed(old: config.Config, new: config.Config) -> bool:
-  """Returns whether `new` needs other rows or dense variables than a checkpoint of `old` has."""
+  """Returns whether a checkpoint of the config `old` must be converted for the config `new`."""
   return (
     _slots(old) != _slots(new)
     or old.model.interactions != new.model.interactions
@@ -123,12 +122,12 @@ def rows(
 ) -> Callable[[Iterator[chunks.Chunk]], Iterator[chunks.Chunk]]:
   """Returns a function that converts the rows of the old model to those of the new one.
 
-  The function takes chunks of a checkpoint, and yields the rows that process `rank` owns.
+  The function takes chunks of a checkpoint, and yields the rows that process `rank` of `size` owns.
   """
   new_ids, old_ids = new.slot_ids(), old.slot_ids()
   made = {slot.name: slot.made for slot in new.data.slots}
   new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
-  tables: dict[str, set[int]] = {}  # old slot ids, by table
+  tables: dict[str, set[int]] = {}  # {table: old slot ids}
   for slot in old.data.slots:
     tables.setdefault(slot.table, set()).add(old_ids[slot.name])
     if made.get(slot.name, ...) == slot.made:
@@ -159,8 +158,8 @@ def _lay_out(
   """Converts rows, in place, from the table layouts in `before` to the new config's, in `now`.
 
   Args:
-    chunk: the rows, in the columns of ops.row_store.RowStore; its keys and slots must already be
-      the new model's.
+    chunk: the rows, {column: array}, as ops.row_store.RowStore exports them. Their keys and slots
+      must already be those of the new model.
   """
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
   ids = new.slot_ids()
@@ -196,7 +195,7 @@ def _lay_out(
 
 
 def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
-  """Returns {kind of part: its columns in the table's factors}."""
+  """Returns {kind of ops.row_store.FactorPart: its columns in the factors of the table}."""
   ends = list(itertools.accumulate(part.width for part in spec.parts))
   return {p.kind: range(end - p.width, end) for p, end in zip(spec.parts, ends)}
 
@@ -204,8 +203,9 @@ def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
 def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str, str]:
   """Returns {name that does not depend on other layers: name in the checkpoint}.
 
-  The variable '012/dnn_2/kernel_0/m:0' becomes 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn.
-  Units of din are named after their histories. Arrays without such a number are left out.
+  The variable '012/dnn_2/kernel_0/m:0' becomes 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn. In
+  layers of kind din, a unit is named after its history. Arrays whose name does not begin with a
+  number are left out.
   """
   names, layers, histories = {}, {}, _histories(cfg)
   for name in arrays:
@@ -228,8 +228,9 @@ def _histories(cfg: config.Config) -> list[str]:
   return sorted(slot.name for slot in cfg.data.slots if slot.sequence)
 
 
-# For variables of built-in layers: their names, which of `_inputs` they have an entry for, and the
-# axes of these entries. A key of '' is the group in the name.
+# Variables of built-in layers that have an entry for each input of the layer along some axes: a
+# pattern of their names, the key of these inputs in `_inputs`, and the axes. '' stands for the key
+# that the pattern's group matches.
 _AXES = (
   (r'(?:linear\w* \d+/dense|dlrm\w* \d+/bottom_kernel_0)', 'dense', (0,)),
   (r'(?:autodis|piecewise_linear)\w* \d+/\w+', 'dense', (0,)),
@@ -246,7 +247,7 @@ _AXES = (
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
-  """Returns {key of `_AXES`: the names of what the layers read, in the order of the axis}."""
+  """Returns {key in `_AXES`: the names of the inputs that such layers read, in order}."""
   slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
   vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
@@ -286,12 +287,12 @@ def _places(
   n: int,
   m: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns which entries along an axis are copied: their indices in the old and the new variable.
+  """Returns the indices, in the old and in the new variable, of the entries to copy along an axis.
 
   Args:
     before: the `_inputs` of the old model.
     now: the `_inputs` of the new model.
-    own: the names of layers that a user wrote; their axes are recognised by length alone.
+    own: the names of layers that a user wrote. Their axes are recognised by length alone.
     variable: the variable's name, as `_by_layer` returns it.
     n: the length of the axis in the old variable.
     m: the length of the axis in the new variable.
@@ -322,8 +323,8 @@ def dense(
 
   Args:
     old: the config that `saved` was written with.
-    saved: the dense state of the checkpoint.
-    fresh: the dense state of the new model before training.
+    saved: the dense state of the checkpoint, {name: array}.
+    fresh: the dense state of the new model before training, {name: array}.
   """
   state, was, wanted = dict(saved), _by_layer(saved, old), _by_layer(fresh, new)
   for name in was.values():
@@ -339,7 +340,7 @@ def dense(
       fates.setdefault(layer, set()).add('fresh')
       continue
     value = saved[was[stable]]
-    if re.match(r'fwfm\w* \d+/r\b', stable):  # where slots change places, so do the halves of r
+    if re.match(r'fwfm\w* \d+/r\b', stable):  # symmetric; the upper half counts
       value = np.triu(value) + np.triu(value, 1).T
     shapes = enumerate(zip(value.shape, state[name].shape))
     at = [_places(before, now, own, stable, axis, n, m) for axis, (n, m) in shapes]
@@ -380,7 +381,7 @@ def parts(cfg: config.Config) -> dict[str, JsonObject]:
     parameters, _ = constructor_parameters(layer_class(layer.kind, key))
     usual = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
     args = {n: v for n, v in (usual | layer.args).items() if n not in ('dropout', *PASSED)}
-    # As a checkpoint reads it back: lists for tuples, and names of types that JSON does not have.
+    # As a checkpoint returns them: tuples become lists, other types that JSON lacks their names.
     args = json.loads(json.dumps(args, default=lambda value: type(value).__name__))
     settings[f'model.interactions: {layer.kind} {counts[layer.kind]}'] = args
     counts[layer.kind] += 1
