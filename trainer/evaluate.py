@@ -107,9 +107,10 @@ def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[J
 
 
 def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject]:
-  """Returns slices in which a text, `value`, replaces the `key`.
+  """Replaces the `key` in each row of metrics by a text, `value`.
 
   Args:
+    rows: the metrics of the samples with each value of a column.
     values: {key: text}.
   """
   names = [values.get(row['key'], f'key {row["key"]}') for row in rows]

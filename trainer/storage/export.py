@@ -264,7 +264,7 @@ def _write_part(
 def _retire(directory: str, kind: str, keep: int) -> None:
   """Removes the exports that are older than the newest `keep` of this kind.
 
-  A kind of model replaces only its own older versions, and a delta replaces nothing.
+  A new base also removes older deltas. A new delta removes nothing.
   """
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
@@ -294,8 +294,8 @@ def write(
 ) -> WrittenExport:
   """Writes an export unless it is there already; every process calls it.
 
-  After a base or delta, each exported feature's delta_score is lowered by its value at the
-  selection.
+  A feature's delta_score is the score that it has gained since it was last written. After a base or
+  delta, what the exported features had gained when they were selected is subtracted from it.
 
   Args:
     kind: base, delta, saved_model, dense_model or items.
@@ -394,7 +394,7 @@ def _manifest(
 
   Args:
     parts: what each process wrote.
-    entries: the entry of each file, {name: …}; those of rows and tombstones get `keys_crc32`.
+    entries: {name of a file: its entry}. Entries of rows and tombstones receive `keys_crc32`.
   """
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:
