@@ -97,7 +97,7 @@ def spread(histogram: np.ndarray) -> dict[str, list[float]]:
 
 
 def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
-  """Returns the left edge, right edge and total weight of 50 ranges of probability, [50, 3]."""
+  """Returns left edge, right edge and samples' weight of 50 ranges of the prediction, [50, 3]."""
   weight, edges = histogram.sum(0), np.arange(51) / 50
   place = (_sigmoid(bucket_logits(len(weight))) * 50).astype(int)
   counts = np.bincount(np.minimum(place, 49), weight, 50)

@@ -124,7 +124,10 @@ class RecordedRun:
     return self.of('train').drop_duplicates('pass')['examples'].sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
-    """Returns a metric of the true probabilities on a synthetic pass `name`; None if unknown."""
+    """Returns `metric` of the true click probabilities on the pass `name`; None if unknown.
+
+    Only synthetic logs come with their true probabilities.
+    """
     return self.truth.get('passes', {}).get(name, {}).get(metric)
 
 
