@@ -31,7 +31,6 @@ class Spans:
     """Adds an exchange to the graph, with clocks before and after; returns the exchange's outputs.
 
     Args:
-      exchange: adds the ops of the exchange to the graph.
       inputs: the exchange and its measured span begin when these tensors have been computed.
     """
     with tf.device(HOST), tf.control_dependencies(inputs):
@@ -44,10 +43,7 @@ class Spans:
     return outputs
 
   def collect(self) -> tf.Tensor:
-    """Returns the times at which each exchange begins and ends, in seconds, float64 [n, 2].
-
-    The next call returns only exchanges that were added after this one.
-    """
+    """Returns when each exchange so far begins and ends, in s, float64 [n, 2]; then starts anew."""
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 

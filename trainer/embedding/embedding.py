@@ -14,10 +14,7 @@ from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_
 
 
 def _size(batch: SlotBatch) -> tf.Tensor:
-  """Returns the number of samples in a batch: B, or B + C if C candidate items were added to it.
-
-  Candidates are added in a training step of a model with model.retrieval.
-  """
+  """Returns the number of samples in a batch, plus the candidates added for model.retrieval."""
   return tf.maximum(tf.shape(batch.label)[0], tf.shape(batch.item)[0])
 
 
@@ -57,8 +54,8 @@ class Embedding:
     num_slots: the number of slots, F.
     tables: the layout of each table's rows.
     slot_table: for each slot id, the index of its table; −1 for unused ids.
-    catches_up: whether some rows take, later, the L2 steps of batches that they are not in
-      (`l2_mode: catch_up`).
+    catches_up: whether some rows also take, later, the penalty's steps of batches that they are not
+      in (`l2_mode: catch_up`).
     counted: the indices, in `Config.ordered_slots`, of the slots with `counts`.
     stats: float32 [2, Dn], the means and standard deviations that standardise the Dn dense columns.
       If a slot has `counts`, there is one more column: the log-odds of a click in the first pass,
@@ -127,13 +124,10 @@ class Embedding:
     return dedupe(batch.keys, self._one_show, clicks, batch.segments, self.num_slots)
 
   def embed(self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows) -> LayerInputs:
-    """Sums the rows of a batch's unique keys into layer inputs.
-
-    The result is differentiable in `rows.linear` and `rows.factors`.
-    """
+    """Sums the rows of a batch's unique keys into layer inputs; differentiable in `rows`."""
     size = _size(batch)
     pooled = pooling.pool(rows, deduped, batch.values, batch.segments, size, self._layout)
-    # A table's parts: plain first, then field.
+    # The parts of a table's factors: plain first, then field-aware.
     slots = [parts[0] for parts in pooled.slots] if self._reads_slots else []
     totals = [(t[0], s[0]) for t, s in zip(pooled.totals, pooled.squares) if self._reads_totals]
     dense = transform_dense(batch.dense, self._data.dense, self.stats)

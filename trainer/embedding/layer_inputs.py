@@ -22,7 +22,7 @@ class HistoryVectors(NamedTuple):
 
 
 class LayerInputs(NamedTuple):
-  """Slot sums of a batch of B samples with F slots; B may be 0.
+  """Slot sums and other layer inputs of a batch of B samples with F slots; B may be 0.
 
   Slots are in the order of `Config.ordered_slots`: a table's slots are neighbours, and tables are
   in the order of `sparse.tables`. Σ runs over the features i of a slot, or of the sample, with

@@ -23,7 +23,7 @@ def shards_to_read(features: int, own: range) -> tuple[range, float]:
 
   Args:
     features: the number of features of all processes.
-    own: the shards of this process; processes have the same number of shards, or one more.
+    own: the shards of this process; all processes have nearly the same number.
   Returns:
     The chosen shards, and their share of `own`.
   """

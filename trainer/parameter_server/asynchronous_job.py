@@ -79,7 +79,7 @@ class AsynchronousJob(Job):
       self.save()
 
   def _let_first_report(self) -> None:
-    """Lets the first worker that is present own the run_dir and the reports. Every worker calls it.
+    """Makes the first of the present workers own the run_dir and the reports. All workers call it.
 
     Raises:
       UserError: on all workers, if the first one cannot lock the run_dir.

@@ -114,7 +114,7 @@ class CoordinatorClient(Communicator):
   # Work
 
   def enter(self) -> Plain:
-    """Joins the pass of the other workers, from a late worker; waits until they are within one.
+    """Lets a late worker join the others' pass; waits until they are within a pass.
 
     Returns:
       The argument `state` with which the others called `open_pass`.

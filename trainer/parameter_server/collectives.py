@@ -37,7 +37,7 @@ def replies(calls: Mapping[int, tuple[str, Plain]]) -> dict[int, Plain]:
   """Returns {number of a worker: its reply}. The worker with the lowest number is rank 0.
 
   Args:
-    calls: {number of a worker: (a key of `_REPLIES`, the value that it sent)}.
+    calls: {number of a worker: (kind of collective, value that it sent)}.
   Raises:
     ValueError: if the workers call different collectives.
   """

@@ -83,7 +83,7 @@ class Coordinator:
     self._generation = 0  # how often the job has formed
     self._forming_since = time.monotonic()
     self._left_out: set[str] = set()  # lost workers for which an asynchronous job does not wait
-    self._view: list[int] = []  # the workers that meet, ascending; empty while the job forms
+    self._view: list[int] = []  # workers in collectives, ascending; empty while the job forms
     self._calls: dict[int, tuple[str, Plain]] = {}  # the collective that each worker waits in
     self._queue: WorkQueue | None = None  # within a pass of an asynchronous mode
     self._pass_state: Plain = None  # what a worker that enters the pass receives

@@ -51,7 +51,7 @@ class GeoStep(WorkerStep):
       row_store.RowStore(policy, tables=tables, slot_table=embedding.slot_table, seed=cfg.seed)
       for _ in range(2)
     )
-    self._old_dense = None  # arrays at the last merge; None outside a pass
+    self._old_dense = None  # the dense variables at the last merge; None outside a pass
     self._touched, self._steps = [], 0  # since the last merge: (keys, shows, clicks) of each step
     self._step_here = tf.Variable(0, dtype=tf.int64, trainable=False)
 
@@ -125,9 +125,6 @@ class GeoStep(WorkerStep):
 
     Features that the copy lacks are created. Features that have lost their factors on the servers
     are erased and created again without factors.
-
-    Args:
-      has_factors: bool [n], whether each key has factors on the servers.
     """
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)

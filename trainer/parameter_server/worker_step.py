@@ -97,11 +97,7 @@ class WorkerStep(Step):
     self._stale = True
 
   def _take(self, state: list[np.ndarray]) -> None:
-    """Sets this worker's copy to the servers' state.
-
-    Args:
-      state: the values of the dense variables, then those of the optimizer's variables.
-    """
+    """Sets this worker's copy to the state that `Servers.state` returned."""
     for variable, value in zip(self._copied(), state):
       variable.assign(value)
 

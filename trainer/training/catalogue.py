@@ -15,7 +15,7 @@ from trainer.embedding.row_table import RowTable
 from trainer.errors import UserError
 
 _SAMPLES_AT_ONCE = 65536
-_DRAWS = 0x6E65676174697665  # part of the seed of draws
+_DRAWS = 0x6E65676174697665  # makes these draws differ from others of the config's seed
 
 
 class Catalogue:

@@ -19,10 +19,7 @@ FILE = 'dense_dtype'  # the file in the run_dir that holds the choice
 
 
 def chosen(cfg: Config, communicator: Communicator) -> str:
-  """Returns the dtype of matrix products, 'float32' or 'bfloat16', the same on every process.
-
-  Every process calls it.
-  """
+  """Returns the dtype of matrix products, 'float32' or 'bfloat16'. Every process calls it."""
   if cfg.train.dense_dtype == 'float32':
     return 'float32'
   everywhere = all(communicator.gather(bfloat16.available()))

@@ -85,8 +85,8 @@ class Evaluation:
     """Predicts passes; returns metrics over the samples of all processes. Every process calls it.
 
     Args:
-      in_log: whether negatives were left out of the passes as they were of the training log
-        (model.negative_sampling_rate). If so, predictions are not corrected for it.
+      in_log: whether the passes lack negatives at the same rate as the training log
+        (model.negative_sampling_rate). If so, predictions are not corrected for the rate.
     Returns:
       {name: figure}. A figure is None if the samples do not define it.
 
@@ -142,14 +142,12 @@ class Evaluation:
 
 
 def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:
-  """Returns the weighted RMSE of predicting the mean label for every sample.
+  """Returns the weighted RMSE of predicting the mean label; None if the weights sum to 0.
 
   It needs no communication, because every process can read all passes.
 
   Args:
     task: the index of the label.
-  Returns:
-    None if the weights sum to 0.
   """
   columns = [np.zeros([2, 0]), *(data_pass.labels(task) for data_pass in prepared)]
   labels, weights = (np.concatenate(parts) for parts in zip(*columns))

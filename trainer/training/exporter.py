@@ -32,13 +32,11 @@ class Exporter:
       self._write('saved_model')
 
   def export_kept(self, last_step: int) -> None:
-    """Exports the best state of a finished run, which is kept in place of the last state.
-
-    The last state was exported after its pass, so it is served until this export is written.
+    """Exports the best state of a finished run, after the last state has been exported.
 
     Args:
-      last_step: the step of the last state. It is part of the identity of this export, because an
-        earlier export of the same best state may exist that is no longer the newest.
+      last_step: the step of the last state. It identifies this export, so the best state is
+        exported again even if it was exported before the last state.
     """
     if self._cfg.export.base or self._cfg.export.delta_every_passes:
       self._write(self._base, kept_at=last_step)

@@ -16,15 +16,14 @@ from trainer.training.inputs import Inputs
 
 # The most predictions to make, on request and at the end of a job. They limit time and memory.
 MOST_PREDICTIONS, MOST_AT_END = 1 << 22, 1 << 18
-MOST_REPETITIONS = 5  # permutations of a column
+MOST_REPETITIONS = 5  # the most permutations of a column
 _LEAST_BATCH = 1024
 
 
 def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
   """Returns the result of `slot_importance` as a table with a row per slot or dense column.
 
-  The most important one comes first. The table's columns are `auc_worse_by`, `auc_plus_minus` and
-  so on, for each metric.
+  The most important comes first. Columns of the table: `auc_worse_by`, `auc_plus_minus` and so on.
   """
   importance = slot_importance(inputs, prepared, MOST_PREDICTIONS)
   columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]

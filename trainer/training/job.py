@@ -93,9 +93,9 @@ class Job:
     """Trains as the config says, continuing from the last checkpoint if there is one.
 
     Returns:
-      0 if all is trained. If a signal stopped the job, its state is saved, and the result is the
-      number of the signal, the same on every process; but 0 for SIGTERM if the job follows a stream
-      (data.watch).
+      0 if all is trained. If a signal stopped the job, after its state was saved, the number of the
+      signal; but 0 for SIGTERM if the job follows a stream (data.watch). The result is the same on
+      every process.
     """
     try:
       self.open_run()
@@ -194,11 +194,7 @@ class Job:
   # Passes
 
   def _train_epoch(self) -> bool:
-    """Trains on the remaining passes of this epoch, in the order that `self.stream` gives.
-
-    Returns:
-      True if all passes were trained on; False if the job was asked to stop.
-    """
+    """Trains on the remaining passes of this epoch. Returns False if the job was asked to stop."""
     is_waiting = False
     if not self.cfg.data.watch and not self.stream.limit:
       with self.log.clock.of('convert'):
@@ -237,11 +233,7 @@ class Job:
     return self.communicator.size
 
   def _train_on_pass(self, action: TrainPass) -> bool:
-    """Trains on a pass, or refuses it if it cannot be read.
-
-    Returns:
-      False if the job was asked to stop within the pass, else True.
-    """
+    """Trains on a pass, or refuses it. Returns False if the job was asked to stop within it."""
     cfg, progress, data_pass = self.cfg, self.progress, action.data_pass
     prepared = self._prepare(data_pass)
     if prepared is None:

@@ -122,9 +122,9 @@ class Ledger:
     state = state or {'entries': [], 'folded': {}, 'epoch': 0, 'marks': ''}
     self._entries: dict[tuple[int, str], Entry] = {}  # by epoch and path
     self._by_name: dict[tuple, str] = {}  # paths of trained passes, by epoch, name and day
-    self._by_content: dict[tuple, str] = {}  # likewise, by epoch, size and checksum
+    self._by_content: dict[tuple, str] = {}  # paths of trained passes, by epoch, size and checksum
     self._folded = collections.Counter(state['folded'])  # passes by fate
-    self._epoch = state['epoch']  # the epoch of the marks
+    self._epoch = state['epoch']  # the epoch of the hashes in _marks
     marks = base64.b64decode(state['marks'])
     self._marks = {marks[i : i + _MARK_BYTES] for i in range(0, len(marks), _MARK_BYTES)}
     for fields in state['entries']:
@@ -181,10 +181,7 @@ class Ledger:
     return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
   def fold(self, whole: int = WHOLE_ENTRIES) -> None:
-    """Reduces the oldest entries to counts and hashes, until `whole` entries are left.
-
-    An entry whose fate is 'entered' is not reduced, and does not count.
-    """
+    """Folds the oldest entries (see `Ledger`) until `whole` are left; entries in training stay."""
     old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
     newest = max((epoch for epoch, _ in self._entries), default=0)
     if newest != self._epoch:

@@ -16,7 +16,7 @@ from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality
 from trainer.training.run_state import Progress
 
-WAITING_TOLD = 0.1  # the live line shows the share of time spent waiting for input from here on
+WAITING_TOLD = 0.1  # if input takes at least this share of the time, the live line says so
 _MOST_CHUNKS_FOR_BLANKS = 8
 
 

@@ -40,10 +40,7 @@ def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
 
 
 def items_of(run: FinishedRun) -> Items:
-  """Returns the trained items of a run's catalogue, the most shown first.
-
-  The run must have been opened by a single process.
-  """
+  """Returns the trained items of a run that a single process has opened, the most shown first."""
   keys, vectors = run.evaluation.all_item_vectors()
   return Items(keys, _texts(run, keys), vectors)
 

@@ -26,13 +26,7 @@ class RunLog:
     self.open(active=False)
 
   def open(self, active: bool, keep_bytes: int | None = None) -> None:
-    """Opens metrics.jsonl and TensorBoard's files.
-
-    Args:
-      active: whether this process writes.
-      keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues; later
-        events are removed. None: keep all.
-    """
+    """Opens the files if `active`. Events beyond `keep_bytes` of metrics.jsonl are removed."""
     self.events = EventLog(self._run_dir, active, keep_bytes)
     self._live = LiveLine(active, runtime.is_terminal())
 

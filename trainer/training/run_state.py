@@ -32,7 +32,7 @@ class Progress:
   day: int | None = None  # the day that is open
   rate: float = 1.0  # the factor by which plateaus have lowered learning rates
   best: float | None = None  # the validation metric's best value
-  # The metric and the passes of data.valid that `best` is of; others cannot be compared with it.
+  # The metric and the passes of data.valid by which `best` was measured.
   judged_by: JsonObject = dataclasses.field(default_factory=dict)
   best_passes: int = 0  # passes of its epoch after which the best state was reached
   stalls: int = 0  # evaluations since the best one
@@ -48,7 +48,7 @@ class Progress:
   gate_reference: JsonObject | None = None  # what the next pass is compared with
   bins: JsonObject = dataclasses.field(default_factory=dict)  # samples by bin (training.drift)
   first_step: int = 0  # steps of --init_from, which train.schedule does not count
-  # The parts of the model that the weights were trained as (trainer.training.warm_start.parts).
+  # The model in which the weights were trained, as trainer.training.warm_start.parts describes it.
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
   exported_step: int = 0  # the step of the last base or delta

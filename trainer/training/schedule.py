@@ -9,9 +9,7 @@ from trainer.config import Schedule
 
 
 class Rates:
-  """The factor by which all learning rates, dense and sparse, are multiplied.
-
-  It is the product of the factor of plateaus and the factor of the schedule.
+  """The factor of all learning rates, dense and sparse: plateau factor times schedule factor.
 
   Attributes:
     factor: float32 variable, the factor of plateaus: 1 at first, and lowered at each plateau.

@@ -137,8 +137,8 @@ class Step(abc.ABC):
   def consolidate(self) -> None:
     """Prepares the state to be read, saved or exported. Every process calls it.
 
-    With l2_mode catch_up, rows take the steps of their L2 penalty that they have missed. The moving
-    statistics of local batch norm are averaged over processes.
+    With l2_mode catch_up, rows take the steps of the penalty on weights that they have missed. The
+    moving statistics of local batch norm are averaged over processes.
     """
     if self._rows_lag:
       self.store.catch_up(self.dense.row_hyperparameters(self._step), self._step)
@@ -180,8 +180,7 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
   """Checks that the loss and the gradients of a step are finite.
 
   Args:
-    step: int64 [], the number of the step. A variable, because reading it takes 0.3 ms and only the
-      error needs it.
+    step: int64 [], the number of the step, which is read only for an error (reading takes 0.3 ms).
     loss: Σ weight·loss, NaN if any gradient is not finite.
   Raises:
     UserError: if the loss is not finite; the message names the likely cause.

@@ -297,7 +297,7 @@ class Stream:
       settled.append(entry)
       self._following = ready[place + 1 :]
       markers = [p.marker for p in ready[place:] if p.marker is not None]
-      if is_remote(cfg.watch or ''):  # each costs a request; the first is most likely the oldest
+      if is_remote(cfg.watch or ''):  # looking costs a request; the first is most likely oldest
         markers = markers[:1]
       times = [time for time in map(modified, markers) if time is not None]
       behind = round(max(0.0, self._clock() - min(times)), 3) if times else None
@@ -309,7 +309,7 @@ class Stream:
     return decided(End(is_finished=True))
 
   def _ready(self) -> tuple[list[Pass], list[Entry]]:
-    """Returns the passes that may be trained on now, in order, and entries for misnamed ones.
+    """Returns the passes that may be trained on now, in order, and entries for misnamed passes.
 
     A pass may be trained on if it is not in the ledger, or was refused and has since been repaired.
     """
@@ -353,7 +353,7 @@ class Stream:
     return path in self._settled
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
-    """Returns the passes announced in data.watch, the absent ones' paths, and {path: mistake}.
+    """Returns the passes announced in data.watch, absent paths, and {path: mistake in its name}.
 
     A remote directory is listed at most once in SECONDS_BETWEEN_REMOTE_LOOKS.
     """
@@ -381,16 +381,15 @@ class Stream:
       self._say(f'{data_pass.path}: has changed since it was trained on ({lengths}): ignored')
 
   def _new_content(self, data_pass: Pass, known: Entry) -> tuple | None:
-    """Returns the size and checksum of a pass whose content differs from its entry.
+    """Returns the size and checksum of a pass that has changed since its entry was made.
 
-    Returns:
-      None if the content is the same, or the pass cannot be read.
+    It returns None if the pass has not changed, or cannot be read.
     """
     path = data_pass.path
     try:
       changed = stamp(path)
       if changed == (known.size, known.modified):
-        if is_remote(path) and known.fate in TRAINED:  # asking costs a request
+        if is_remote(path) and known.fate in TRAINED:  # looking again would cost a request
           self._checked.add(path)
         return None
       if self._read.get(path, (None, None))[0] != changed:

@@ -132,7 +132,7 @@ class Validation:
     return {'metric': self._cfg.deciding_metric, 'task': plateau and plateau.task, 'valid': valid}
 
   def finish(self, took_best: bool) -> JsonObject:
-    """Evaluates data.test with the state that the run keeps, and measures the slots' importance.
+    """Evaluates data.test with the state that the run keeps; measures the importance of columns.
 
     Args:
       took_best: whether that state is an earlier one than the last.

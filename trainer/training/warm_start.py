@@ -155,7 +155,7 @@ def _lay_out(
   now: Mapping[str, row_store.TableSpec],
   new: config.Config,
 ) -> None:
-  """Converts rows, in place, from the table layouts in `before` to the new config's, in `now`.
+  """Converts rows, in place, from the old table layouts, `before`, to the new ones, `now`.
 
   Args:
     chunk: the rows, {column: array}, as ops.row_store.RowStore exports them. Their keys and slots
@@ -340,7 +340,7 @@ def dense(
       fates.setdefault(layer, set()).add('fresh')
       continue
     value = saved[was[stable]]
-    if re.match(r'fwfm\w* \d+/r\b', stable):  # symmetric; the upper half counts
+    if re.match(r'fwfm\w* \d+/r\b', stable):  # r is symmetric; this fills its lower half
       value = np.triu(value) + np.triu(value, 1).T
     shapes = enumerate(zip(value.shape, state[name].shape))
     at = [_places(before, now, own, stable, axis, n, m) for axis, (n, m) in shapes]
