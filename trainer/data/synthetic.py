@@ -1,11 +1,11 @@
 """Writes a click log whose true probabilities are known: `python -m trainer.synthesize --out DIR`.
 
-DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json: the AUC and
-logloss of the true probabilities of each file, which no model can beat except by chance. It also
-holds the true importance of each slot: how much worse this AUC and logloss become on the test day
-if the slot's values are exchanged between samples.
+DIR gets day_00.csv … to train on, test_day_NN.csv, the day after, and truth.json. The latter has
+the AUC and logloss of the true probabilities of each file, which a model can beat only by chance;
+and the true importance of each slot: how much worse AUC and logloss become on the test day if the
+slot's values are exchanged between samples.
 
-The world: a click's logit is
+The logit of a click is
 
   bias + user_bias + item_bias + category_bias + Σ tag_bias + ⟨user factors, item factors⟩
        + effects of hour, device, user × device, price, age and the popular queries
@@ -19,14 +19,14 @@ earlier files stay the same.
 With conversions, purchases follow clicks after a random delay. It is exponential, and its mean
 depends on the category: half a day to 4 days. A file then has four more columns: `conversion`, what
 happened in the end; `conversion_seen`, what was known when the day was over; `conversion_now`, what
-was known when the click was logged, which is 0; and `delay_days`. In the file of the test day
-all three `conversion…` columns hold what happened in the end. stream_NN.csv is a day as it arrives
-in a stream: its impressions; then, for each conversion that came on this day, the impression once
-more, with a blank click and conversion_now 1.
+was known when the click was logged, which is 0; and `delay_days`. In the file of the test day, all
+three `conversion…` columns hold what happened in the end. stream_NN.csv is a day as it arrives in a
+stream: its impressions; then, for each conversion that came on this day, the impression once more,
+with a blank click and conversion_now 1.
 
-With drift R, the world changes from day to day. A share R of the users leaves, and new ones with
-new names and tastes take their places. Each user and each item has a worth, which raises the odds
-that a click becomes a purchase; every day, it becomes √(1 − R)·worth + √R·N(0, 1).
+With drift R, the log changes from day to day. A share R of the users leaves, and new ones with new
+names and tastes take their places. Each user and each item has a worth, which raises the odds that
+a click becomes a purchase; every day, it becomes √(1 − R)·worth + √R·N(0, 1).
 
 With histories, a file has the column `history`: the items that the user clicked last before that
 day, the oldest first. A click on an item is likelier if the user has clicked items of its category.
@@ -65,7 +65,7 @@ class Log(NamedTuple):
 
 
 class World:
-  """Everything that is drawn once: the users, and the items of each day.
+  """The users and items of a synthetic log, and how likely a user clicks on an item.
 
   Args:
     items: the number of items on the first day; a tenth as many are born on each further day.
@@ -135,7 +135,7 @@ class World:
     return born, weight, pace, category, tags, bias, price, own_factors
 
   def _move(self, day: int) -> None:
-    """Applies a day's drift to the users and to what is bought."""
+    """Applies a day's drift: replaces some users, and changes what is bought."""
     rng, kept = self._rng(8, day), np.sqrt(1 - self._drift)
     users = len(self.user_names)
     gone = np.flatnonzero(rng.random(users) < self._drift)
@@ -151,8 +151,9 @@ class World:
     """Returns the logits of clicks, float64 [n].
 
     Args:
-      slots: {name: int64 [n]}, the number of a user, item, category, hour, device or query (-1 if
-        it is typed once); for tags the number of the item, for a history that of the user.
+      slots: {name: int64 [n]}, the number of each sample's user, item, category, hour, device and
+        query (−1 if it is typed once). `tags` holds the number of the item, `history` that of the
+        user.
       price: [n], the prices of the items.
       age: [n], the ages of the users.
     """
@@ -272,7 +273,7 @@ class World:
 
 
 def best_reachable(probability: np.ndarray, click: np.ndarray) -> dict[str, float | None]:
-  """Returns the figures of the true probabilities: samples, ctr, auc and logloss.
+  """Returns samples, ctr (the click rate), and auc and logloss of the true probabilities.
 
   The auc is None if all clicks are equal.
   """
@@ -312,11 +313,11 @@ def synthesize(
   histories: bool = False,
   drift: float = 0.0,
 ) -> JsonObject:
-  """Writes the log of a `World` into the directory `out`: `days` to train on, and one to test on.
+  """Writes a synthetic log into the directory `out`: `days` to train on, and one to test on.
 
   Returns:
-    The content of truth.json: {'passes': {name: `best_reachable`}, 'importance': {slot: {'auc',
-    'logloss'}}, …the arguments}; with conversions a pass also has 'tasks', {'click': …,
+    The content of truth.json: {'passes': {name: result of `best_reachable`}, 'importance': {slot:
+    {'auc', 'logloss'}}, …the arguments}. With conversions, a pass also has 'tasks': {'click': …,
     'conversion': …}.
   """
   world = World(seed, users, items, days + 1, conversions, histories, drift)

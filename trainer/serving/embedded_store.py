@@ -7,9 +7,9 @@
     'config'               -> the resolved config
     'dense'                -> the dense variables, .npz
 
-Rows have the same order as in exports, so that the rows of a base are appended, page after page.
-One write transaction applies all exports of a new version. A reader sees the version that the store
-held when the reader's transaction began.
+A logical shard is one of 4,096 parts into which a hash divides all keys. Rows have the same order
+as in exports, so the rows of a base can be appended. One write transaction applies all exports of a
+new version. A reader sees the version that the store held when its transaction began.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ from trainer.storage.chain import RowExport
 _KEY = np.dtype([('shard', '>u2'), ('key', '>i8')])
 # A store of another format reads as an empty one, so that it is published again from a base.
 _VERSION, _CONFIG, _DENSE = b'version of format 2', b'config', b'dense'
-# The store's largest size. It reserves addresses, not memory or disk.
+# The largest size of a store. Only addresses are reserved, not memory or disk.
 _MAP_BYTES = 1 << 40
 
 
@@ -53,10 +53,10 @@ class EmbeddedStore(VersionedStore):
 
   Args:
     path: the directory. A writer makes it; a reader may start before it exists.
-    writable: whether this process publishes.
+    writable: whether this process writes the store.
   Raises:
-    UserError: if the store cannot be opened. A reader opens the store at the first use, so any
-      method may raise this.
+    UserError: if the store cannot be opened. A reader opens it at the first use, so any method may
+      raise this.
   """
 
   def __init__(self, path: str, writable: bool = False):
@@ -130,7 +130,7 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> None:
 
 
 class _EmbeddedView(View):
-  """A version that a read transaction sees; until that ends, LMDB does not reuse its pages."""
+  """A view of a version. LMDB keeps the version's pages until the read transaction ends."""
 
   def __init__(self, transaction: lmdb.Transaction):
     self._transaction = transaction

@@ -32,23 +32,23 @@ from trainer.serving.service import NotAnswered, NotReady, Service
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
-_BYTES_TOGETHER = 64 << 10  # of bodies that are scored as one batch; larger ones gain nothing
+_BYTES_TOGETHER = 64 << 10  # of bodies scored in one batch; more would gain nothing
 _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 _HEAD_BYTES = 16 << 10  # the longest head of a request
-_SECONDS_TO_FINISH = 10  # that a stopping server gives to requests that are under way
-# After which an idle connection closes; if it were short, clients would often send just then.
+_SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
+# An idle connection closes after this time. A short time would often end just as a client sends.
 _SECONDS_IDLE = 75
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """Limits of one request, and of all requests together."""
+  """Limits for each request and for all requests together."""
 
   body_bytes: int = 4 << 20
   instances: int = 10_000
-  concurrency: int = 64  # requests at a time, whether they are scored or wait for that
+  concurrency: int = 64  # requests at a time, scored or waiting
   seconds_to_send: float = 10.0  # for a request's head, and again for its body
-  threads: int = 1  # that compute scores
+  threads: int = 1  # which compute scores
   strict: bool = False  # whether columns that the model does not read are refused, not ignored
 
 
@@ -70,8 +70,8 @@ class _Waiting(NamedTuple):
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
 
-  Requests that wait while others are scored are then scored together, as one batch: most of what a
-  small request costs is the same for a large one.
+  Requests that arrive while others are scored are then scored together, in one batch, because most
+  of the cost of a small request does not depend on its size.
 
   Args:
     service: computes the scores, or finds items.
@@ -95,7 +95,7 @@ class App:
   ):
     self._recommender, self._ranks = recommender or Recommender(service), recommender is not None
     self._service, self._name, self.limits, self._token = service, name, limits, token
-    self._under_way = 0  # requests that are scored or wait for that
+    self._under_way = 0  # requests that are scored or wait
     self._arriving = 0  # bytes of bodies that have not arrived completely
     self._waiting: collections.deque[_Waiting] = collections.deque()
     self._taking = threading.Lock()
@@ -153,13 +153,13 @@ class App:
   # Routes
 
   def _route(self, path: str, method: str, route: Callable) -> Route:
-    """Returns a route that checks method and token, then answers by `route` or with its error."""
+    """Returns a route that checks method and token, then answers with `route` or with its error."""
 
     async def answer(request: Request) -> Response:
       started = time.perf_counter()
       try:
         self._authorise(request)
-        if ':' in request.path_params.get('name', ''):  # a verb that no path above has
+        if ':' in request.path_params.get('name', ''):  # such as :classify, which no path above has
           raise _unknown_path(request)
         if request.method != method and (request.method, method) != ('HEAD', 'GET'):
           raise _Refused(405, f'method: found {request.method}; wanted {method}')
@@ -260,7 +260,7 @@ class App:
     return bytes(body)
 
   def _score_some(self) -> None:
-    """Takes some of the requests that wait, scores them and answers them; runs in the pool."""
+    """Scores some of the waiting requests and answers them; runs in a thread of the pool."""
     some, size = [], 0
     with self._taking:
       while self._waiting and (not some or size + len(self._waiting[0].body) <= _BYTES_TOGETHER):

@@ -1,4 +1,4 @@
-"""Finds the items with the highest scores for a query's vector: exactly, or by a faiss index."""
+"""Finds the items with the highest scores for a query's vector, exactly or by a faiss index."""
 
 from typing import Any, NamedTuple
 
@@ -9,12 +9,12 @@ from trainer.data.values import places
 from trainer.storage.chain import RowExport
 from trainer.storage.items import PROBES, Change, Items, has_faiss, import_faiss
 
-EXACT_UP_TO = 100_000  # items; so many take some milliseconds
-_MOST_REPLACED = 0.25  # of the index; with more, it is not used
+EXACT_UP_TO = 100_000  # items, which take some milliseconds
+_MOST_REPLACED = 0.25  # of the index's items; with more, the index is not used
 
 
 class _Index(NamedTuple):
-  """The faiss index of a base; later deltas may have replaced some of its n vectors."""
+  """The faiss index of a base export; later deltas may have replaced some of its n vectors."""
 
   lists: Any  # faiss.IndexIVFFlat
   keys: np.ndarray  # int64 [n], of the items by their numbers in the index
@@ -25,10 +25,10 @@ class _Index(NamedTuple):
 class ItemSearch:
   """Searches the C items of one version, with vectors of width d. Threads may share it.
 
-  If there are many items and their base has an index, the index is searched, which is approximate.
-  Items that deltas have changed since the base are searched exactly. Once deltas have replaced or
-  removed more than a quarter of the index's items, all items are searched exactly, until the next
-  base.
+  If there are many items and their base export has an index, the index is searched, which is
+  approximate. Items that deltas have changed since are searched exactly. Once deltas have replaced
+  or removed more than a quarter of the index's items, all items are searched exactly, until the
+  next base.
 
   Args:
     items: in ascending order of their keys.
@@ -54,9 +54,9 @@ class ItemSearch:
 
   @classmethod
   def of_base(cls, export: RowExport, exact_up_to: int = EXACT_UP_TO) -> 'ItemSearch':
-    """Returns the ItemSearch of a base.
+    """Returns the ItemSearch of a base export.
 
-    It has an index if there are more than `exact_up_to` items, the base holds an index and faiss is
+    It has an index if there are more than `exact_up_to` items, the export has an index and faiss is
     installed.
     """
     unsorted = export.items().items
@@ -86,8 +86,8 @@ class ItemSearch:
       k: how many items are wanted; at most C.
       seen: int64 [n], the indices in `items` of items to leave out.
     Returns:
-      The items' indices in `items`, int64 [k'], and their scores, float32 [k'], descending. k' is
-      k, or less if fewer items are found.
+      The items' indices in `items`, int64 [r], and their scores, float32 [r], descending. r is k,
+      or less if fewer items are found.
     """
     if not self.by_index:
       return _best(self.items.vectors, query, k, seen)
@@ -98,7 +98,7 @@ class ItemSearch:
     lists, count = self._index.lists, len(self._number)
     parameters = faiss.SearchParametersIVF(
       sel=faiss.IDSelectorBitmap(allowed),
-      # So many that they hold a multiple of k items.
+      # So many lists that they hold a multiple of k items.
       nprobe=min(lists.nlist, max(PROBES, 8 * k * lists.nlist // count)),
     )
     scores, found = lists.search(query[None], k, params=parameters)

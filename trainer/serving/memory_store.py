@@ -1,9 +1,9 @@
-"""A versioned store in this process's memory, for a server that follows a run itself.
+"""A versioned store in this process's memory, for a server that reads a run's exports itself.
 
-The rows are in one row store, which a delta changes in place. Before the change, the rows that it
-will replace are copied; views of the earlier version read the copies. So no request waits for a
-delta. The copies are freed with the last view of the earlier version. A base is read into a new row
-store; the old row store is freed with its last view.
+A base, an export of all rows, is read into a new row store. A delta, an export of the rows that
+have changed, changes the row store in place. Before that, the rows that it replaces are copied, and
+views of the earlier version read the copies. So no request waits for a delta. The copies are freed
+with the last view of the earlier version; an old row store is freed with its last view.
 """
 
 import dataclasses
@@ -34,10 +34,10 @@ from trainer.storage.chain import RowExport, Rows
 
 
 class _RowsOfAChain:
-  """The rows of a chain of exports, in a row store without optimizer state.
+  """The rows of a base and the deltas after it, in a row store without optimizer state.
 
   Args:
-    text: the config of the chain, as YAML.
+    text: the config of these exports, as YAML.
   """
 
   def __init__(self, text: str):
@@ -53,7 +53,7 @@ class _RowsOfAChain:
     self._counts = bool(cfg.counted_fields())
 
   def checked(self, export: RowExport) -> Iterator[Rows]:
-    """Yields an export's rows.
+    """Yields an export's rows, batch by batch.
 
     Raises:
       DataLoss: if a row has another number of factors than its table.
@@ -75,7 +75,7 @@ class _RowsOfAChain:
       self.put(rows)
 
   def put(self, rows: Rows) -> None:
-    """Adds rows; each replaces the row that its key has."""
+    """Adds rows; each replaces the earlier row of its key."""
     self.erase(rows.key)
     zero = np.zeros([len(rows.key)])
     show, click = rows.show_click.astype(np.float64).T if self._counts else (zero, zero)
@@ -104,7 +104,7 @@ class _RowsOfAChain:
 
 
 class _Replaced(NamedTuple):
-  """The rows that a new version replaces, as they were before."""
+  """Copies of the rows that a new version replaces, as they were in the earlier version."""
 
   keys: np.ndarray  # int64 [n], ascending
   rows: LookedUpRows
@@ -112,7 +112,7 @@ class _Replaced(NamedTuple):
 
 
 class _MemoryView(View):
-  """A version; all its readers share this object."""
+  """A view of a version, which all its readers share."""
 
   def __init__(self, version: Version, export: RowExport, rows: _RowsOfAChain | None):
     super().__init__(version, export.config(), export.dense())
@@ -136,8 +136,6 @@ class _MemoryView(View):
 
 
 class MemoryStore(VersionedStore):
-  """A versioned store in memory."""
-
   holds_items = True
 
   def __init__(self):
@@ -168,7 +166,7 @@ class MemoryStore(VersionedStore):
       for change in changes:
         rows.change(*change)
     except BaseException:
-      self._held = None  # the rows are of two versions now; only views of the earlier one undo that
+      self._held = None  # the rows may be of two versions; only views of the earlier one undo that
       raise
     self._held = view
 
@@ -177,12 +175,10 @@ class MemoryStore(VersionedStore):
 
 
 def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:
-  """Returns the items of the version that results from applying some exports.
+  """Returns the items after some exports are applied; None if the model has no items.
 
   Args:
-    before: the items of the version that the first export follows; None if it begins a chain.
-  Returns:
-    None if the model has no items.
+    before: the items before the first export; None if that is a base.
   """
   for export in exports if exports[-1].has_items else ():
     if export.begins_chain:

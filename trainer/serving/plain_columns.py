@@ -1,6 +1,6 @@
 """Reads requests of plain texts and numbers, in a tenth of the time that the log's reader takes.
 
-The log's reader uses Arrow, whose cost for each column pays only if a column has many values; the
+The log's reader uses Arrow. Its cost for each column pays only if a column has many values; the
 columns of a request have few.
 """
 
@@ -35,7 +35,8 @@ class PlainColumns:
   def reads(cfg: config.Config) -> bool:
     """Returns whether this class can read requests for a config.
 
-    It cannot if a column is made or never read, if features have values, or with model.retrieval.
+    It cannot if a column is computed from others or never read, if features have values, or with
+    model.retrieval.
     """
     slots = cfg.data.slots
     return not (
@@ -51,8 +52,8 @@ class PlainColumns:
     Args:
       columns: {name: values}; B values, or one that stands for all samples.
     Returns:
-      The samples; or None if a value is wrong or of a type that this class does not read. The log's
-      reader must then read them.
+      The samples. None if a value is wrong or of a type that this class does not read; then the
+      log's reader must read them.
     """
     dense = self._numbers(columns, size)
     found = self._keys(columns, size)
@@ -64,7 +65,7 @@ class PlainColumns:
     return SlotBatch(keys, values, segments, dense, zeros, zeros, zeros)
 
   def _numbers(self, columns: Mapping[str, Sequence[Json]], size: int) -> np.ndarray | None:
-    """Returns the dense columns, float32 [B, Dn]; None as in `read`."""
+    """Returns the dense columns, float32 [B, Dn]; None if this class cannot read a value."""
     dense = np.empty([len(self._dense), size], np.float32)
     with np.errstate(over='ignore'):
       for i, name in enumerate(self._dense):
@@ -83,7 +84,7 @@ class PlainColumns:
   def _keys(
     self, columns: Mapping[str, Sequence[Json]], size: int
   ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns keys and segments, as SlotBatch defines them; None as in `read`."""
+    """Returns keys and segments, as SlotBatch has them; None if this class cannot read a value."""
     texts, fields = [], len(self._slots)
     counts = np.ones([fields, size], np.int64)
     for f, slot in enumerate(self._slots):

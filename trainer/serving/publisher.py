@@ -13,7 +13,7 @@ from trainer.storage.chain import ROW_KINDS, RowExport
 
 
 class Applied(NamedTuple):
-  """What one call of the publisher applied to the store."""
+  """What a publisher applied to a store."""
 
   version: Version
   rows: int
@@ -22,15 +22,15 @@ class Applied(NamedTuple):
 
 
 class Publisher:
-  """Brings a store to the newest version of a run.
+  """Brings a store to the newest exported version of a run.
 
-  The exports and the version in the store determine what is applied; the publisher has no state of
-  its own. So it may be killed and started again at any moment, and a second call changes nothing.
+  The publisher keeps no state: the exports and the version in the store determine what is applied.
+  So it may be killed and started again at any moment, and a second call changes nothing.
 
   Args:
     directory: the directory of a run's exports.
     store: the store to write.
-    look: updates the directory, if it is a copy of a bucket.
+    look: called before the directory is read, to update it if it is a copy of a bucket.
 
   Attributes:
     refused: why the last call of `advance` refused an export; None if it refused none.
@@ -43,12 +43,9 @@ class Publisher:
     self.refused: str | None = None
 
   def advance(self) -> Applied | None:
-    """Applies the exports that are newer than the store's version.
+    """Applies the exports that are newer than the store's version; returns what was applied, if any.
 
     An export that cannot be read is refused, and logged once.
-
-    Returns:
-      What was applied; None if nothing was.
     """
     refused, self.refused = self.refused, None
     self._look()
@@ -69,7 +66,7 @@ class Publisher:
       return None
 
   def roll_back(self, sequence: int) -> Applied:
-    """Brings the store to an earlier version, where it stays until the run writes its next base.
+    """Brings the store to an earlier version, where it stays until the run exports its next base.
 
     Args:
       sequence: the number of the version.
@@ -104,10 +101,10 @@ class Publisher:
 
 
 def pending(directory: str, held: Version | None) -> list[RowExport]:
-  """Returns the exports that bring a store to the newest version, oldest first.
+  """Returns the exports to apply to a store, oldest first, to bring it to the newest version.
 
-  They are the exports after the store's version, or a whole new chain. The list is empty if the
-  store holds the newest version, or if the newest version builds on a withdrawn one.
+  They are the exports after the store's version, or a new base and its deltas. There are none if
+  the store holds the newest version, or if that builds on an export that was rolled back.
 
   Args:
     held: the version in the store; None: it is empty.

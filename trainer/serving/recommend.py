@@ -1,4 +1,4 @@
-"""Answers requests for items: one run finds items, and another run may rank those found."""
+"""Answers requests for items: one model finds items, and another model may rank them."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,17 +15,17 @@ class Answer(NamedTuple):
   """The answer to a request for items."""
 
   body: bytes
-  samples: int  # the queries; with a ranker, the candidates that it scored, of all queries
+  samples: int  # the number of queries or, with a ranker, of the candidates that it scored
   unknown: Mapping[str, int]  # slot -> its number of distinct features without a row
 
 
 class Recommender:
-  """Finds items and ranks them.
+  """Finds items with one model, and may rank them with another.
 
   Args:
-    finder: serves a run with model.retrieval.
-    ranker: serves a run whose scores, those of its first task, rank the items that are found. None:
-      the finder's scores rank them.
+    finder: serves a model with model.retrieval.
+    ranker: serves a model that scores the items found; its first task's scores rank them. None: the
+      finder's scores rank them.
     candidates: how many items the finder finds for the ranker, unless a request wants more.
   """
 
@@ -34,14 +34,14 @@ class Recommender:
 
   @property
   def is_ready(self) -> bool:
-    """Whether each run has a version to serve."""
+    """Whether each model has a version to serve."""
     return None not in (self._finder.version, (self._ranker or self._finder).version)
 
   def signature(self) -> Signature:
     """Returns the columns and outputs of a request for items.
 
     Raises:
-      NotReady: if a run has no version yet.
+      NotReady: if a model has no version yet.
     """
     finder = self._finder.signature()
     if self._ranker is None:
@@ -54,7 +54,7 @@ class Recommender:
     return ranker._replace(columns=finder.columns | columns, example=example)
 
   def unknown_columns(self, request: Request) -> list[str]:
-    """Returns the names of a request's columns that neither run reads."""
+    """Returns the names of a request's columns that no model reads."""
     unknown = self._finder.unknown_columns(request)
     if self._ranker is None:
       return unknown
@@ -68,8 +68,8 @@ class Recommender:
       max_samples: the most samples that the ranker may score.
     Raises:
       BadRequest: for a client's mistake.
-      NotAnswered: if the finder's run has no model.retrieval, or the ranker's run has.
-      NotReady: if a run has no version yet.
+      NotAnswered: if the finder's model has no model.retrieval, or the ranker's has one.
+      NotReady: if a model has no version yet.
     """
     queries, k, seen = request
     if self._ranker is None:

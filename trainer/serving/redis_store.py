@@ -5,11 +5,12 @@
     ctr:generation          the number of the last generation
     r:GENERATION:KEY        a row, as versioned_store encodes it; both numbers 8 bytes, big-endian
 
-A *generation* is the number under which the rows of a base, and of the deltas after it, are stored.
-A base gets a new one, which nobody reads before `ctr:version` names it; then the earlier
-generations are deleted. Deltas change rows in place, in the same transaction that sets
-`ctr:version`. A reader fetches rows and `ctr:version` in one command. If `ctr:version` is no longer
-the version of the reader's view, the view has ended (VersionGone).
+A *base* is an export of all rows, a *delta* one of the rows that have changed since. A *generation*
+is the number under which the rows of a base, and of the deltas after it, are stored. A base gets a
+new one, which nobody reads before `ctr:version` names it; then the earlier generations are deleted.
+Deltas change rows in place, in the same transaction that sets `ctr:version`. A reader fetches rows
+and `ctr:version` in one command. If `ctr:version` has changed since the reader's view began, the
+view ends with VersionGone.
 """
 
 import itertools
@@ -38,7 +39,7 @@ from trainer.storage.chain import RowExport
 
 _VERSION, _GENERATION, _MODEL, _ROW = b'ctr:version', b'ctr:generation', b'ctr:model:', b'r:'
 _KEYS_AT_ONCE = 1000  # of a command
-_COMMANDS_AT_ONCE = 20  # sent before an answer is waited for
+_COMMANDS_AT_ONCE = 20  # which are sent before their answers are awaited
 _SECONDS_TO_ANSWER = 30
 _Item = TypeVar('_Item')
 
@@ -53,7 +54,7 @@ def _names(generation: int, keys: np.ndarray) -> list[bytes]:
 
 
 def _parse(data: bytes | None) -> tuple[Version | None, int]:
-  """Decodes what Redis holds under the name `ctr:version`.
+  """Decodes the value that Redis has for `ctr:version`.
 
   Returns:
     The version that is served, and the generation of its rows; None and 0 if `data` is None.
@@ -116,7 +117,7 @@ class RedisStore(VersionedStore):
         self._sweep(generation)
 
   def _sweep(self, generation: int) -> None:
-    """Deletes the rows of earlier generations, also of bases that were never written completely."""
+    """Deletes the rows of earlier generations, also of bases that were not written completely."""
     current = _prefix(generation)
     with self._redis.pipeline(transaction=False) as pipeline:
       for names in _batches(self._redis.scan_iter(_ROW + b'*', count=_KEYS_AT_ONCE)):
@@ -179,7 +180,7 @@ def _write(
 
 
 class _RedisView(View):
-  """A version, for as long as Redis holds it."""
+  """A view of a version, which can be read as long as Redis has it."""
 
   def __init__(self, client: redis.Redis, what: str, data: bytes, model: dict[bytes, bytes]):
     self._redis, self._what, self._data = client, what, data

@@ -95,7 +95,7 @@ def parse(body: bytes, max_instances: int) -> Request:
 
 
 def parse_recommend(body: bytes, max_instances: int) -> Recommend:
-  """Parses the body of a request for items; raises as `parse` does."""
+  """Parses the body of a request for items; raises the same errors as `parse`."""
   tree = _tree(body)
   known = ('instances', 'inputs', 'signature_name', 'k', 'seen')
   for name in tree.keys() - known:
@@ -238,8 +238,8 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
   """Returns the body that describes a model, with examples of requests.
 
   Args:
-    predict: the signature of requests for scores; None: such requests are not answered.
-    recommend: the signature of requests for items; None likewise. At least one is not None.
+    predict: the signature of requests for scores; None: they are not answered.
+    recommend: the signature of requests for items; None: they are not answered.
   """
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:

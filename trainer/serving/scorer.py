@@ -1,7 +1,7 @@
-"""Computes the scores of requests, from the dense part of a version and the rows in a store.
+"""Computes the scores of requests, from the dense variables and the rows of a model's version.
 
-All stages are the trainer's code: parsing and hashing (trainer.data), pooling (ops.pooling) and
-layers (trainer.model). So a score equals what `trainer.predict` computes for the same version.
+Parsing, hashing (trainer.data), pooling (ops.pooling) and layers (trainer.model) are the trainer's
+own code. So a score equals what `trainer.predict` computes for the same version.
 """
 
 import collections
@@ -61,7 +61,7 @@ class Scorer:
 
   Args:
     text: the resolved config of an export, as YAML.
-    own_layers: dotted paths of layers that are not built in and that the config may import.
+    own_layers: dotted paths of layers that the config may import beside those built in.
 
   Attributes:
     retrieval: the config's model.retrieval; if it is not None, the columns are those of a query.
@@ -85,7 +85,7 @@ class Scorer:
     self._plain = PlainColumns(cfg) if PlainColumns.reads(cfg) else None
     self.retrieval = cfg.model.retrieval
     of_items = self.retrieval.only_of_items() if self.retrieval else ()
-    # name -> whether its values are strings; these first
+    # name -> whether its values are strings; columns of strings come first
     columns = sorted(cfg.data.log_columns(without=of_items).items())
     self._columns = dict(sorted(columns, key=lambda item: not item[1]))
     self._aliases = {input_name(name): name for name in self._columns}
@@ -102,7 +102,7 @@ class Scorer:
       self._graph_of_store = _Graph(self._outputs_of_store, integers, floats, dense, keys, store)
 
   def _outputs_of_store(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes the outputs from a row store.
+    """Computes the outputs with rows from a row store.
 
     Args:
       *tensors: segments and values of the n occurrences of features, the dense columns, the keys of
@@ -119,15 +119,15 @@ class Scorer:
     """Computes the outputs, {name: float32 [B]}.
 
     Args:
-      *tensors: segments and values of the occurrences of features; the dense columns; `inverse`, as
-        in ops.dedupe; then the rows of the distinct keys: offsets, linear weights, factors and, if
-        a slot has `counts`, shows and clicks.
+      *tensors: segments and values of the n occurrences of features; the dense columns; the index
+        of each occurrence's key among the distinct keys, int32 [n]; then the rows of the distinct
+        keys: offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
     empty, no_keys = tf.zeros([0], tf.int32), tf.zeros([0], tf.int64)
     batch = SlotBatch(no_keys, values, segments, dense, size, size, size)
-    deduped = Deduped(no_keys, inverse, size, size, empty, empty)  # only gradients need the others
+    deduped = Deduped(no_keys, inverse, size, size, empty, empty)  # the others serve gradients
     inputs = self._embedding.embed(batch, deduped, PulledRows(no_keys, *rows))
     return self._model.predictions(self._model(inputs, training=False))
 
@@ -135,7 +135,7 @@ class Scorer:
     """Sets the dense variables to those of an export.
 
     Args:
-      dense: as `RowExport.dense` returns them.
+      dense: {name: value}, a result of `RowExport.dense`.
     Raises:
       DataLoss: if they belong to another model.
     """
@@ -151,7 +151,7 @@ class Scorer:
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
   def signature(self) -> tuple[dict[str, bool], dict[str, Json], list[str]]:
-    """Returns what a request needs and gets.
+    """Returns what a request needs and what its answer has.
 
     Returns:
       {column: whether its values are strings}; an example of a sample; the names of the outputs.
@@ -202,9 +202,10 @@ class Scorer:
     """Reads a request's columns as a file of the log is read. Unknown columns are ignored.
 
     Args:
-      columns: JSON values by the column's name or its `input_name`. A column has B values, or one
-        that stands for all samples. A missing value is null or ''. A slot's value is a string,
-        a whole number, or a list of these; a dense value is a number or its text.
+      columns: JSON values by the column's name or its name in a SavedModel (`input_name`). A column
+        has B values, or one that stands for all samples. A missing value is null or ''. A slot's
+        value is a string, a whole number, or a list of these; a dense value is a number or its
+        text.
       size: B.
     Returns:
       The samples, as NumPy arrays.
@@ -284,7 +285,7 @@ class Scorer:
     )
 
   def histories(self, samples: SlotBatch) -> list[np.ndarray]:
-    """Returns, for each sample, the keys of the items in its histories, int64 [n]."""
+    """Returns, for each sample, the keys of the items in its histories, int64 [h]."""
     item = self._cfg.item_slot.name
     fields = [f for f, s in enumerate(self._cfg.ordered_slots) if s.sequence and s.shares == item]
     mine = np.isin(samples.segments % self._num_slots, fields)
@@ -294,7 +295,7 @@ class Scorer:
     return np.split(keys, starts)
 
   def is_empty(self, samples: SlotBatch) -> np.ndarray:
-    """Returns whether each sample has neither a feature nor a dense value, bool [B]."""
+    """Returns which samples have neither a feature nor a dense value, bool [B]."""
     if not len(samples.segments) and len(samples.keys):
       return np.zeros([len(samples.label)], bool)  # one feature in each slot
     counts = np.bincount(samples.segments // self._num_slots, minlength=len(samples.label))

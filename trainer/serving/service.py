@@ -1,4 +1,4 @@
-"""Answers requests from one version of a model, and switches to new versions without a pause."""
+"""Answers requests with one version of a model, and switches to new versions without a pause."""
 
 import contextlib
 import gc
@@ -17,23 +17,21 @@ from trainer.serving.versioned_store import Version, VersionedStore, VersionGone
 
 
 class NotAnswered(UserError):
-  """A request for scores to a run with model.retrieval, or for items to a run without it."""
+  """A request for scores to a model that finds items (model.retrieval), or the other way round."""
 
   status = 404
 
 
 class NotReady(UserError):
-  """The store has no version yet."""
-
   status = 503
 
 
 class FoundItems(NamedTuple):
-  """The items that are found for the B queries of a request."""
+  """The items that were found for the B queries of a request."""
 
   column: str  # of the item's id in the log
   items: list[tuple[list[str], list[float]]]  # [B], the items of each query and their scores
-  unknown: Mapping[str, int]  # as in Scores
+  unknown: Mapping[str, int]  # slot -> its number of distinct features without a row
 
 
 class _Served:
@@ -53,7 +51,7 @@ class Service:
   Args:
     store: the store that holds the model.
     advance: called before each refresh to update the store; None: another process updates it.
-    own_layers: dotted paths of layers that the config of a version may import.
+    own_layers: dotted paths of the layers that a model may import, beside those built in.
   """
 
   def __init__(
@@ -66,7 +64,7 @@ class Service:
     self._served: _Served | None = None
     self._lock = threading.Lock()  # of _served, users and _idle
     self._refreshing = threading.Lock()
-    self._idle: list[tuple[str, Scorer]] = []  # free for another version of the same config
+    self._idle: list[tuple[str, Scorer]] = []  # (config, scorer), free for another version
     self._logged = ''  # the last error
     self._logged_filter = False
 
@@ -99,7 +97,7 @@ class Service:
 
   @property
   def item_column(self) -> str | None:
-    """The column of the log with the items that the model finds; None if the model scores.
+    """The column of the log that holds the items to find; None if the model computes scores.
 
     Raises:
       NotReady: if there is no version yet.
@@ -110,12 +108,12 @@ class Service:
   def find(
     self, request: Request, k: int, seen: Sequence[Sequence[Json]] | None, candidates: int = 0
   ) -> tuple[FoundItems, int]:
-    """Returns the best items of each query of a request, and the number of their version.
+    """Returns the best items for each query of a request, and the number of their version.
 
     Args:
       request: its columns are those of queries.
       k: how many items to find for each query.
-      seen: for each query, the items to leave out; None: those in its histories.
+      seen: for each query, the items to leave out; None: the items in its histories.
       candidates: how many items to find if this is more than k; at most all items are found.
     Raises:
       BadRequest: for a client's mistake, such as a k above the number of items.
@@ -186,11 +184,11 @@ class Service:
         self._idle.append((served.text, served.scorer))
 
   def refresh(self, gone: _Served | None = None) -> None:
-    """Serves the version that the store holds now.
+    """Switches to the version that the store holds now.
 
     Args:
-      gone: a version that was served and that the store no longer holds. Nothing is done if another
-        version is served by now.
+      gone: a version that was served and that the store no longer holds. If another version is
+        served by now, nothing is done.
     Raises:
       UserError: if the store cannot be read, or holds no valid model; the earlier version is still
         served.

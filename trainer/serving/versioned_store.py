@@ -1,9 +1,10 @@
-"""The interface of the stores that a scorer reads rows from. A store holds one version of a model.
+"""The interface of the stores from which servers read the rows of a model.
 
-A *version* is what a chain of exports yields when it is replayed (`trainer.storage.export`): the
-rows, the dense part and the config. Its number is that of the chain's last export. One publisher at
-a time writes a store, and any number of scorers read it. A scorer sees all changes of a new version
-at once, never rows of two versions.
+A run exports a *base*, which has all rows, then *deltas*, which have the rows that changed and
+*tombstones*, the keys of deleted rows. A base and its deltas are a *chain*. Applied in order, a
+chain gives a *version* of the model: its rows, dense variables and config. The version's number is
+that of the last export. One publisher at a time writes a store, and any number of scorers read it.
+A scorer sees all changes of a new version at once, never rows of two versions.
 
 A row is kept as float32 values, little-endian: the linear weight, then the factors, if any.
 """
@@ -28,17 +29,17 @@ _ZERO = bytes(4)  # reads as a linear weight of 0 without factors
 
 
 class Version(NamedTuple):
-  """The number of a version, and the export that it comes from.
+  """The number of a version of the model, and the last export that it is made from.
 
   Attributes:
     sequence: the number that clients see.
-    export: the name of the chain's last export.
+    export: the name of the last export.
     checksum: the checksum of that export's manifest; exports of other runs may have the same name.
     done_at: when that export was written, in seconds as time.time() counts them.
     withdrawn: after a rollback to this version, the checksum of the export that was the newest at
       that moment. Exports that build on the withdrawn one are not applied.
-    left_out: a sentence about features that are not exported, or with older values; None if all
-      are exported as they are.
+    left_out: a sentence about features that are not exported, or with older values; None if there
+      are none.
   """
 
   sequence: int
@@ -67,14 +68,14 @@ class Overtaken(Exception):
 
 
 class VersionGone(Exception):
-  """The store no longer holds the version of this view."""
+  """The store no longer holds the version that a view reads."""
 
 
 class LookedUpRows(NamedTuple):
   """The rows of n keys, in the order of the keys.
 
-  If a slot of the model has `counts`, each row's show and click follow its factors, as if they were
-  two more factors.
+  If the model reads shows and clicks (a slot has `counts`), a row has them as two more factors, the
+  last ones.
   """
 
   linear: np.ndarray  # float32 [n]; 0 for a key without a row
@@ -91,8 +92,8 @@ class View(abc.ABC):
     config: the resolved config as YAML.
     dense: {name: the value of a dense variable}; `dense_stats` is among them.
     items: the items of a model with model.retrieval; else None.
-    row_store: the row store that holds the rows of this version; None if rows can be read only by
-      `look_up`. It becomes None before a later version changes the row store.
+    row_store: the row store with the rows of this version; None if only `look_up` can read them. It
+      becomes None before a later version changes the row store.
   """
 
   items: ItemSearch | None = None
@@ -114,7 +115,7 @@ class View(abc.ABC):
 
 
 class VersionedStore(abc.ABC):
-  """A store of the rows, the dense part and the config of one version.
+  """A store of the rows, the dense variables and the config of one version of a model.
 
   Attributes:
     holds_items: whether the store can hold the items of a model with model.retrieval.
@@ -139,7 +140,7 @@ class VersionedStore(abc.ABC):
 
     Args:
       exports: the exports to apply, oldest first. The first one follows the version that the store
-        holds, or begins a chain, which replaces all that the store holds.
+        holds, or is a base, which replaces all that the store holds.
       expected: the version that the store holds now.
       withdrawn: as in `Version`.
     Returns:
@@ -147,7 +148,7 @@ class VersionedStore(abc.ABC):
     Raises:
       Overtaken: if the store does not hold `expected`.
       DataLoss: if an export is damaged.
-      UserError: if the exports have items, which this store does not hold.
+      UserError: if the exports have items, which this store cannot hold.
     """
     if exports[-1].has_items and not self.holds_items:
       raise UserError(
@@ -160,7 +161,7 @@ class VersionedStore(abc.ABC):
 
   @abc.abstractmethod
   def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
-    """Applies the exports, after which the store holds version `new`; see `apply`."""
+    """Applies the exports if the store holds `expected`; afterwards it holds the version `new`."""
 
   @abc.abstractmethod
   def view(self) -> View | None:
@@ -171,17 +172,14 @@ class VersionedStore(abc.ABC):
 
 
 def with_show_click(rows: LookedUpRows, show_click: np.ndarray) -> LookedUpRows:
-  """Returns rows in which show and click, float32 [n, 2], follow each present row's factors."""
+  """Returns rows in which show and click, float32 [n, 2], follow the factors of present rows."""
   ends, at = np.cumsum(rows.counts), rows.present
   factors = np.insert(rows.factors, np.repeat(ends[at], 2), show_click[at].ravel())
   return rows._replace(counts=rows.counts + 2 * at, factors=factors)
 
 
 def without_show_click(rows: LookedUpRows) -> tuple[LookedUpRows, np.ndarray]:
-  """Splits what `with_show_click` returned: into the rows as they were, and show and click.
-
-  Show and click are float32 [n, 2], and 0 for absent rows.
-  """
+  """Undoes `with_show_click`: returns the rows, and show and click, float32 [n, 2], 0 if absent."""
   at, show_click = rows.present, np.zeros([len(rows.linear), 2], np.float32)
   places = np.cumsum(rows.counts)[at, None] - [2, 1]
   show_click[at] = rows.factors[places]
@@ -240,7 +238,7 @@ def replace(
 
 @contextlib.contextmanager
 def plain(what: str, *errors: type[Exception]) -> Iterator[None]:
-  """Turns `errors`, which a library raises, into a UserError of one line, beginning with `what`."""
+  """Turns `errors`, raised by a library, into a UserError of one line that begins with `what`."""
   try:
     yield
   except errors as e:
@@ -253,12 +251,12 @@ def plain_address(address: str) -> str:
 
 
 def open_store(address: str, where: str, writable: bool = False) -> VersionedStore:
-  """Opens the store that an address names.
+  """Opens the store at an address.
 
   Args:
     address: redis://HOST:PORT[/DATABASE], or a directory.
     where: the flag that gave the address; messages name it.
-    writable: whether this process publishes.
+    writable: whether this process writes the store.
   Raises:
     UserError: if the store cannot be opened, or the library that it needs is not installed.
   """

@@ -1,4 +1,4 @@
-"""Computes made columns (`from` in the config) from the Arrow columns of a block.
+"""Computes made columns, those with `from` in the config, from the Arrow columns of a block.
 
 Conversion, prediction and the server use it; graph_columns.py does the same inside a SavedModel.
 
@@ -31,7 +31,7 @@ from trainer.data.values import (
   without_markers,
 )
 
-# drop(wrong bool [n], kind of mistake, column, what was wanted): leaves records out.
+# drop(wrong, kind of mistake, column, what was wanted): leaves out records; wrong is bool [n].
 Drop = Callable[[np.ndarray | None, str, str, str], None]
 _Result = TypeVar('_Result')
 
@@ -39,7 +39,7 @@ _Result = TypeVar('_Result')
 class Features(NamedTuple):
   """The features of a column as hashes: each is a feature's key without the slot's id."""
 
-  hashes: np.ndarray  # int64 [m], in the order of the records; without counts [n]
+  hashes: np.ndarray  # int64 [m], in the order of the records; [n] if `counts` is None
   counts: np.ndarray | None  # int64 [n]; None: each record has one, or none (NO_FEATURE)
 
   def by_record(self) -> tuple[np.ndarray, np.ndarray]:
@@ -56,15 +56,16 @@ class Features(NamedTuple):
 
 
 class ArrowReader:
-  """Gives the columns of n records to the model, or to a made column, which is computed from them.
+  """Gives the columns of n records to the model, and to made columns, which are computed from them.
 
-  A made column may have the name of a column of the log. By this name, the made column itself reads
-  the log's column; the model and other made columns read the made one.
+  A made column may have the name of a column of the log, from which it is computed. To the made
+  column itself, this name means the column of the log; to the model and other made columns, it
+  means the made column.
 
   Args:
     columns: the columns of the log.
     num_records: n.
-    drop: called with the records for which a column cannot be made; leaves them out.
+    drop: called with the records for which a column cannot be computed; leaves them out.
   """
 
   def __init__(
@@ -76,11 +77,11 @@ class ArrowReader:
   ):
     self._data, self._log, self._drop, self.num_records = cfg.data, columns, drop, num_records
     self._made = cfg.data.made
-    self._own = ''  # the name of the made column that reads; '': the model
+    self._own = ''  # the name of the made column that reads; '' if the model reads
     self._results: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':
-    """Returns a reader for the made column `own`; it shares the results of this reader."""
+    """Returns a reader for the made column `own`, which shares the results of this reader."""
     reader = copy.copy(self)
     reader._own = own
     return reader
@@ -97,7 +98,7 @@ class ArrowReader:
     return self._results[key]
 
   def drop(self, wrong: np.ndarray | None, column: str, wanted: str) -> None:
-    """Leaves out the records at which `wrong`, bool [n], is true: their value cannot be read."""
+    """Leaves out the records whose value is wrong, bool [n]."""
     of_own = f", which '{self._own}' is made of" if self._own else ''
     self._drop(wrong, 'made', column, wanted + of_own)
 
@@ -106,24 +107,27 @@ class ArrowReader:
     return name in self._made and name != self._own
 
   def _array(self, name: str) -> tuple[pa.Array, str, list[str]]:
-    """Returns a column, its name for messages, and its texts that stand for a missing value."""
+    """Returns a column, its name for messages, and its texts for missing values."""
     if self._is_made(name):
       return self.made(name), name, []
     column = self._data.log_column(name)
     return self._log[column], column, self._data.missing_values
 
   def single(self, name: str, wanted: str) -> tuple[pa.Array, str, list[str]]:
-    """Does what `_array` does for a column of one value a record; drops records with several."""
+    """Returns a column's values [n], its name for messages, and its texts for missing values.
+
+    Records with several values are dropped.
+    """
     array, column, markers = self._array(name)
     array, several = one_each(array)
     self.drop(several, column, wanted)
     return array, column, markers
 
   def numbers(self, name: str) -> np.ndarray:
-    """Returns the column as float64 [n], rounded to float32 precision, as dense columns are.
+    """Returns the column as float64 [n], rounded to float32 as dense columns are.
 
-    A number is NaN where it is missing or beyond float32's range. It is 0 where its magnitude is
-    below float32's least normal number, as in TensorFlow.
+    NaN stands for numbers that are missing or beyond float32's range, 0 for numbers that would be
+    subnormal in float32.
     """
 
     def read() -> np.ndarray:
@@ -142,7 +146,7 @@ class ArrowReader:
   def texts(self, name: str, wanted: str = 'one text in UTF-8') -> pa.Array:
     """Returns the column's texts as a DictionaryArray [n], stripped, null where missing or blank.
 
-    Marks records with several texts, or with one that is not UTF-8, to be dropped.
+    Records with several texts, or with a text that is not UTF-8, are dropped.
     """
 
     def read() -> pa.DictionaryArray:
@@ -161,12 +165,12 @@ class ArrowReader:
     return self.once(('texts', name, self._is_made(name)), read)
 
   def _slot(self, name: str, column: str) -> config.Slot:
-    """Returns the slot `name`; if there is none, a slot without a separator for the column."""
+    """Returns the slot `name`; if there is none, a slot for the column, without a separator."""
     slots = (s for s in self._data.slots if s.name == name and s.name != self._own)
     return next(slots, config.Slot(name=column))
 
   def features(self, name: str) -> Features:
-    """Returns the features of a slot or column as hashes, without a slot's id."""
+    """Returns the features of a slot or column as hashes."""
 
     def read() -> Features:
       array, column, markers = self._array(name)
@@ -184,7 +188,7 @@ class ArrowReader:
     return self.once(('features', name, self._is_made(name)), read)
 
   def feature_texts(self, name: str) -> tuple[np.ndarray, pa.Array]:
-    """Returns the hashes of a column's distinct features, int64 [u], ascending, and their texts."""
+    """Returns the hashes, int64 [u], ascending, and the texts of a column's u distinct features."""
     array, column, markers = self._array(name)
     slot = self._slot(name, column)
     hashes, texts = distinct_texts(whole_numbers(array)[0], slot, 0, markers)

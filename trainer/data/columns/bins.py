@@ -1,4 +1,4 @@
-"""Bins: a number in bin i becomes the feature with text i; a missing number becomes `missing`."""
+"""Computes bins: a number in bin i becomes the feature with text i, or 'missing' without number."""
 
 import functools
 from types import ModuleType
@@ -36,7 +36,7 @@ def texts(made: config.Bins) -> list[str]:
 
 
 def _bins(made: config.Bins, numbers: TensorLike, xp: ModuleType) -> TensorLike:
-  """Returns for each number the index of its bin's text in `texts`; `xp` is NumPy or TensorFlow."""
+  """Returns the index in `texts` of each number's bin; `xp` is NumPy or TensorFlow."""
   bounds = boundaries(made)
   bins = xp.searchsorted(bounds, numbers, side='right')
   return xp.where(numbers != numbers, len(bounds) + 1, bins)  # NaN: missing

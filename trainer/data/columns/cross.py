@@ -1,9 +1,8 @@
-"""Crosses: a feature for each combination of the features of several columns.
+"""Computes crosses: columns with a feature for each combination of the features of other columns.
 
-A combination is an integer: h starts at 0, and for each column in order h ← (h·M + hash of its
-feature) mod 2^63. For two columns it is (hash_1·M + hash_2) mod 2^63. The slot hashes it like any
-integer. The combinations of a sample follow the order of its features; the feature of the last
-column changes fastest.
+A combination is an integer. h begins at 0; each column in order changes it to (h·M + hash of its
+feature) mod 2^63, with a constant M. The slot hashes the result like any integer. The combinations
+of a sample follow the order of its features; the last column changes fastest.
 """
 
 import functools
@@ -51,7 +50,7 @@ def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
 
 
 def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
-  """Returns the integers of c combinations, int64 [c].
+  """Hashes c combinations to integers, int64 [c].
 
   Args:
     parts: for each column, the hash of its feature in each combination, int64 [c].
@@ -74,7 +73,7 @@ def _parts(
   """
   take, total = np.take if xp is np else tf.gather, columns[0][1] * 0 + 1
   for _, counts in columns:
-    # No product of counts overflows: none matters beyond `most` once each column has a feature.
+    # Counts are capped at `most`, more than which is not kept, so the product cannot overflow.
     total = xp.minimum(total, most) * xp.minimum(counts, most)
   total = xp.minimum(total, most)
   ends = xp.cumsum(total)
@@ -107,6 +106,6 @@ def graph(made: config.Cross, reader: GraphReader) -> GraphColumn:
   ]
   parts, counts = _parts(by_sample, made.most, tf)
   samples = tf.repeat(tf.range(reader.size), counts)
-  # tf.repeat has forgotten the rank.
+  # tf.repeat loses the static rank.
   texts = tf.reshape(tf.strings.as_string(_mixture(parts)), [-1])
   return GraphColumn(texts, tf.reshape(samples, [-1]), reader.size)

@@ -1,4 +1,4 @@
-"""Computes made columns in plain TensorFlow ops: inside a SavedModel.
+"""Computes made columns, those with `from` in the config, in plain TensorFlow ops for SavedModels.
 
 Shapes: B samples, m features of a column. A column has L samples: L = B, or L = 1 if its one sample
 stands for all B.
@@ -17,7 +17,7 @@ from trainer.data.columns.kinds import module_of
 from trainer.data.features import hash_keys
 from trainer.data.values import Writing
 
-_LONGEST = 200  # bytes of a number; TensorFlow refuses to read some more
+_LONGEST = 200  # bytes of a number's text; TensorFlow refuses much longer ones
 _TINY = float(np.finfo(np.float32).tiny)
 
 
@@ -42,10 +42,10 @@ def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
 
 
 class GraphColumn(NamedTuple):
-  """A column of L samples."""
+  """The values of a column in L samples."""
 
   values: tf.Tensor  # [m]: string, blank for none; or a number: int64, or floats, NaN for none
-  samples: tf.Tensor  # int64 [m], the sample of each, ascending
+  samples: tf.Tensor  # int64 [m], the sample of each value, ascending
   length: tf.Tensor  # int64 []: L
   x: tf.Tensor | None = None  # float32 [m], the features' values; None: 1
   is_single: bool = False  # whether samples are 0 … L−1
@@ -67,7 +67,7 @@ class GraphColumn(NamedTuple):
 
 
 def texts_of(values: tf.Tensor) -> tf.Tensor:
-  """Returns a column's values as texts; a number must be whole, and a missing one becomes blank."""
+  """Returns a column's values as texts; numbers must be whole, and a missing one becomes blank."""
   if values.dtype == tf.string:
     return values
   if values.dtype.is_integer:
@@ -78,7 +78,7 @@ def texts_of(values: tf.Tensor) -> tf.Tensor:
 
 
 def numbers_of(column: GraphColumn, markers: Sequence[str], writing: Writing) -> tf.Tensor:
-  """Returns the numbers of a column's samples, float32 [L], NaN where missing.
+  """Returns the first number of each sample of a column, float32 [L], NaN where missing.
 
   Args:
     column: holds numbers, or texts of numbers.
@@ -110,9 +110,9 @@ class GraphFeatures(NamedTuple):
 
 
 def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Repeats the features of a column with a single sample, so that each of B samples has them.
+  """Repeats the features of a column that has one sample, so that each of B samples has them.
 
-  So the features of one user are hashed and looked up once, however many items there are. The
+  So the features of one user are hashed and looked up once, however many items are scored. The
   features of a column that has B samples stay as they are.
 
   Args:
@@ -147,9 +147,9 @@ class SlotTensors(NamedTuple):
 
 
 class GraphReader:
-  """Gives the columns of a batch to the model, or to a made column, which is computed from them.
+  """Gives the columns of a batch to the model, and to made columns, which are computed from them.
 
-  It is the counterpart of `ArrowReader`.
+  It does in a SavedModel what `ArrowReader` does elsewhere.
 
   Args:
     columns: the columns of the log.
@@ -159,7 +159,7 @@ class GraphReader:
   def __init__(self, cfg: config.Config, columns: Mapping[str, GraphColumn], size: tf.Tensor):
     self._data, self._log, self.size = cfg.data, columns, size
     self._made, self._writing = cfg.data.made, Writing.of(cfg.data)
-    self._own = ''  # the name of the made column that reads; '': the model
+    self._own = ''  # the name of the made column that reads; '' if the model reads
     self._results: dict[str, GraphColumn] = {}
 
   def _read(self, name: str) -> tuple[GraphColumn, list[str]]:
@@ -173,7 +173,7 @@ class GraphReader:
     return self._results[name], []
 
   def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
-    """Does what `_read` does; tells a slot from a dense column that has the same name."""
+    """Returns a column as `_read` does; a slot and a dense column may have the same name."""
     if column.made:
       return self._read(column.name)
     ((name, _),) = self._data.columns_of(column)
@@ -184,7 +184,7 @@ class GraphReader:
     return numbers_of(*self._column(column), self._writing)
 
   def slot(self, slot: config.Slot, slot_id: int) -> SlotTensors:
-    """Returns the features that the conversion would find in a slot."""
+    """Returns the features of a slot, the same as conversion does."""
     column, markers = self._column(slot)
     texts, samples = _split(texts_of(column.values), column.samples, slot.separator)
     values = tf.ones_like(texts, tf.float32) if column.x is None else column.x

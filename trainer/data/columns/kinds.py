@@ -1,5 +1,3 @@
-"""Finds the module that computes made columns of a kind."""
-
 import importlib
 import types
 

@@ -1,4 +1,4 @@
-"""Looks texts up in a small table; a text that is not in the table has no value.
+"""Computes look-ups: the value that a small table has for a text, or no value.
 
 The run keeps the content of the table in its config.
 """
@@ -19,22 +19,20 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.features import hash_keys
 from trainer.errors import UserError
 
-_NO_KEY = 2**63 - 1  # above all hashes: where the search for an unknown key ends
+_NO_KEY = 2**63 - 1  # above all hashes; the search for an unknown key ends here
 
 
 def encoded(table: Mapping[str, str]) -> str:
-  """Returns a table as the `content` of a look-up: JSON, compressed, in base64."""
+  """Returns a look-up table as the `content` of a config: JSON, compressed, in base64."""
   text = json.dumps(dict(sorted(table.items())), ensure_ascii=False)
   return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
 
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Decodes the `content` of a look-up.
+  """Decodes what `encoded` returned: the m keys' hashes, int64 [m + 1], ascending, and the values.
 
-  Returns:
-    The hashes of the m keys, int64 [m + 1], ascending, and the value of each key. A search for an
-    unknown key ends at the last hash, which is above all others and has the value ''.
+  The last hash is above all others and has the value ''. The search for an unknown key ends there.
   """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))

@@ -1,4 +1,4 @@
-"""A number as the value x_i of one feature; a missing number gives no feature."""
+"""Computes columns of one feature, whose value x_i is a number; none if the number is missing."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Overlap: how many, or which share, of the features of one column are also in another column."""
+"""Computes overlaps: how many, or which share, of a column's features another column has."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Features of a text: a regular expression's group, runs of characters, prefixes.
+"""Computes columns from a text: a regular expression's group, runs of characters, prefixes.
 
 Arrow and TensorFlow both use RE2 for regular expressions. Lowercasing changes only A to Z, because
 for other letters the two libraries may differ. A text that is not UTF-8 has no characters:
@@ -17,7 +17,7 @@ from trainer.data.values import offsets_of, ranges, text_buffers, texts_from, tr
 
 
 def _pattern(made: config.Text) -> str:
-  """Extends `made.match` to match the whole text, with group 1 as in its first match."""
+  """Extends the regular expression `made.match` to match a whole text, with the same group 1."""
   return f'(?s)\\A.*?(?-s:{made.match}).*\\z'
 
 

@@ -1,7 +1,7 @@
-"""Parts of a time, on the clock of a time zone.
+"""Computes parts of a time, such as the hour, on the clock of a time zone.
 
-All arithmetic is in int64. It is written once, with operators that NumPy arrays and tensors share.
-A time zone is a table, made from Python's `zoneinfo`, of its offsets from UTC and when each begins.
+Arithmetic is in int64, with operators that NumPy arrays and tensors share. A time zone is a table
+of its offsets from UTC and of when each begins, made with Python's `zoneinfo`.
 """
 
 import datetime
@@ -33,7 +33,7 @@ WANTED = {
   'yyyymmddHH': 'a time as 2024013113, of the years 1900 to 2199',
 }
 _STEP = 5 * DAY  # no offset of a zone lasts less
-# The groups of each unit are whole numbers; a group that is absent is 0, or 1 of month and day.
+# Groups match whole numbers. An absent month or day counts as 1, another absent group as 0.
 _PATTERNS = {
   'iso': (
     r'^(?P<year>\d{4})-(?P<month>\d\d)-(?P<day>\d\d)'
@@ -46,13 +46,16 @@ _PATTERNS = {
   'seconds': r'^(?P<number>-?\d{1,15})(?:\.0+)?$',
   'milliseconds': r'^(?P<number>-?\d{1,15})(?:\.0+)?$',
 }
-_ZULU = 'Z$', '+0000'  # another way to write this offset
+_ZULU = 'Z$', '+0000'  # Z is another way to write the offset +0000
 _PARTS = ('year', 'month', 'day', 'hour', 'minute', 'second')
 
 
 @functools.cache
 def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns when each offset of a zone begins, in seconds since 1970, and the offset in seconds."""
+  """Returns when each UTC offset of a time zone begins, in seconds since 1970; and the offsets.
+
+  Both are int64 arrays [t]. Offsets are in seconds.
+  """
   clock = zoneinfo.ZoneInfo(zone)
 
   def offset(seconds: int) -> int:
@@ -74,9 +77,9 @@ def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _days(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
-  """Returns the days from 1970-01-01 to a date.
+  """Returns the number of days from 1970-01-01 to a date.
 
-  Inside, years begin in March, so that a leap day comes last:
+  In the formula, years begin in March, so a leap day comes last:
   https://howardhinnant.github.io/date_algorithms.html#days_from_civil
   """
   months = month + 9 - (month + 9) // 12 * 12  # March is 0
@@ -121,16 +124,18 @@ def _part(part: str, local: TensorLike) -> TensorLike:
 def _read(
   is_time: TensorLike, group: Callable[[str, int], TensorLike], made: config.Time, xp: ModuleType
 ) -> tuple[TensorLike, TensorLike, TensorLike]:
-  """Returns times in UTC and on the zone's clock, in seconds, and which texts are times.
+  """Reads texts as times.
 
   When clocks change, a time that occurs twice means the first of the two, and a time that is
-  skipped is converted by the offset before the change.
+  skipped is converted with the offset before the change.
 
   Args:
-    is_time: whether the pattern of the unit matches each text.
+    is_time: bool, whether the pattern of the unit matches each text.
     group: (name of a group of the pattern, default) -> the number that the group matches in each
       text, int64, or the default where it is absent.
     xp: NumPy or TensorFlow.
+  Returns:
+    The times in UTC and on the zone's clock, in seconds since 1970, and which texts are times.
   """
   if made.unit in ('seconds', 'milliseconds'):
     seconds = group('number', 0) // (1000 if made.unit == 'milliseconds' else 1)
@@ -163,7 +168,7 @@ def _read(
 def _arrow_times(
   name: str, made: config.Time, reader: ArrowReader
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Does what `_read` does, for the column `name`; drops records whose texts are no times."""
+  """Reads a column's texts as times, with the results of `_read`; other texts drop the record."""
 
   def read() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     unit, column = made.unit, reader.texts(name, WANTED[made.unit])
@@ -178,7 +183,7 @@ def _arrow_times(
     is_matched = ~fields.is_null().to_numpy(zero_copy_only=False)
     utc, local, is_time = _read(is_matched, group, made, np)
     wrong = ~texts.is_null().to_numpy(zero_copy_only=False) & ~is_time
-    # Such as seconds since 1970 in place of 2024-01-31T13:05:00.
+    # The mistake may be seconds since 1970 in place of 2024-01-31T13:05:00.
     is_number = pc.match_substring_regex(texts, r'^\d+(\.0+)?$').fill_null(False)
     is_number = unit == 'iso' and (wrong & is_number.to_numpy(zero_copy_only=False)).any()
     wanted = WANTED[unit] + is_number * ' (unit: seconds, milliseconds or yyyymmddHH reads numbers)'
@@ -199,7 +204,7 @@ def arrow(made: config.Time, reader: ArrowReader) -> pa.Array:
 def _graph_times(
   name: str, made: config.Time, reader: GraphReader
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Does what `_arrow_times` does, in TensorFlow."""
+  """Reads a column's texts as times in TensorFlow, with the results of `_read`."""
   pattern = _PATTERNS[made.unit]
   texts = tf.strings.regex_replace(reader.texts(name), *_ZULU)
   is_matched = tf.strings.regex_full_match(texts, pattern)
