@@ -238,7 +238,7 @@ def _convert(
 
 
 def is_prepared_from(cfg: config.Config, raw_path: str, out_dir: str, labelled: bool) -> bool:
-  """Returns whether `prepare_pass` would find the pass converted already."""
+  """Returns whether `out_dir` has the pass already, converted with the same settings."""
   return _done(out_dir, _meta(cfg, raw_path, files_of(raw_path), labelled)) is not None
 
 

@@ -1,7 +1,6 @@
 """Defines batches of samples, hashes features to keys and transforms dense columns.
 
-Shapes: B samples, F slots (columns of categories), nnz features in the batch, Dn dense columns, T
-tasks (labels to predict).
+Shapes: B samples, F slots, nnz features in the batch, Dn dense columns, T tasks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -109,8 +108,8 @@ def dense_stats(
 
   Args:
     columns: `Config.data.dense`.
-    measured: {name: [count, mean, Σ (x − mean)²]} of the values x that are not missing; if the
-      column's transform has log1p, x is the value after it.
+    measured: {name: [count, mean, Σ (x − mean)²]} of the values x that are not missing, after log1p
+      if the column's transform has it.
     click_rate: the mean number of clicks of a sample; None if the model does not read the shows and
       clicks of features (`counts` of a slot).
   """
@@ -135,23 +134,21 @@ COUNT_SMOOTHING = 10.0
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
   """Converts shows and clicks of features to dense inputs, for slots with `counts` in the config.
 
-  With s shows (impressions), c clicks, a the click rate of the log, and k = COUNT_SMOOTHING, a slot
-  has two inputs:
+  With s shows (impressions), c clicks, the click rate a of the log and k = COUNT_SMOOTHING:
 
       s / (s + k),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 
   The first says how much the feature's own clicks, rather than a, determine the second.
 
   Args:
-    seen: float32 [B, Fc, 2], shows and clicks for Fc slots, each summed over the features of a
-      sample's slot.
+    seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
     log_odds: float32 [], log(a / (1 − a)).
   Returns:
-    float32 [B, 2·Fc]: the first input of every slot, then the second; 0 for no shows.
+    float32 [B, 2·Fc]: the first value of each of Fc slots, then the second; 0 for no shows.
   """
   shows, clicks = tf.unstack(seen, 2, -1)
   rate = tf.sigmoid(log_odds)
-  # A click that comes late is counted without a show.
+  # A late click is counted without a show, so there may be more clicks than shows.
   missed = tf.maximum(shows - clicks, 0) + COUNT_SMOOTHING * (1 - rate)
   odds = (clicks + COUNT_SMOOTHING * rate) / missed
   return tf.concat([shows / (shows + COUNT_SMOOTHING), tf.math.log(odds) - log_odds], 1)

@@ -1,7 +1,4 @@
-"""Finds passes whose labels are all 0 or all 1.
-
-A usual cause is a wrong `data.label_positive`, the text that stands for a 1.
-"""
+"""Finds passes whose labels are all 0 or all 1, often because of a wrong `data.label_positive`."""
 
 import collections
 import contextlib
@@ -31,7 +28,8 @@ class OneClass(NamedTuple):
 def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
   """Describes the first task whose labels are the same in all samples of a pass, or returns None.
 
-  Tasks for which this is no mistake are skipped: those with `negative` or squared error as loss.
+  Tasks where this may be right are skipped: those with a text for 0 (`negative`), and those with
+  squared error as loss.
   """
   for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
     if sole is None or label.negative is not None or label.loss == 'squared_error':

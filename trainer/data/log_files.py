@@ -269,7 +269,7 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
   files = []
   for pattern in patterns:
     path = normal(pattern)
-    # A file may have brackets in its name.
+    # A file's name may have brackets, which are no wildcards then.
     paths = (_remote_glob if is_remote(path) else glob.glob)(path) or [path] * exists(path)
     if not paths:
       place = '' if is_remote(path) or os.path.isabs(path) else f' in {os.getcwd()}'
@@ -325,7 +325,7 @@ def exists(path: str) -> bool:
 
 
 def is_directory(path: str) -> bool:
-  """Returns whether there is such a directory; in a bucket, whether it contains a file."""
+  """Returns whether a path is a directory; in a bucket, a directory must contain a file."""
   return _info(path).type == pa.fs.FileType.Directory
 
 

@@ -73,7 +73,7 @@ def in_words(cfg: config.Config, key: str, value: Json) -> str:
 
 
 def _table_of(cfg: config.Config, key: str) -> str | None:
-  """Returns the path of the look-up table that a config key stands for; None for other keys."""
+  """Returns the path of the look-up table whose content is a key's value; None for other keys."""
   column = cfg.data.left_open().get(key)
   return column.made.table if column and isinstance(column.made, config.Lookup) else None
 
@@ -90,7 +90,7 @@ def open_values(
   """
   left_open = [key for key in cfg.data.left_open() if key not in known]
   new = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
-  if len(left_open) > len(new):  # bins, which may read tables
+  if len(left_open) > len(new):  # bins are left, which may be computed from tables
     values = {k: v for k, v in (known | new).items() if k in cfg.data.left_open()}
     new |= _boundaries(config.parse(config.dump(cfg), 'the config', measured=values))
   return new

@@ -233,8 +233,8 @@ class PreparedPass:
     """Cuts each global batch of `batch_size` samples into `size` slices, one for each process.
 
     The global batches depend only on (seed, name of the pass, epoch). Of the b samples of a global
-    batch, slice r has those from r·b // size to (r + 1)·b // size. A slice of the last batch may be
-    empty.
+    batch, slice r has the samples [r·b // size, (r + 1)·b // size). A slice of the last batch may
+    be empty.
 
     Returns:
       A function (number of a global batch, number of a slice) -> SlotBatch of NumPy arrays. It is

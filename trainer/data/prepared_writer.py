@@ -178,7 +178,7 @@ class Writer:
       self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
 
   def append(self, prepared: PreparedPass) -> None:
-    """Appends a pass of the same schema; copies its full chunks if no other samples wait."""
+    """Appends a prepared pass of the same schema; if no samples wait, copies its full chunks."""
     samples = prepared.num_samples
     copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
     if copied:

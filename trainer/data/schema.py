@@ -16,10 +16,7 @@ CARRIED = '--columns'  # the flag that asks for columns to copy beside predictio
 
 
 def briefly(made: config.Made) -> JsonObject:
-  """Returns the settings of a column that is computed from others (`from` in the config).
-
-  The content of a look-up table is replaced by its checksum.
-  """
+  """Returns the settings of a made column (`from`); a checksum replaces a look-up's content."""
   tree = made.model_dump()
   if tree.get('content') is not None:
     tree['content'] = f'{zlib.crc32(tree["content"].encode()):08x}'

@@ -1,9 +1,9 @@
 """Writes a click log whose true probabilities are known: `python -m trainer.synthesize --out DIR`.
 
-DIR gets day_00.csv … to train on, test_day_NN.csv, the day after, and truth.json. The latter has
-the AUC and logloss of the true probabilities of each file, which a model can beat only by chance;
-and the true importance of each slot: how much worse AUC and logloss become on the test day if the
-slot's values are exchanged between samples.
+DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json. This has the AUC
+and logloss of the true probabilities of each file, which a model can beat only by chance; and the
+true importance of each slot: how much worse AUC and logloss become on the test day if the slot's
+values are exchanged between samples.
 
 The logit of a click is
 

@@ -19,14 +19,12 @@ from trainer.data.values import feature_texts
 def texts_of(
   cfg: config.Config, paths: Collection[str], slot: config.Slot, keys: Collection[int]
 ) -> Iterator[dict[int, str]]:
-  """Searches raw passes for the texts of keys; stops when all keys have been found.
+  """Yields {key: text} for wanted keys that occur in raw passes; stops when all have been found.
 
   Args:
     paths: raw passes: files or directories of the log. Those that no longer exist are skipped.
     slot: the slot of the keys; Slot(name=data.group) if they are groups of samples.
     keys: the keys, or the groups, whose texts to find.
-  Yields:
-    {key: text} for the keys that were found in a block of records.
   """
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids().get(slot.name, 0)

@@ -323,7 +323,7 @@ class SlotFeatures(NamedTuple):
   starts: np.ndarray  # int64 [u]
   counts: np.ndarray  # int64 [u]
   keys: np.ndarray  # int64
-  values: np.ndarray | None  # float32, beside keys
+  values: np.ndarray | None  # float32, one for each key; None if all are 1
   wrong: np.ndarray  # bool [u]: a value is no finite number, or belongs to no feature
 
 
@@ -353,7 +353,7 @@ def several_features(
   else:
     encoded = as_text(array, column).dictionary_encode()
     distinct = encoded.dictionary
-    # One past the end stands for no features.
+    # The index one past the end stands for a record without features.
     index = encoded.indices.fill_null(len(distinct)).to_numpy().astype(np.int64)
     if slot.separator:
       fields = pc.split_pattern(distinct, pattern=slot.separator)

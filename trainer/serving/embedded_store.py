@@ -1,4 +1,4 @@
-"""A versioned store in a directory, kept by LMDB: memory-mapped, one writer and many readers.
+"""Keeps one version of a model in a directory, by LMDB: memory-mapped, one writer, many readers.
 
     DIRECTORY/data.mdb  lock.mdb
 
@@ -49,7 +49,7 @@ def _keys(keys: np.ndarray) -> list[bytes]:
 
 
 class EmbeddedStore(VersionedStore):
-  """A versioned store in a directory.
+  """Keeps one version of a model in a directory.
 
   Args:
     path: the directory. A writer makes it; a reader may start before it exists.
@@ -130,7 +130,7 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> None:
 
 
 class _EmbeddedView(View):
-  """A view of a version. LMDB keeps the version's pages until the read transaction ends."""
+  """Reads one version. LMDB keeps its pages until the read transaction ends."""
 
   def __init__(self, transaction: lmdb.Transaction):
     self._transaction = transaction

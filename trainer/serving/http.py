@@ -197,7 +197,7 @@ class App:
       raise _Refused(404, f"model '{name[:80]}': is unknown{nearest(name[:80], [self._name])}")
 
   async def _no_route(self, request: Request, error: HTTPException) -> Response:
-    """Answers a request whose path no route has, or whose method /healthz does not allow."""
+    """Refuses a request to an unknown path, or one to /healthz with a wrong method."""
     self._requests.labels(error.status_code).inc()
     refused = _unknown_path(request)
     if error.status_code == 405:

@@ -17,8 +17,8 @@ class _Index(NamedTuple):
   """The faiss index of a base export; later deltas may have replaced some of its n vectors."""
 
   lists: Any  # faiss.IndexIVFFlat
-  keys: np.ndarray  # int64 [n], of the items by their numbers in the index
-  # int64 [n], the item's place in ItemSearch.items; −1 if it has left or has another vector.
+  keys: np.ndarray  # int64 [n], of the items in the order of the index
+  # int64 [n], each item's place in ItemSearch.items; −1 if it was removed or its vector replaced.
   place: np.ndarray
 
 
@@ -47,9 +47,9 @@ class ItemSearch:
       is_current = index.place >= 0
       self.by_index = np.mean(is_current) >= 1 - _MOST_REPLACED
       self._current = np.packbits(is_current, bitorder='little')
-      self._number = np.full([len(items.keys)], -1)  # of each item in the index
+      self._number = np.full([len(items.keys)], -1)  # each item's number in the index, or −1
       self._number[index.place[is_current]] = np.flatnonzero(is_current)
-      self._others = np.flatnonzero(self._number < 0)  # places of items that it does not have
+      self._others = np.flatnonzero(self._number < 0)  # places of items not in the index
       self._of_others = items.vectors[self._others]
 
   @classmethod

@@ -1,4 +1,4 @@
-"""A versioned store in this process's memory, for a server that reads a run's exports itself.
+"""Keeps one version of a model in this process's memory, for a server that reads a run's exports.
 
 A base, an export of all rows, is read into a new row store. A delta, an export of the rows that
 have changed, changes the row store in place. Before that, the rows that it replaces are copied, and
@@ -112,7 +112,7 @@ class _Replaced(NamedTuple):
 
 
 class _MemoryView(View):
-  """A view of a version, which all its readers share."""
+  """Reads one version; all its readers share this object."""
 
   def __init__(self, version: Version, export: RowExport, rows: _RowsOfAChain | None):
     super().__init__(version, export.config(), export.dense())
@@ -178,7 +178,7 @@ def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearc
   """Returns the items after some exports are applied; None if the model has no items.
 
   Args:
-    before: the items before the first export; None if that is a base.
+    before: the items before the first export; None if that export is a base.
   """
   for export in exports if exports[-1].has_items else ():
     if export.begins_chain:

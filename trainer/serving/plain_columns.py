@@ -109,7 +109,7 @@ class PlainColumns:
     keys = text_keys(data, offsets, 0)
     if len(self._missing_keys):
       keys[np.isin(keys, self._missing_keys)] = NO_FEATURE
-    keys |= np.repeat(self._high_bits, counts.sum(1))  # NO_FEATURE has all bits
+    keys |= np.repeat(self._high_bits, counts.sum(1))  # NO_FEATURE, all bits 1, stays as it is
     present = keys != NO_FEATURE
     if len(keys) == counts.size and present.all() and not any(s.separator for s in self._slots):
       return keys.reshape(fields, size).T.reshape(-1), np.zeros([0], np.int32)
@@ -118,7 +118,7 @@ class PlainColumns:
     order = np.argsort(segments, kind='stable')
     keys, segments = keys[present][order], segments[order]
     for f, slot in enumerate(self._slots):
-      if slot.sequence:  # the last so many
+      if slot.sequence:  # keep the last max_length features
         own = np.flatnonzero(segments % fields == f)
         to_end = np.searchsorted(segments, segments[own], side='right') - own
         left_out = own[to_end > slot.sequence.max_length]

@@ -43,9 +43,9 @@ class Publisher:
     self.refused: str | None = None
 
   def advance(self) -> Applied | None:
-    """Applies the exports that are newer than the store's version; returns what was applied, if any.
+    """Applies the exports that are newer than the store's version; returns what it applied.
 
-    An export that cannot be read is refused, and logged once.
+    An export that cannot be read is refused, and logged once. If nothing is applied, returns None.
     """
     refused, self.refused = self.refused, None
     self._look()

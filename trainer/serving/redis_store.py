@@ -1,4 +1,4 @@
-"""A versioned store in Redis, for servers on many machines.
+"""Keeps one version of a model in Redis, for servers on many machines.
 
     ctr:version             Version as JSON, with the generation of its rows
     ctr:model:GENERATION    hash: config (YAML), dense (.npz)
@@ -9,8 +9,8 @@ A *base* is an export of all rows, a *delta* one of the rows that have changed s
 is the number under which the rows of a base, and of the deltas after it, are stored. A base gets a
 new one, which nobody reads before `ctr:version` names it; then the earlier generations are deleted.
 Deltas change rows in place, in the same transaction that sets `ctr:version`. A reader fetches rows
-and `ctr:version` in one command. If `ctr:version` has changed since the reader's view began, the
-view ends with VersionGone.
+and `ctr:version` in one command. If `ctr:version` has changed since the reader began, it gets
+VersionGone.
 """
 
 import itertools
@@ -67,7 +67,7 @@ def _parse(data: bytes | None) -> tuple[Version | None, int]:
 
 
 class RedisStore(VersionedStore):
-  """A versioned store in a database of Redis that nothing else uses.
+  """Keeps one version of a model in a database of Redis that nothing else uses.
 
   Args:
     url: redis://HOST:PORT[/DATABASE].
@@ -141,7 +141,7 @@ class RedisStore(VersionedStore):
         transaction.get(_VERSION)
         transaction.hgetall(_MODEL + str(generation).encode())
         still, model = transaction.execute()
-        if still == data:  # else another version has come between the two questions
+        if still == data:  # else the version has changed between the two reads
           return _RedisView(self._redis, self._what, data, model)
 
   def close(self) -> None:
@@ -180,7 +180,7 @@ def _write(
 
 
 class _RedisView(View):
-  """A view of a version, which can be read as long as Redis has it."""
+  """Reads one version, as long as Redis holds it."""
 
   def __init__(self, client: redis.Redis, what: str, data: bytes, model: dict[bytes, bytes]):
     self._redis, self._what, self._data = client, what, data

@@ -188,7 +188,7 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
   Args:
     outputs: {name: float32 [B]}. The answer leaves the name out if there is only one output.
   """
-  # Nine digits give back the same float32.
+  # Nine digits determine a float32.
   texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}
   if len(texts) == 1:
     (values,) = texts.values()

@@ -405,7 +405,7 @@ def _numbers(column: str, values: Sequence[Json], decimal: str) -> pa.Array:
 
   Floats among strings are written with `data.decimal`.
   """
-  with contextlib.suppress(pa.ArrowException, OverflowError):  # an integer that is no double
+  with contextlib.suppress(pa.ArrowException, OverflowError):  # an integer may be too large
     if set(map(type, values)) <= {float, int, type(None)}:
       return pa.array(values, pa.float64(), from_pandas=True)  # NaN is null
   wanted = 'a finite number, its text, or null'

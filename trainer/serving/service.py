@@ -35,7 +35,7 @@ class FoundItems(NamedTuple):
 
 
 class _Served:
-  """A version, and the number of its users: requests under way, and the service itself."""
+  """A loaded version, and the number of its users: the requests under way, plus the service."""
 
   def __init__(self, view: View, text: str, scorer: Scorer):
     self.view, self.text, self.scorer = view, text, scorer

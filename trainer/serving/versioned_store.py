@@ -38,8 +38,7 @@ class Version(NamedTuple):
     done_at: when that export was written, in seconds as time.time() counts them.
     withdrawn: after a rollback to this version, the checksum of the export that was the newest at
       that moment. Exports that build on the withdrawn one are not applied.
-    left_out: a sentence about features that are not exported, or with older values; None if there
-      are none.
+    left_out: tells which features the export lacks or has older values of; None if it has all.
   """
 
   sequence: int
@@ -115,7 +114,7 @@ class View(abc.ABC):
 
 
 class VersionedStore(abc.ABC):
-  """A store of the rows, the dense variables and the config of one version of a model.
+  """Keeps the rows, the dense variables and the config of one version of a model.
 
   Attributes:
     holds_items: whether the store can hold the items of a model with model.retrieval.
@@ -142,7 +141,7 @@ class VersionedStore(abc.ABC):
       exports: the exports to apply, oldest first. The first one follows the version that the store
         holds, or is a base, which replaces all that the store holds.
       expected: the version that the store holds now.
-      withdrawn: as in `Version`.
+      withdrawn: in a rollback, the checksum of the newest export; see `Version`.
     Returns:
       The new version.
     Raises:
@@ -172,14 +171,14 @@ class VersionedStore(abc.ABC):
 
 
 def with_show_click(rows: LookedUpRows, show_click: np.ndarray) -> LookedUpRows:
-  """Returns rows in which show and click, float32 [n, 2], follow the factors of present rows."""
+  """Appends show and click, float32 [n, 2], to the factors of each row that exists."""
   ends, at = np.cumsum(rows.counts), rows.present
   factors = np.insert(rows.factors, np.repeat(ends[at], 2), show_click[at].ravel())
   return rows._replace(counts=rows.counts + 2 * at, factors=factors)
 
 
 def without_show_click(rows: LookedUpRows) -> tuple[LookedUpRows, np.ndarray]:
-  """Undoes `with_show_click`: returns the rows, and show and click, float32 [n, 2], 0 if absent."""
+  """Undoes `with_show_click`; returns the rows, and show and click, float32 [n, 2], 0 if absent."""
   at, show_click = rows.present, np.zeros([len(rows.linear), 2], np.float32)
   places = np.cumsum(rows.counts)[at, None] - [2, 1]
   show_click[at] = rows.factors[places]

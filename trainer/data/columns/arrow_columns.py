@@ -87,7 +87,7 @@ class ArrowReader:
     return reader
 
   def made(self, name: str) -> pa.Array:
-    """Computes a made column [n], in a form in which a file could hold it."""
+    """Computes a made column [n], as an Arrow array that a file of the log could hold."""
     made = self._made[name]
     return self.once(('made', name), lambda: module_of(made).arrow(made, self.of(name)))
 
@@ -98,7 +98,7 @@ class ArrowReader:
     return self._results[key]
 
   def drop(self, wrong: np.ndarray | None, column: str, wanted: str) -> None:
-    """Leaves out the records whose value is wrong, bool [n]."""
+    """Leaves out the records where `wrong`, bool [n], is true."""
     of_own = f", which '{self._own}' is made of" if self._own else ''
     self._drop(wrong, 'made', column, wanted + of_own)
 
@@ -107,14 +107,14 @@ class ArrowReader:
     return name in self._made and name != self._own
 
   def _array(self, name: str) -> tuple[pa.Array, str, list[str]]:
-    """Returns a column, its name for messages, and its texts for missing values."""
+    """Returns a column, its name for messages, and the texts that stand for a missing value."""
     if self._is_made(name):
       return self.made(name), name, []
     column = self._data.log_column(name)
     return self._log[column], column, self._data.missing_values
 
   def single(self, name: str, wanted: str) -> tuple[pa.Array, str, list[str]]:
-    """Returns a column's values [n], its name for messages, and its texts for missing values.
+    """Returns a column of one value a record, its name, and the texts for a missing value.
 
     Records with several values are dropped.
     """

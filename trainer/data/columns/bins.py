@@ -1,4 +1,4 @@
-"""Computes bins: a number in bin i becomes the feature with text i, or 'missing' without number."""
+"""Computes bins: the feature '3' for a number in bin 3, 'missing' for a missing number."""
 
 import functools
 from types import ModuleType
@@ -15,7 +15,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 @functools.cache
 def _log_squared() -> np.ndarray:
-  """Returns the least number of each bin of `log_squared` except the first.
+  """Returns the lower bounds of the bins of `log_squared`, except that of the first bin.
 
   They are 0, 1, 2, the least float32 above 2, and each x > 1 at which ln²x is 1, 2, 3, …
   """

@@ -44,11 +44,11 @@ def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
 class GraphColumn(NamedTuple):
   """The values of a column in L samples."""
 
-  values: tf.Tensor  # [m]: string, blank for none; or a number: int64, or floats, NaN for none
+  values: tf.Tensor  # [m]: strings, '' if missing; int64; or floats, NaN if missing
   samples: tf.Tensor  # int64 [m], the sample of each value, ascending
   length: tf.Tensor  # int64 []: L
   x: tf.Tensor | None = None  # float32 [m], the features' values; None: 1
-  is_single: bool = False  # whether samples are 0 … L−1
+  is_single: bool = False  # whether each sample has one value
 
   @classmethod
   def single(cls, values: tf.Tensor) -> 'GraphColumn':
@@ -189,7 +189,7 @@ class GraphReader:
     texts, samples = _split(texts_of(column.values), column.samples, slot.separator)
     values = tf.ones_like(texts, tf.float32) if column.x is None else column.x
     if slot.value_separator:
-      split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last one
+      split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last separator
       has_value = tf.strings.regex_full_match(texts, split)
       written = tf.strings.regex_replace(texts, f'^{split}$', r'\2')
       numbers = tf.cast(numbers_of_texts(written, self._writing), tf.float32)

@@ -52,10 +52,7 @@ _PARTS = ('year', 'month', 'day', 'hour', 'minute', 'second')
 
 @functools.cache
 def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns when each UTC offset of a time zone begins, in seconds since 1970; and the offsets.
-
-  Both are int64 arrays [t]. Offsets are in seconds.
-  """
+  """Returns when each UTC offset of a zone begins, in seconds since 1970, and its seconds."""
   clock = zoneinfo.ZoneInfo(zone)
 
   def offset(seconds: int) -> int:
@@ -168,7 +165,7 @@ def _read(
 def _arrow_times(
   name: str, made: config.Time, reader: ArrowReader
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Reads a column's texts as times, with the results of `_read`; other texts drop the record."""
+  """Reads a column's texts as times, as `_read` does; drops records whose text is no time."""
 
   def read() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     unit, column = made.unit, reader.texts(name, WANTED[made.unit])
@@ -183,7 +180,7 @@ def _arrow_times(
     is_matched = ~fields.is_null().to_numpy(zero_copy_only=False)
     utc, local, is_time = _read(is_matched, group, made, np)
     wrong = ~texts.is_null().to_numpy(zero_copy_only=False) & ~is_time
-    # The mistake may be seconds since 1970 in place of 2024-01-31T13:05:00.
+    # The texts may be seconds since 1970, where 2024-01-31T13:05:00 is wanted.
     is_number = pc.match_substring_regex(texts, r'^\d+(\.0+)?$').fill_null(False)
     is_number = unit == 'iso' and (wrong & is_number.to_numpy(zero_copy_only=False)).any()
     wanted = WANTED[unit] + is_number * ' (unit: seconds, milliseconds or yyyymmddHH reads numbers)'
@@ -204,7 +201,7 @@ def arrow(made: config.Time, reader: ArrowReader) -> pa.Array:
 def _graph_times(
   name: str, made: config.Time, reader: GraphReader
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Reads a column's texts as times in TensorFlow, with the results of `_read`."""
+  """Reads a column's texts as times in TensorFlow; returns what `_read` does."""
   pattern = _PATTERNS[made.unit]
   texts = tf.strings.regex_replace(reader.texts(name), *_ZULU)
   is_matched = tf.strings.regex_full_match(texts, pattern)
