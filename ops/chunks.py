@@ -88,11 +88,7 @@ def select(
 
 
 def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
-  """Writes chunks to an .npz file, which appears once it is whole.
-
-  Returns:
-    The number of features in the chunks.
-  """
+  """Writes chunks to an .npz file, which appears once it is whole; returns how many features."""
   temporary = f'{path}.{uuid.uuid4().hex}.tmp'
   features = 0
   try:

@@ -244,10 +244,7 @@ class FeatureLifecycle:
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Returns the keys of features that have just been evicted, unchanged.
-
-    A subclass that keeps rows outside of the C++ table overrides this to delete these rows too.
-    """
+    """Called with the keys of evicted features, which it returns. Subclasses delete their rows."""
     return keys
 
   def clear(self) -> None:

@@ -193,8 +193,8 @@ class RowStore(FeatureLifecycle):
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
     """Takes the optimizer steps that rows missed because they were in no batch.
 
-    These steps, which only rows with l2_mode 'catch_up' take, have only the gradients of the
-    penalties (L1, L2). Call this before rows are evaluated, saved or exported.
+    Only rows with l2_mode 'catch_up' change; the gradient is that of the penalties (L1, L2). Call
+    this before rows are evaluated, saved or exported.
 
     Args:
       hyper: as in `push`.

@@ -53,8 +53,7 @@ class _Writeable:
 def view(array: np.ndarray) -> tf.Tensor:
   """Returns a tensor that shares the memory of a contiguous array, which may be a mapped file.
 
-  The tensor may be passed only to `CtrGatherSamples`, which neither writes to its inputs nor needs
-  aligned memory.
+  Pass the tensor only to `CtrGatherSamples`, which needs no alignment and does not write to inputs.
   """
   return share(np.asarray(_Writeable(array)))
 

@@ -408,10 +408,7 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
 
 
 def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:
-  """Yields predictions in input order, a batch at a time, on rank 0. Every rank must iterate.
-
-  The shapes are those of `Run.predict`.
-  """
+  """Yields the predictions of `Run.predict` in batches, on rank 0 only. Every rank must iterate."""
   communicator = run.communicator
   for data_pass in prepared:
     for _, own in run.evaluation.predict(data_pass):

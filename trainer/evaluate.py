@@ -107,12 +107,7 @@ def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[J
 
 
 def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject]:
-  """Replaces the `key` in each row of metrics by a text, `value`.
-
-  Args:
-    rows: the metrics of the samples with each value of a column.
-    values: {key: text}.
-  """
+  """Returns rows of metrics in which `value`, the text in `values`, replaces `key`."""
   names = [values.get(row['key'], f'key {row["key"]}') for row in rows]
   return [{'value': n} | {f: row[f] for f in row if f != 'key'} for n, row in zip(names, rows)]
 
@@ -147,7 +142,7 @@ def slices_by_text(
 
 
 def print_slices(by_column: dict[str, list[JsonObject]]) -> None:
-  """Prints slices as tables: one for each slot or column and task."""
+  """Prints a table of metrics for each slot or column and task."""
   from trainer.reporting.evaluated import slice_table
 
   for name, rows in by_column.items():

@@ -22,9 +22,7 @@ DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
-  """Returns a config with the values that its run has measured.
-
-  If there is no run yet, the values are measured now; if the log is missing too, they stay open.
+  """Returns a config with the values measured by its run; if there is no run, measures them now.
 
   Args:
     path: a YAML file, or a run_dir, which holds the config that its run was given.

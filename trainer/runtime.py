@@ -57,9 +57,7 @@ class Runtime:
 
 
 def launched() -> Runtime:
-  """Returns this process's place in its job, from horovodrun's environment variables.
-
-  Without horovodrun, the process is the only one.
+  """Returns this process's place in its job, from environment variables that horovodrun sets.
 
   Raises:
     UserError: if MPI started several processes, a variable has a wrong value, or this host has no

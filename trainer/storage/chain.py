@@ -40,8 +40,6 @@ Result = TypeVar('Result')
 
 
 class StoredExport(NamedTuple):
-  """An export that a directory holds."""
-
   sequence: int
   kind: str
   path: str
@@ -187,10 +185,7 @@ class RowExport:
     return item_files.read(data, os.path.join(self.path, item_files.ITEMS))
 
   def index(self) -> bytes | None:
-    """Returns the faiss index of the items, as bytes.
-
-    None if this is a delta, or faiss was not installed when the export was written.
-    """
+    """Returns the faiss index of the items; None for a delta, or an export made without faiss."""
     if item_files.INDEX not in self._manifest['files']:
       return None
     return files.read_checked(self.path, item_files.INDEX, self._manifest['files'])
@@ -209,11 +204,10 @@ class RowExport:
     return self.keys('tombstones', range(SHARDS))
 
   def keys(self, content: str, shards: range) -> np.ndarray:
-    """Returns the export's keys that belong to some logical shards, int64 [n].
+    """Returns the export's keys that belong to the logical shards `shards`, int64 [n].
 
     Args:
       content: 'rows' for the keys of the rows, 'tombstones' for the keys to delete.
-      shards: the logical shards.
     """
     parts = [_NO_ROWS.key]
     for name in self._parts(content, shards):

@@ -260,9 +260,7 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
   """Yields the blocks that may hold rows of some logical shards. They may hold other rows too.
 
   Args:
-    path: the checkpoint.
-    manifest: what `check` returned for it.
-    shards: the logical shards.
+    manifest: what `check` returned for this checkpoint.
   Raises:
     DataLoss: if a file is damaged; the message names it.
   """

@@ -262,10 +262,7 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Removes the exports that are older than the newest `keep` of this kind.
-
-  A new base also removes older deltas. A new delta removes nothing.
-  """
+  """Removes exports older than the newest `keep` of this kind; before a base, deltas too."""
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
@@ -424,7 +421,7 @@ def _manifest(
 
 
 def _older(cfg: config.Config) -> Iterator[str]:
-  """Yields descriptions of the features whose older values a delta may leave in a chain."""
+  """Yields texts that say which features may keep older values after a delta is applied."""
   lifecycles = [cfg.lifecycle, *(slot.lifecycle for slot in cfg.data.slots if slot.lifecycle)]
   threshold = max(part.delta_threshold or 0.0 for part in lifecycles)
   if threshold > 0:

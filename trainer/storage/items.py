@@ -71,11 +71,7 @@ class Change(NamedTuple):
     return cls(now.take(~same), np.setdiff1d(before.keys, now.keys, assume_unique=True))
 
   def applied(self, before: Items) -> Items:
-    """Returns the items after this change, in ascending order of their keys.
-
-    Args:
-      before: the items before this change, in the same order.
-    """
+    """Returns `before` with this change applied; both are in ascending order of their keys."""
     replaced = np.isin(before.keys, np.concatenate([self.gone, self.items.keys]))
     kept = before.take(~replaced)
     if not len(self.items.keys):

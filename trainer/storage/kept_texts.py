@@ -50,12 +50,7 @@ class KeptTexts:
     self._add(keys, pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
 
   def _add(self, keys: np.ndarray, texts: pa.Array) -> None:
-    """Adds texts, but only of admitted features that this process owns and that have no text yet.
-
-    Args:
-      keys: int64 [n], the keys of features.
-      texts: large_binary [n], their texts.
-    """
+    """Adds the texts of those keys [n] that are admitted, new, and owned by this process."""
     keys, first = np.unique(keys, return_index=True)
     new = within(keys, self._own) & ~np.isin(keys, self._keys)
     new &= np.isin(keys >> HASH_BITS, list(self._ids.values()))

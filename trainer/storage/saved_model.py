@@ -175,13 +175,7 @@ class Serving(ServedModel):
   def _predict(
     self, features: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}.
-
-    Args:
-      features: the features of each slot.
-      dense: the dense columns, float32 [B] each.
-      size: B, int64 [].
-    """
+    """Returns the outputs, {name: float32 [B]}, from slots and dense columns; `size` is B."""
     num_slots = len(self._slots)
     keys = tf.concat([f.keys for f in features], 0)
     at = tf.searchsorted(self.keys, keys)
