@@ -85,8 +85,7 @@ class Communicator(abc.ABC):
     """Runs `action` on every process. If it fails on one, all raise, so that none waits forever.
 
     Args:
-      what: the beginning of the message if the operating system reports an error, such as 'cannot
-        read F'.
+      what: begins the message on an error of the operating system, such as 'cannot read F'.
       action: a function that calls no method of this communicator.
     Returns:
       The result of this process's `action`.

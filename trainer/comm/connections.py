@@ -48,8 +48,7 @@ class Connector:
     Args:
       name: the name of the set; no other set may have it.
     Raises:
-      ConnectionError: if a rank, named in the message, cannot be reached or does not connect in
-        time.
+      ConnectionError: if a rank, named in the message, cannot be reached or connects too late.
     """
     connections = {}
     for rank, address in enumerate(self._addresses[: self._rank]):

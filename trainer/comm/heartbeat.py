@@ -116,9 +116,10 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Meeting
 
   def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
-    """Writes rank 0's record, `data`, to the key-value store; without `data`, waits to read it.
+    """Writes `data` to horovodrun's key-value store, or waits to read what rank 0 has written.
 
-    After `sync.lost_peer_seconds` without success, it prints why and ends the process.
+    Rank 0 passes `data`, its address and name; other ranks pass None. After
+    `sync.lost_peer_seconds` without success, it prints why and ends the process.
     """
     method = 'GET' if data is None else 'PUT'
     request = urllib.request.Request(f'{rendezvous}/{_RENDEZVOUS_KEY}', data, method=method)

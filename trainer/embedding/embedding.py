@@ -54,12 +54,11 @@ class Embedding:
     num_slots: the number of slots, F.
     tables: the layout of each table's rows.
     slot_table: for each slot id, the index of its table; −1 for unused ids.
-    catches_up: whether some rows also take, later, the penalty's steps of batches that they are not
-      in (`l2_mode: catch_up`).
+    catches_up: whether a row that is not in a batch takes the batch's penalty step (L1, L2) later,
+      as `l2_mode: catch_up` asks.
     counted: the indices, in `Config.ordered_slots`, of the slots with `counts`.
     stats: float32 [2, Dn], the means and standard deviations that standardise the Dn dense columns.
-      If a slot has `counts`, there is one more column: the log-odds of a click in the first pass,
-      and 1.
+      If a slot has `counts`, one more column has the log-odds of a click in the first pass, and 1.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):
@@ -149,11 +148,11 @@ class Embedding:
   def _show_click(
     self, batch: SlotBatch, deduped: Deduped, show_click: tf.Tensor, size: tf.Tensor
   ) -> tf.Tensor:
-    """Sums the shows and clicks of the features in each slot with `counts`, float32 [B, Fc, 2].
+    """Sums the shows and clicks of the features in the Fc slots with `counts`, float32 [B, Fc, 2].
 
     Args:
       show_click: float32 [u, 2], the shows and clicks of the distinct keys.
-      size: B.
+      size: int32 [], the number of samples, B.
     """
     of_each, slots = tf.gather(show_click, deduped.inverse), size * self.num_slots
     one_each = tf.size(batch.segments) == 0  # each slot of each sample has one feature

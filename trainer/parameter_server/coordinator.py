@@ -6,9 +6,8 @@ which show that it is alive. Workers say goodbye at the end, and then the server
 
 All waits are bounded. A process counts as lost if it is silent for `sync.lost_peer_seconds`, if its
 beats report no progress for `sync.stalled_peer_seconds`, or if it does not join within
-`sync.lost_peer_seconds` after the last process that joined. The coordinator prints which process is
-lost. The mode decides whether the job ends, goes on without the process, or goes back to the last
-checkpoint.
+`sync.lost_peer_seconds` after the last process that joined. The coordinator names the lost process.
+The mode decides whether the job ends, goes on without it, or goes back to the last checkpoint.
 """
 
 import dataclasses

@@ -32,7 +32,6 @@ from trainer.training.step import (
 
 
 def rows_spec(cfg: config.Config) -> row_store.PulledRows:
-  """Returns the TensorSpecs of the rows that a worker pulls."""
   return row_store.PulledRows(
     ids=tf.TensorSpec([None], tf.int64),
     offsets=tf.TensorSpec([None], tf.int32),
@@ -175,7 +174,7 @@ class WorkerStep(Step):
     return {v.name: v.numpy() for v in self._local_variables()}
 
   def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """Sets the variables that only workers have to the `local_state` of another worker."""
+    """Loads what `local_state` returned on another worker."""
     for variable in self._local_variables():
       variable.assign(arrays[variable.name])
 

@@ -10,9 +10,9 @@ from trainer.embedding.row_table import RowTable
 
 
 def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
-  """Returns {'features': number, 'admitted': number with factors, 'table_bytes': bytes in memory}.
+  """Returns {'features': …, 'admitted': …, 'table_bytes': …}, sums over all processes.
 
-  The figures are sums over all processes. Every process calls it.
+  Admitted are the features that have factors. Every process calls it.
   """
   own = np.array([store.size(), store.admitted_size(), store.bytes()], np.int64)
   total = communicator.sum_arrays({'counts': own})['counts'].tolist()

@@ -167,8 +167,7 @@ def group_auc(
 ) -> float | None:
   """Returns GAUC: the mean of the groups' own AUC, weighted by impressions, over all processes.
 
-  All samples of a group are sent to one process, so the group's AUC is exact. Every process calls
-  it.
+  All samples of a group are sent to one process, so its AUC is exact. Every process calls it.
 
   Args:
     columns: for each batch of this process: group (int64), label, probability and weight (float32),

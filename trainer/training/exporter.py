@@ -35,8 +35,8 @@ class Exporter:
     """Exports the best state of a finished run, after the last state has been exported.
 
     Args:
-      last_step: the step of the last state. It identifies this export, so the best state is
-        exported again even if it was exported before the last state.
+      last_step: the step of the last state. It becomes part of the export's identity, so the best
+        state is exported again even if it was exported once before the last state.
     """
     if self._cfg.export.base or self._cfg.export.delta_every_passes:
       self._write(self._base, kept_at=last_step)

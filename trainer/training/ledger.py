@@ -177,7 +177,7 @@ class Ledger:
     return last[-1] if last else None
 
   def counts(self) -> dict[str, int]:
-    """Returns {fate: number of passes}, including folded entries."""
+    """Returns {fate: number of passes}; it includes passes of which only hashes are kept."""
     return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
   def fold(self, whole: int = WHOLE_ENTRIES) -> None:

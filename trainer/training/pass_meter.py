@@ -96,7 +96,6 @@ class PassMeter:
     return (examples - self._examples_before) / seconds
 
   def _sums(self) -> State:
-    """Returns the metric sums over the samples of the pass so far."""
     return self._communicator.sum_arrays(self._step.dense.metrics.state())
 
   def _counts(self) -> dict[str, int]:

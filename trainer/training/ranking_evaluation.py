@@ -29,8 +29,7 @@ class RankingEvaluation:
   its share of the items. It receives the vectors of all queries, and ranks its items for each. The
   best items of all processes then make the ranking.
 
-  Positives are kept as a table of distinct pairs, with int64 columns `user` and `item`, sorted by
-  user.
+  Positives are kept as a table of distinct pairs: int64 columns `user` and `item`, sorted by user.
 
   Attributes:
     catalogue: the items at the time of the last ranking.

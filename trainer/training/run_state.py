@@ -299,7 +299,7 @@ def _tell_differences(before: config.Config, cfg: config.Config) -> None:
 
 
 def check_run_dir(cfg: config.Config) -> None:
-  """Refuses a `run_dir` that holds another model; prints each key whose value differs."""
+  """Refuses a run_dir that holds another model; prints each key whose value has changed."""
   # Compares with a checkpoint's config, because a run may have died just after writing config.yaml.
   if old := _config_in(os.path.join(cfg.run_dir, 'checkpoints')):
     check_continues(old, cfg, cfg.run_dir)

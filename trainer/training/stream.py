@@ -76,10 +76,9 @@ _ACTIONS = {kind.__name__: kind for kind in (TrainPass, EndDay, Wait, End)}
 class Stream:
   """Decides what a run does next.
 
-  A pass is identified by its path, its name and its bytes, and has one fate per epoch, as listed in
-  trainer.training.ledger.Entry. A day ends once: when a pass of a later day arrives, when
-  data.train ends, or after data.close_day_after_hours without a pass. A pass that arrives after its
-  day has ended is late.
+  A pass is identified by its path, its name and its bytes, and has one fate per epoch (listed in
+  trainer.training.ledger.Entry). A day ends once: when a pass of a later day arrives, when data.train
+  ends, or after data.close_day_after_hours without a pass. A pass after the end of its day is late.
 
   Args:
     tell: called on every process for each pass that is late, skipped, seen or refused, with the
@@ -345,7 +344,7 @@ class Stream:
     return (in_order(ready) if cfg.data.watch else ready), wrong
 
   def _is_settled(self, path: str) -> bool:
-    """Returns whether the ledger has folded this pass: it keeps only a hash of the old entry."""
+    """Returns whether the ledger keeps only a hash of the entry of this pass."""
     if path not in self._settled and self._state.ledger.has_folded(
       path, self._state.progress.epoch
     ):
@@ -353,7 +352,7 @@ class Stream:
     return path in self._settled
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
-    """Returns the passes announced in data.watch, absent paths, and {path: mistake in its name}.
+    """Returns what data.watch announces: passes, absent paths, and {path: mistake in its name}.
 
     A remote directory is listed at most once in SECONDS_BETWEEN_REMOTE_LOOKS.
     """

@@ -94,7 +94,6 @@ def _has_ffm(*configs: config.Config) -> bool:
 
 
 def _layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
-  """Returns {table: the layout of its rows}."""
   layers = cfg.model.all_interactions().items()
   needs = {need for key, layer in layers for need in layer_class(layer.kind, key).needs}
   specs = table_specs(cfg, needs if cfg.model.retrieval is None else {'factors'})
