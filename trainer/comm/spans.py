@@ -43,7 +43,7 @@ class Spans:
     return outputs
 
   def collect(self) -> tf.Tensor:
-    """Returns when each exchange so far begins and ends, in s, float64 [n, 2]; then starts anew."""
+    """Returns when each exchange begins and ends, in seconds, float64 [n, 2]; clears the list."""
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 

@@ -22,7 +22,7 @@ class RowsOnServers:
 
   `ops.row_store.RowStore` describes each method. Methods on features (select, export_state) cover
   the logical shards that this worker would own if the workers kept the rows. Methods on whole
-  servers (size, decay, age, evict) cover this worker's own servers. Each server has one worker.
+  servers (size, decay, age, evict) cover this worker's own servers, which no other worker has.
   """
 
   def __init__(self, servers: Servers, communicator: CoordinatorClient):

@@ -142,7 +142,7 @@ class Ledger:
         self._by_content.setdefault((entry.epoch, *entry.content), entry.path)
 
   def of(self, data_pass: Pass, epoch: int) -> Entry | None:
-    """Returns the entry of the pass's path in this epoch; None if there is none, or only a hash."""
+    """Returns the entry of a pass in an epoch; None if there is none, or only a hash of it."""
     return self._entries.get((epoch, absolute(data_pass.path)))
 
   def has_folded(self, path: str, epoch: int) -> bool:
@@ -181,7 +181,7 @@ class Ledger:
     return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
   def fold(self, whole: int = WHOLE_ENTRIES) -> None:
-    """Folds the oldest entries (see `Ledger`) until `whole` are left; entries in training stay."""
+    """Folds the oldest entries (see `Ledger`) until `whole` are left. Passes in training stay."""
     old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
     newest = max((epoch for epoch, _ in self._entries), default=0)
     if newest != self._epoch:

@@ -30,7 +30,7 @@ class Stopwatch:
 
   @contextlib.contextmanager
   def of(self, part: str) -> Iterator[None]:
-    """Counts the time inside a `with` statement as this part."""
+    """Counts the time inside a `with` statement as time of `part`."""
     self._tick()
     self._running.append(part)
     try:

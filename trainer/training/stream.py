@@ -77,7 +77,7 @@ class Stream:
   """Decides what a run does next.
 
   A pass is identified by its path, its name and its bytes, and has one fate per epoch (listed in
-  trainer.training.ledger.Entry). A day ends once: when a pass of a later day arrives, when data.train
+  trainer.training.ledger.Entry). A day ends once: when a pass of a later day comes, when data.train
   ends, or after data.close_day_after_hours without a pass. A pass after the end of its day is late.
 
   Args:

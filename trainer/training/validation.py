@@ -89,7 +89,7 @@ class Validation:
     return values
 
   def pass_begins(self, prepared: PreparedPass) -> None:
-    """Forgets the best state if it was reached without the pass that begins.
+    """Forgets the best state if it has not been trained on the pass that begins.
 
     That is so if the pass was added after the best state was found. The learning rates that
     train.plateau has lowered are then restored too.

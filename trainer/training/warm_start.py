@@ -246,7 +246,7 @@ _AXES = (
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
-  """Returns {key in `_AXES`: the names of the inputs that such layers read, in order}."""
+  """Returns the names of layers' inputs, in order, as {key used in `_AXES`: names}."""
   slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
   vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
