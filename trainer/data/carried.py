@@ -75,7 +75,7 @@ def beside(
 
 
 def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
-  """Yields tables of the items found for samples, after the columns copied from each sample.
+  """Yields tables of found items, each item beside the columns copied from its sample's record.
 
   Args:
     tables: the copied columns of all samples, in order.

@@ -90,7 +90,7 @@ def raw_blocks(
 ) -> Iterator[Callable[[], Block]]:
   """Yields functions that return the blocks of a raw file, or of a part of it.
 
-  The blocks have the `wanted` columns, including those of a path such as dt=31/part.csv.
+  The blocks have the `wanted` columns, also those in a path, such as dt in dt=31/part.csv.
   """
   in_path = log_files.partition_columns(file.path)
   partitions = {name: text for name, text in in_path.items() if name in wanted}

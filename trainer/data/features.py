@@ -134,7 +134,7 @@ COUNT_SMOOTHING = 10.0
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
   """Converts shows and clicks of features to dense inputs, for slots with `counts` in the config.
 
-  With s shows (impressions), c clicks, the click rate a of the log and k = COUNT_SMOOTHING:
+  For s shows (impressions), c clicks, click rate a of the log and k = COUNT_SMOOTHING, they are
 
       s / (s + k),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 

@@ -24,7 +24,7 @@ from trainer.plain_data import Json, JsonObject
 
 
 class _WrongValue(ValueError):
-  """A value of a kind that its column cannot hold."""
+  """Raised for a value of a kind that its column cannot hold."""
 
   def __init__(self, value: Json, wanted: str):
     super().__init__(json.dumps(value)[:40])

@@ -84,7 +84,7 @@ def open_values(
   """Reads the tables and measures the bins that the config leaves open; returns {key: value}.
 
   Args:
-    known: {key: value} of what need not be measured.
+    known: {key: value} of the keys whose values are known already.
   Raises:
     UserError: if a table cannot be read, or bins cannot be measured.
   """
@@ -97,7 +97,7 @@ def open_values(
 
 
 def _content(cfg: config.Config, key: str) -> str:
-  """Reads the look-up table of a config key; returns it as text, as `lookup.encoded` does."""
+  """Reads the look-up table of a config key; returns it encoded, as a config holds it."""
   made = cfg.data.left_open()[key].made
   names, table = (made.key or made.lookup, made.value), {}
   with plain_errors(f'{key}: cannot read {made.table}'):
@@ -192,7 +192,7 @@ def _boundaries(cfg: config.Config) -> dict[str, Json]:
 
 
 def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
-  """Returns the boundaries of bins with which a pass was converted, {key: boundaries}."""
+  """Returns the boundaries of bins that a prepared pass has in its meta.json, {key: boundaries}."""
   made = read_meta(path)['schema']['made']
   for slot in slots.values():
     own, wanted = made.get(slot.name, {}) | {'boundaries': None}, slot.made.model_dump()
@@ -205,9 +205,9 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
 
 
 def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
-  """Returns the numbers that are divided into bins, from a pass's first MOST_SAMPLES samples.
+  """Returns the numbers to divide into bins, from the first MOST_SAMPLES samples of a pass.
 
-  Missing numbers are left out. The result is {key of `slots`: float64 [m]}.
+  The result is {key of `slots`: float64 [m]}, without missing numbers.
   """
   parts: dict[str, list[np.ndarray]] = {key: [np.zeros([0])] for key in slots}
   wanted = {
@@ -227,7 +227,7 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
 
 
 def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
-  """Returns the boundaries of a slot's bins: float32 numbers, as the shortest decimals for them."""
+  """Returns the boundaries of a slot's bins, rounded to float32, with as few digits as possible."""
   if not len(numbers):
     raise UserError(
       f"{path}: slot '{slot.name}': found no number in the column '{slot.made.bins}' that bins "

@@ -35,7 +35,7 @@ _FOLDER_BYTES = 150  # of a folder's name; file systems allow 255, but suffixes 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-  """A unit of input: a raw file or a prepared directory.
+  """A unit of input: a file or directory of the log, or a directory of converted samples.
 
   Attributes:
     name: identifies the pass in reports; it has no suffix.
@@ -92,7 +92,7 @@ def _number(date: datetime.date) -> int:
 
 
 def _date(day: int) -> datetime.date | None:
-  """Returns the date of a day YYYYMMDD; None if it is a plain number."""
+  """Returns the date of a day YYYYMMDD; None for a day that is no date."""
   try:
     return datetime.date(day // 10000, day // 100 % 100, day % 100) if is_date(day) else None
   except ValueError:
@@ -163,7 +163,7 @@ def _good_passes(
   """Makes the passes at `paths`; leaves out those with a mistake.
 
   Args:
-    pass_of: makes the pass at a path; what it raises is the mistake.
+    pass_of: path -> pass; a mistake raises an error.
     wrong: receives the mistakes, {path: text}; None: the first mistake is raised.
   """
   good = []

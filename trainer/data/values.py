@@ -79,11 +79,10 @@ def has_column(fields: pa.Schema | pa.DataType, name: str) -> bool:
 def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
   """Turns floats into integers, so that 12.0 is the same feature as 12.
 
-  An array without floats is returned as it is, with None.
-
   Returns:
     An int64 array [n], null where a value is missing or wrong; and bool [n], true where it is
-    wrong. A value is wrong if it has a fraction, or is too large to be exact.
+    wrong: it has a fraction, or is too large to be exact. An array without floats is returned with
+    None.
   """
   t = array.type
   if pa.types.is_dictionary(t) and pa.types.is_floating(t.value_type):

@@ -153,7 +153,7 @@ class App:
   # Routes
 
   def _route(self, path: str, method: str, route: Callable) -> Route:
-    """Returns a route that checks method and token, then answers with `route` or with its error."""
+    """Returns a route that checks method and token, then answers by `route` or with an error."""
 
     async def answer(request: Request) -> Response:
       started = time.perf_counter()

@@ -69,7 +69,7 @@ class _RowsOfAChain:
       yield rows
 
   def change(self, tombstones: np.ndarray, batches: Iterable[Rows]) -> None:
-    """Applies an export: deletes the rows of the keys in `tombstones`, then adds the batches."""
+    """Applies an export: deletes the rows of the keys `tombstones`, then adds batches of rows."""
     self.erase(tombstones)
     for rows in batches:
       self.put(rows)
@@ -175,7 +175,7 @@ class MemoryStore(VersionedStore):
 
 
 def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:
-  """Returns the items after some exports are applied; None if the model has no items.
+  """Returns the items of the version that `exports` lead to; None if its model has no items.
 
   Args:
     before: the items before the first export; None if that export is a base.

@@ -9,8 +9,8 @@ A *base* is an export of all rows, a *delta* one of the rows that have changed s
 is the number under which the rows of a base, and of the deltas after it, are stored. A base gets a
 new one, which nobody reads before `ctr:version` names it; then the earlier generations are deleted.
 Deltas change rows in place, in the same transaction that sets `ctr:version`. A reader fetches rows
-and `ctr:version` in one command. If `ctr:version` has changed since the reader began, it gets
-VersionGone.
+and `ctr:version` in one command. If another version is there than the reader expects, the read
+fails with VersionGone.
 """
 
 import itertools

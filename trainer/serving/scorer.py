@@ -304,10 +304,10 @@ class Scorer:
   # Scores
 
   def score(self, samples: SlotBatch, view: View) -> Scores:
-    """Computes the scores of samples with the rows of a view.
+    """Computes the scores of samples with the version of the model that a view reads.
 
     Raises:
-      VersionGone: if the store no longer holds the view's version.
+      VersionGone: if the store no longer holds this version.
     """
     batch = samples.segments, samples.values, samples.dense
     if self._graph_of_store and (store := view.row_store):
@@ -403,7 +403,7 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
 def _numbers(column: str, values: Sequence[Json], decimal: str) -> pa.Array:
   """Returns a dense column's values as Arrow numbers, or as strings if any is a string.
 
-  Floats among strings are written with `data.decimal`.
+  Floats among strings are written with the decimal mark `decimal`.
   """
   with contextlib.suppress(pa.ArrowException, OverflowError):  # an integer may be too large
     if set(map(type, values)) <= {float, int, type(None)}:

@@ -38,7 +38,8 @@ class Version(NamedTuple):
     done_at: when that export was written, in seconds as time.time() counts them.
     withdrawn: after a rollback to this version, the checksum of the export that was the newest at
       that moment. Exports that build on the withdrawn one are not applied.
-    left_out: tells which features the export lacks or has older values of; None if it has all.
+    left_out: a sentence about features that the export lacks, or has with older values; None if
+      there are none.
   """
 
   sequence: int

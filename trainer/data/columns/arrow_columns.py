@@ -81,7 +81,7 @@ class ArrowReader:
     self._results: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':
-    """Returns a reader for the made column `own`, which shares the results of this reader."""
+    """Returns a reader for the made column `own`; it shares the results of this reader."""
     reader = copy.copy(self)
     reader._own = own
     return reader

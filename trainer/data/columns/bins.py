@@ -15,7 +15,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 @functools.cache
 def _log_squared() -> np.ndarray:
-  """Returns the lower bounds of the bins of `log_squared`, except that of the first bin.
+  """Returns the lower bounds of the bins for `log_squared` in the config, without the first bin's.
 
   They are 0, 1, 2, the least float32 above 2, and each x > 1 at which ln²x is 1, 2, 3, …
   """
@@ -25,7 +25,7 @@ def _log_squared() -> np.ndarray:
 
 
 def boundaries(made: config.Bins) -> np.ndarray:
-  """Returns the boundaries in rising order: float64, rounded to float32."""
+  """Returns the boundaries of the bins, ascending, float64 but rounded to float32."""
   bounds = _log_squared() if made.log_squared else np.array(made.boundaries, np.float64)
   return np.unique(bounds.astype(np.float32)).astype(np.float64)
 

@@ -39,7 +39,7 @@ def feature_of(text: str, made: config.Cross) -> str:
 
 
 def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
-  """Returns, for each combination in all records, the text that the slot hashes, and 'a × b'."""
+  """Returns, for each combination in all records, the text that is hashed, and 'a × b' to show."""
   by_record = [reader.features(name).by_record() for name in made.cross]
   parts, _ = _parts(by_record, made.most, np)
   texts = []

@@ -173,7 +173,7 @@ class GraphReader:
     return self._results[name], []
 
   def _column(self, column: config.Slot | config.DenseColumn) -> tuple[GraphColumn, list[str]]:
-    """Returns a column as `_read` does; a slot and a dense column may have the same name."""
+    """Returns a slot's or dense column's values, and the texts that stand for a missing value."""
     if column.made:
       return self._read(column.name)
     ((name, _),) = self._data.columns_of(column)

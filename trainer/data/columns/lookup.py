@@ -30,9 +30,9 @@ def encoded(table: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Decodes what `encoded` returned: the m keys' hashes, int64 [m + 1], ascending, and the values.
+  """Decodes what `encoded` returned: the hashes of m keys, int64 [m + 1], ascending, and the values.
 
-  The last hash is above all others and has the value ''. The search for an unknown key ends there.
+  The last hash is above all others, with the value ''. The search for an unknown key ends there.
   """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))

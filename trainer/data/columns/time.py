@@ -52,7 +52,7 @@ _PARTS = ('year', 'month', 'day', 'hour', 'minute', 'second')
 
 @functools.cache
 def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
-  """Returns when each UTC offset of a zone begins, in seconds since 1970, and its seconds."""
+  """Returns when each UTC offset of a zone begins, and the offset, both in seconds, int64 [t]."""
   clock = zoneinfo.ZoneInfo(zone)
 
   def offset(seconds: int) -> int:
@@ -85,7 +85,7 @@ def _days(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
 
 
 def _date(days: TensorLike) -> tuple[TensorLike, TensorLike]:
-  """Returns the month and the day of the month of a day, given as days since 1970."""
+  """Returns the month and the day of the month of a date, given as days since 1970."""
   days = days + 719468
   of_era = days - days // 146097 * 146097
   year = (of_era - of_era // 1460 + of_era // 36524 - of_era // 146096) // 365
