@@ -134,17 +134,19 @@ COUNT_SMOOTHING = 10.0
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
   """Converts shows and clicks of features to dense inputs, for slots with `counts` in the config.
 
-  For s shows (impressions), c clicks, click rate a of the log and k = COUNT_SMOOTHING, they are
+  A slot has two inputs. For s shows (impressions), c clicks, the click rate a of the log and k =
+  COUNT_SMOOTHING, they are
 
       s / (s + k),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 
-  The first says how much the feature's own clicks, rather than a, determine the second.
+  The second is the log-odds of the slot's click rate, smoothed towards a; the first tells how
+  little.
 
   Args:
     seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
     log_odds: float32 [], log(a / (1 − a)).
   Returns:
-    float32 [B, 2·Fc]: the first value of each of Fc slots, then the second; 0 for no shows.
+    float32 [B, 2·Fc]: the first input of each of Fc slots, then the second; 0 for no shows.
   """
   shows, clicks = tf.unstack(seen, 2, -1)
   rate = tf.sigmoid(log_odds)
@@ -197,9 +199,9 @@ def pool_norm(
     batch_size: B.
     poolings: 'sum', 'mean' or 'sqrtn' for each slot, [F].
   Returns:
-    float32 [B, F]: 1 for 'sum' and for slots without features. In place of a divisor 0 it is
-    infinity, so that the quotient is 0. None if every divisor is 1: each slot is 'sum', or the
-    static shape of `segments` is [0].
+    float32 [B, F]: 1 for 'sum' and for slots without features; infinity in place of 0, so that the
+    quotient is 0. None if every divisor is 1: each slot is 'sum', or the static shape of `segments`
+    is [0].
   """
   if all(p == 'sum' for p in poolings) or segments.shape[0] == 0:
     return None

@@ -100,7 +100,7 @@ def _date(day: int) -> datetime.date | None:
 
 
 def is_date(day: int) -> bool:
-  """Returns whether a day has the form YYYYMMDD of a date, which need not exist."""
+  """Returns whether a day has the form YYYYMMDD; 20249999 does, although it is no date."""
   return 1900_01_01 <= day <= 9999_12_31
 
 

@@ -118,7 +118,7 @@ def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarr
 
 
 def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-  """Merges the results of `_stats` for two sets of samples (Chan et al. 1979)."""
+  """Merges count, mean and Σ (x − mean)², float64 [Dn, 3], of two sets (Chan et al. 1979)."""
   count = a[:, 0] + b[:, 0]
   share = b[:, 0] / np.maximum(count, 1)
   delta = b[:, 1] - a[:, 1]

@@ -43,11 +43,9 @@ class Features(NamedTuple):
   counts: np.ndarray | None  # int64 [n]; None: each record has one, or none (NO_FEATURE)
 
   def by_record(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the features record by record, without NO_FEATURE.
+    """Returns the hashes of all records' features, int64 [m], and each record's number of them.
 
-    Returns:
-      The hashes of all records' features, int64 [m]; and the number of each record's features,
-      int64 [n].
+    The numbers are int64 [n]. NO_FEATURE is left out.
     """
     if self.counts is not None:
       return self.hashes, self.counts

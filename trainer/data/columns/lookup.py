@@ -30,9 +30,9 @@ def encoded(table: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Decodes what `encoded` returned: the hashes of m keys, int64 [m + 1], ascending, and the values.
+  """Decodes what `encoded` returned: the hashes of the keys, int64, ascending, and their values.
 
-  The last hash is above all others, with the value ''. The search for an unknown key ends there.
+  One more hash, above all others, has the value ''. The search for an unknown key ends there.
   """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))
