@@ -47,8 +47,8 @@ class CoordinatorClient(Communicator):
   Attributes:
     rank, size: this worker's rank and the number of workers; `close_pass` may change both.
     generation: how often the job has formed; it forms again after it lost workers.
-    independent: whether this worker is within a pass of an asynchronous mode; collectives then
-      return its own values.
+    independent: whether this worker is late, or within a pass of an asynchronous mode; collectives
+      then return its own values.
     late: whether this worker joined a running job. Such a worker first calls `enter`, and has rank
       0 of 1 until the pass that it enters is closed.
   Raises:

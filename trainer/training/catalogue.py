@@ -200,8 +200,8 @@ class Catalogue:
   def _log_share_of(self, items: np.ndarray) -> np.ndarray:
     """Returns log q of each item, float32 [n], for the logQ correction.
 
-    The probability q is the item's share of all shows with `logq: shows`, else 1/C. An item that is
-    not in the catalogue gets the smallest q.
+    The probability q is 1/C or, with `logq: shows`, the item's share of all shows (of 1 + shows if
+    items are drawn by frequency). An item that is not in the catalogue gets the smallest q.
     """
     if not len(self.keys):
       return np.zeros(items.shape, np.float32)

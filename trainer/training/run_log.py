@@ -26,7 +26,7 @@ class RunLog:
     self.open(active=False)
 
   def open(self, active: bool, keep_bytes: int | None = None) -> None:
-    """Opens the files if `active`. Events beyond `keep_bytes` of metrics.jsonl are removed."""
+    """Opens the files if `active`; `keep_bytes` is the argument of `EventLog`."""
     self.events = EventLog(self._run_dir, active, keep_bytes)
     self._live = LiveLine(active, runtime.is_terminal())
 
