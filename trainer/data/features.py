@@ -139,8 +139,8 @@ def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
 
       s / (s + k),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 
-  The second is the log-odds of the slot's click rate, smoothed towards a; the first tells how
-  little.
+  The second compares the log-odds of the slot's click rate, smoothed towards a, with those of a.
+  The first is the weight of the slot's own clicks in the smoothed rate.
 
   Args:
     seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.

@@ -138,7 +138,7 @@ def _split(
 
 
 class SlotTensors(NamedTuple):
-  """The n features of one slot in `length` samples."""
+  """The n features of one slot in all samples."""
 
   keys: tf.Tensor  # int64 [n]
   values: tf.Tensor  # float32 [n]
