@@ -163,8 +163,7 @@ class ArrowReader:
     return self.once(('texts', name, self._is_made(name)), read)
 
   def _slot(self, name: str, column: str) -> config.Slot:
-    """Returns the slot `name`; if there is none, a slot that reads `column` without splitting it.
-    """
+    """Returns the slot `name`; if there is none, a slot that reads `column` unsplit."""
     slots = (s for s in self._data.slots if s.name == name and s.name != self._own)
     return next(slots, config.Slot(name=column))
 
