@@ -304,5 +304,5 @@ def prepare(shape, seed, cfg, directory):
     writer.add(Parsed(counts, flat, None, dense, label[:, None]))
   else:
     writer.add(Parsed(counts, flat, None, dense, np.ones_like(label)[:, None], group=ids[0]))
-  writer.close({'schema': schema(cfg), 'day': None, 'dense': {}})
+  writer.close({'schema': schema(cfg), 'day': None, 'dense': {}, 'source': {'path': directory}})
   os.rename(temporary, directory)

@@ -475,8 +475,8 @@ class Bench:
     }
     self.with_torch(contenders, 'PyTorch static, MF', 'torch_mf', {'shape': shape.as_dict()})
     rounds = self.measure('retrieval', contenders, shape, steps=100).rounds
-    others = [rounds.ratios('ours, MF', name) for name in rounds if name != 'ours, MF']
-    self.ratio('mf_vs_better', min(others, key=statistics.median) if others else [])
+    ratios = [rounds.ratios('ours, MF', name) for name in rounds if name != 'ours, MF']
+    self.ratio('mf_vs_better', min(filter(None, ratios), key=statistics.median, default=[]))
     self.own_command('retrieval_bench')
 
   def ffm(self):
