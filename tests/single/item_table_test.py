@@ -108,6 +108,14 @@ class ItemTableTest(tf.test.TestCase):
       self.assertEqual(items, rows['item'].tolist())
       self.assertAllClose(scores, rows['score'], rtol=1e-5)
 
+  def test_an_item_of_which_nothing_is_known_has_no_vector(self):
+    new = {31: ('', '', ''), 32: ('', '', '7'), 33: ('k9', '', '')}
+    write_items(self.table, [*ITEM_TABLE.items(), *new.items()])
+    # Items that are drawn as negatives would have rows.
+    cfg = self.make_config(**{'model.retrieval.loss': 'in_batch_softmax'})
+    train_run(cfg)
+    self.assertCountEqual(trainer.load(cfg.run_dir).vectors()['item'], map(str, [*ITEM_TABLE, 32]))
+
   def test_goes_on_in_the_middle_of_a_pass_as_if_nothing_had_been(self):
     whole = train_run(self.make_config('whole'))
     cfg = self.make_config('stopped', **{'checkpoint.every_steps': 3})

@@ -179,14 +179,15 @@ class RankingEvaluation:
     """Returns the vectors of this process's share of the catalogue, float32 [items, d].
 
     An item gets the zero vector, whatever the biases of the item tower, if none of its features has
-    a row and the tower reads no dense columns.
+    a row and its dense columns are blank.
     """
     vectors, slots = [], len(self._cfg.data.slots)
-    reads_dense = bool(self._cfg.model.retrieval.item.dense)
+    dense = [column.name for column in self._cfg.data.dense]
+    columns = [dense.index(name) for name in self._cfg.model.retrieval.item.dense]
     rank, size = self._communicator.rank, self._communicator.size
     for batch in self.catalogue.batches(_VECTORS_AT_ONCE, rank, size):
       of_batch, has_row = self._step.predict_and_know(self._step.stage(batch))
-      known = np.full([len(of_batch)], reads_dense)
+      known = ~np.isnan(batch.dense[:, columns]).all(1)
       known[batch.segments[has_row] // slots] = True
       vectors.append(of_batch[:, 1] * known[:, None])
       self._inputs.progress_made()
