@@ -61,7 +61,7 @@ test: setup test-cc test-single test-parallel test-integration
 
 # --- set-up ---
 
-setup: $(OPS) $(VENV)/.commands
+setup: $(OPS) $(VENV)/.horovod $(VENV)/.commands
 
 $(VENV)/.requirements: $(REQUIREMENTS) requirements-dev.txt
 	@echo 'Python $(VERSION) with TensorFlow $(TENSORFLOW)$(if $(findstring -next,$<), without TFRA (sparse.store: tfra); TFRA has builds for Python 3.11 only)'
@@ -89,7 +89,7 @@ $(VENV)/.horovod: $(VENV)/.requirements $(CUDA) | $(WHEELS)
 	touch $@
 
 # Folders are listed so that a source which is gone counts as a change.
-$(OPS): ops/build.py $(wildcard ops/cc/* ops/cc/*/*) $(VENV)/.horovod
+$(OPS): ops/build.py $(wildcard ops/cc/* ops/cc/*/*) $(VENV)/.requirements
 	$(PY) -m ops.build
 
 # ctr-train and the other commands, of this very tree.
@@ -97,14 +97,15 @@ $(VENV)/.commands: pyproject.toml setup.py $(VENV)/.requirements | $(OPS)
 	$(PY) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
-# A wheel for this Python and its TensorFlow, in dist/. The folders hold modules of earlier builds, which may be gone since.
+# A wheel for this Python and its TensorFlow, without Horovod. The folders hold modules of earlier builds, which may be gone since.
+DIST := dist$(SUFFIX)
 wheel: $(OPS)
 	rm -rf build/lib.* build/bdist.*
-	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w dist .
+	$(PY) -m pip wheel -q --disable-pip-version-check --no-deps --no-build-isolation -w $(DIST) .
 
 # The wheel in a bare environment; tests/fresh/bare_root.sh tries this and the demo on a bare Debian.
 fresh: wheel
-	tests/fresh/wheel.sh $(PYTHON) dist/ctr_trainer-*-cp$(subst .,,$(VERSION))-*.whl
+	tests/fresh/wheel.sh $(PYTHON) $(DIST)/ctr_trainer-*-cp$(subst .,,$(VERSION))-*.whl
 
 build/demo_log/truth.json: | setup  # written last
 	$(PY) -m trainer.synthesize --out $(dir $@) --days 5 --samples_per_day 250000

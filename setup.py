@@ -1,5 +1,6 @@
-"""Makes `pip install .` compile the op library; pyproject.toml has everything else."""
+"""Compiles the op library, and asks for the TensorFlow that it is compiled for."""
 
+import importlib.metadata
 import os
 import pathlib
 import sys
@@ -25,6 +26,28 @@ class BuildOps(build_ext):
     build.build(library=str(library))
 
 
+def requirements() -> list[str]:
+  """Returns what the package needs beside the TensorFlow at hand.
+
+  Horovod is not among it: pip would build it in an environment without TensorFlow. `make setup` and
+  the Dockerfile build it.
+  """
+  tensorflow = importlib.metadata.version('tensorflow')
+  minor = tensorflow.rpartition('.')[0]
+  with_tfra = [
+    'pyarrow<22',  # later ones want numpy 2, without declaring it
+    'setuptools<81',  # TFRA imports pkg_resources
+    'tensorflow-recommenders-addons==0.8.1',
+  ]
+  return [
+    *('absl-py', 'numpy', 'pandas', 'plotly', 'protobuf>=4.25', 'psutil', 'pydantic>=2'),
+    *('PyYAML', 'rich', f'tensorflow=={tensorflow}', f'tf_keras~={minor}.0'),
+    *(with_tfra if minor == '2.16' else ['pyarrow']),
+  ]
+
+
 setuptools.setup(
-  ext_modules=[setuptools.Extension('ops._ctr_ops', sources=[])], cmdclass={'build_ext': BuildOps}
+  install_requires=requirements(),
+  ext_modules=[setuptools.Extension('ops._ctr_ops', sources=[])],
+  cmdclass={'build_ext': BuildOps},
 )

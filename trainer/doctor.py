@@ -75,8 +75,7 @@ def main() -> int:
       _ports(cfg.sync),
     ]
     if here.size > 1:
-      checks += _network(communicator)
-    checks.append(_clock(communicator))
+      checks += [*_network(communicator), _clock(communicator)]
     if run_dir := RUN_DIR.value or (CONFIG.value and cfg.run_dir):
       checks.append(_run_dir(communicator, run_dir))
       if os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):
@@ -126,9 +125,8 @@ def _op_library() -> Check:
 
 def _ranks(communicator: 'Communicator', here: runtime.Runtime) -> Check:
   hosts = communicator.gather(socket.gethostname())
-  told = ', '.join(f'{host} {hosts.count(host)}' for host in dict.fromkeys(hosts))
-  by = f' by {here.host}' if here.host else ''
-  return Check('ranks', 'ok', f'{here.size} on {told}{by}')
+  told = ', '.join(f'{hosts.count(host)} on {host}' for host in dict.fromkeys(hosts))
+  return Check('ranks', 'ok', told + (f'; rank 0 is reached at {here.host}' if here.host else ''))
 
 
 def _processor() -> Check:
@@ -150,7 +148,8 @@ def _threads(here: runtime.Runtime) -> Check:
     cores = min(cores, int(quota[0]) / int(quota[1]))
   threads = tf.config.threading.get_intra_op_parallelism_threads()
   load = os.getloadavg()[0]
-  found = f'{threads} for each of {here.local_size} ranks on {cores:g} cores, load {load:.1f}'
+  ranks = '1 rank' if here.local_size == 1 else f'each of {here.local_size} ranks'
+  found = f'{threads} for {ranks} on {cores:g} cores, load {load:.1f}'
   if threads * here.local_size > cores:
     return Check('threads', 'slow', found, 'fewer ranks on this host, or CTR_THREADS unset')
   state = 'slow' if load > cores + here.local_size else 'ok'
@@ -182,8 +181,9 @@ def _memory(here: runtime.Runtime) -> Check:
 def _open_files(here: runtime.Runtime) -> Check:
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   need = 256 + 8 * here.size  # connections of ours and of Gloo's (docs/scale.md), beside files
-  found = f'{soft} allowed, {hard} by ulimit -n'
-  return Check('open files', 'ok' if soft >= need else 'wrong', found, f'ulimit -n {4 * need}')
+  can_raise = hard == resource.RLIM_INFINITY or hard >= need
+  wanted = f'`ulimit -n {need}`' if can_raise else f'a hard limit of {need} or more, set by root'
+  return Check('open files', 'ok' if soft >= need else 'wrong', f'{soft} allowed', wanted)
 
 
 def _gpus(here: runtime.Runtime, nccl: int | None) -> list[Check]:
@@ -256,14 +256,14 @@ def _network(communicator: 'RankCommunicator') -> list[Check]:
 
 
 def _clock(communicator: 'Communicator') -> Check:
-  ahead = []
+  rounds = []
   for _ in range(9):
     communicator.barrier()
-    times = communicator.gather(time.time())
-    ahead.append(times[communicator.rank] - times[0])
-  skew = abs(statistics.median(ahead))
-  state = 'wrong' if skew > 1 else 'ok'
-  return Check('clock', state, f'{skew:.3f} s from that of rank 0', 'hosts that run NTP')
+    rounds.append(communicator.gather(time.time()))
+  skews = [abs(statistics.median(t[r] - t[0] for t in rounds)) for r in range(communicator.size)]
+  skew = max(skews)
+  found = f'{skew:.3f} s between ranks 0 and {skews.index(skew)}'
+  return Check('clock', 'wrong' if skew > 1 else 'ok', found, 'hosts that run NTP')
 
 
 def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
