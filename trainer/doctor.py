@@ -248,7 +248,7 @@ def _network(communicator: 'RankCommunicator') -> list[Check]:
   for name, exchanged, ways in (('all-reduce', all_reduce, 2), ('all-to-all', all_to_all, 1)):
     latency = _seconds(20, exchanged, 4)
     rate = ways * (size - 1) / size * _PAYLOAD / _seconds(3, exchanged, _PAYLOAD)
-    found = f'{1000 * latency:.2f} ms, {rate / _MB:,.0f} MB/s sent by a rank'
+    found = f'{1000 * latency:.2f} ms for 4 bytes, {rate / _MB:,.0f} MB/s sent by a rank'
     state = 'slow' if latency > 0.01 or rate < 125 * _MB else 'ok'
     wanted = 'cores that are idle, and a network of more than 1 Gbit/s (launch/cluster.sh -i NIC)'
     checks.append(Check(name, state, found, wanted))
