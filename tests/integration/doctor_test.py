@@ -38,7 +38,9 @@ class DoctorTest(tf.test.TestCase):
       self.assertIn(f'{self.folder}: the same for all', by_name['run_dir']['found'])
       self.assertIn('runs/new does not exist yet', by_name['run_dir']['found'])
       for name in 'all-reduce', 'all-to-all':
-        latency, rate = re.match(r'([\d.]+) ms for 4 bytes, ([\d,]+) MB/s', by_name[name]['found']).groups()
+        latency, rate = re.match(
+          r'([\d.]+) ms for 4 bytes, ([\d,]+) MB/s', by_name[name]['found']
+        ).groups()
         self.assertGreater(float(latency), 0)
         self.assertGreater(int(rate.replace(',', '')), 0)
     self.assertEmpty(os.listdir(self.folder))  # its probe is gone, and it makes no run_dir

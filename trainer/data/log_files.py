@@ -96,11 +96,13 @@ def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
   scheme, _, rest = path.partition('://')
   host, _, inside = os.path.normpath(rest).partition('/')
   # Left to itself, the client of gs:// tries for a quarter of an hour.
-  options = '?retry_limit_seconds=30' if scheme in ('gs', 'gcs') else ''
+  options = '?retry_limit_seconds=10' if scheme in ('gs', 'gcs') else ''
   try:
     filesystem = _filesystem(f'{scheme}://{host}/{options}')
   except (pa.ArrowException, OSError) as e:
-    raise UserError(f'{path}: cannot be reached: {first_line(e)}') from None
+    hadoop = '; HDFS needs JAVA_HOME, HADOOP_HOME and CLASSPATH (docs/data.md)'
+    hint = hadoop if scheme in ('hdfs', 'viewfs') else ''
+    raise UserError(f'{path}: cannot be reached: {first_line(e)}{hint}') from None
   host = host.rpartition('@')[2]
   return filesystem, f'/{inside}' if scheme in ('hdfs', 'viewfs') else f'{host}/{inside}'
 
