@@ -105,7 +105,7 @@ wheel: $(OPS)
 
 # The wheel in a bare environment; tests/fresh/bare_root.sh tries this and the demo on a bare Debian.
 fresh: wheel
-	tests/fresh/wheel.sh $(PYTHON) $(DIST)/ctr_trainer-*-cp$(subst .,,$(VERSION))-*.whl
+	tests/fresh/wheel.sh $(abspath $(PY)) $(DIST)/ctr_trainer-*-cp$(subst .,,$(VERSION))-*.whl
 
 build/demo_log/truth.json: | setup  # written last
 	$(PY) -m trainer.synthesize --out $(dir $@) --days 5 --samples_per_day 250000
