@@ -195,4 +195,11 @@ TEST(ARowDependsOnItsOwnRowAlone) {
 }  // namespace
 }  // namespace ctr
 
-int main() { return testing::RunAll(); }
+int main() {
+#if defined(CTR_EMULATED_BFLOAT16)
+  ctr::emulate_tiles = true;
+  testing::RunAll();
+  ctr::emulate_tiles = false;
+#endif
+  return testing::RunAll();
+}

@@ -1,24 +1,31 @@
 #include "ops/cc/dense/bfloat16_product.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
-#if defined(__x86_64__)
+// tests/cc/emulated_bfloat16.h defines the instructions, so that tests need no such processor.
+#if defined(CTR_EMULATED_BFLOAT16)
+#include "tests/cc/emulated_bfloat16.h"
+#elif defined(__x86_64__)
 #include <immintrin.h>
+
+#include "ops/cc/dense/bfloat16_instructions.h"
 #endif
 
 namespace ctr {
 
-#if defined(__x86_64__)
+#if defined(CTR_BF16)
 
-#define CTR_BF16 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
 #define CTR_BF16_INLINE CTR_BF16 inline __attribute__((always_inline))
 
 namespace {
 
-// The instruction takes 16 pairs of neighbours along the inner dimension and adds their products to
-// 16 sums. So both factors are packed as pairs of 32 bits: b in panels of 64 columns, where the
-// pairs of one inner place lie side by side, and a in blocks that fit into a core's own cache.
+// AVX-512's instruction takes 16 pairs of neighbours along the inner dimension and adds their
+// products to 16 sums. So both factors are packed as pairs of 32 bits: b in panels of 64 columns,
+// where the pairs of one inner place lie side by side, and a in blocks that fit into a core's own
+// cache. AMX's instruction multiplies 16 rows of 16 pairs of a by 16 x 16 pairs of a panel. So a
+// panel has zeros up to a multiple of 16 pairs, and such a block has its pairs in rows.
 constexpr int64_t kLanes = 16;     // the sums in a register
 constexpr int64_t kRegisters = 4;  // the registers that cover a row of a panel
 constexpr int64_t kPanel = kRegisters * kLanes;
@@ -28,6 +35,8 @@ constexpr int64_t kBlockPairs = 256;  // pairs of a panel, 64 KB: a core's own c
 constexpr int64_t kAhead = 8;         // rows between a prefetch and its use: packing reads strides
 
 int64_t Pairs(int64_t inner) { return (inner + 1) / 2; }
+int64_t WholeTiles(int64_t pairs) { return (pairs + kLanes - 1) / kLanes * kLanes; }
+int64_t PanelPairs(int64_t inner) { return WholeTiles(Pairs(inner)); }
 int64_t Panels(int64_t columns) { return (columns + kPanel - 1) / kPanel; }
 
 __mmask16 MaskOf(int64_t lanes) {
@@ -66,12 +75,13 @@ CTR_BF16_INLINE __m512i Consecutive(const Matrix& from, int64_t at, int64_t n) {
   return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
 
-// Packs panel `panel` of b: pairs [Pairs(inner), kPanel]; columns beyond b's are 0.
+// Packs panel `panel` of b: pairs [PanelPairs(inner), kPanel]; what is beyond b is 0.
 CTR_BF16 void PackPanel(const Matrix& b, int64_t panel, int32_t* to, float* column_sums) {
   const int64_t inner = b.Rows(), first = panel * kPanel;
   const int64_t width = std::min(kPanel, b.Columns() - first);
+  int32_t* const end = to + PanelPairs(inner) * kPanel;
   if (b.transposed) {  // weights, which are small: one pair at a time
-    std::fill(to, to + Pairs(inner) * kPanel, 0);
+    std::fill(to, end, 0);
     alignas(64) int32_t pairs[kLanes];
     for (int64_t j = 0; j < width; ++j) {
       for (int64_t k = 0; k < inner; k += 2 * kLanes) {
@@ -100,6 +110,7 @@ CTR_BF16 void PackPanel(const Matrix& b, int64_t panel, int32_t* to, float* colu
       _mm512_store_si512(to + v * kLanes, Interleaved(one, two));
     }
   }
+  std::fill(to, end, 0);
   if (column_sums == nullptr) return;
   for (int v = 0; v < kRegisters; ++v)
     _mm512_mask_storeu_ps(column_sums + first + v * kLanes, masks[v], sums[v]);
@@ -112,7 +123,8 @@ struct Block {
   int64_t pair;
 };
 
-// Packs `pairs` pairs from `first_pair` on, of `rows` rows of a from `first` on.
+// Packs `pairs` pairs from `first_pair` on, of `rows` rows of a from `first` on. What is missing to
+// whole tiles of pairs is 0.
 CTR_BF16 Block PackBlock(const Matrix& a, int64_t first, int64_t rows, int64_t first_pair,
                          int64_t pairs, int32_t* to) {
   const int64_t inner = a.Columns();
@@ -138,15 +150,58 @@ CTR_BF16 Block PackBlock(const Matrix& a, int64_t first, int64_t rows, int64_t f
       _mm512_store_si512(to + p * kBlockRows + i, Interleaved(Load(a, at + i, mask), two));
     }
   }
+  std::fill(to + pairs * kBlockRows, to + WholeTiles(pairs) * kBlockRows, 0);
   return {to, 1, kBlockRows};
 }
 
-// What to do with the sums of a tile.
+// Transposes 16 x 16 numbers, by swapping blocks beside the diagonal: of 1 x 1 numbers in each 2 x
+// 2, of 2 x 2 in each 4 x 4, and so on. The strides are numbers from a row to the next.
+CTR_BF16_INLINE void Transpose16(const int32_t* from, int64_t from_stride, int32_t* to,
+                                 int64_t to_stride) {
+  typedef int32_t Register __attribute__((vector_size(64)));
+  Register rows[kLanes], upper{}, lower{};
+  for (int i = 0; i < kLanes; ++i) std::memcpy(&rows[i], from + i * from_stride, sizeof(Register));
+  for (int size = 1; size < kLanes; size *= 2) {
+    for (int j = 0; j < kLanes; ++j) {  // a place from 16 on is in the lower row
+      upper[j] = j & size ? kLanes + j - size : j;
+      lower[j] = j & size ? kLanes + j : j + size;
+    }
+    for (int i = 0; i < kLanes; ++i) {
+      if (i & size) continue;
+      const Register above = rows[i], below = rows[i + size];
+      rows[i] = __builtin_shuffle(above, below, upper);
+      rows[i + size] = __builtin_shuffle(above, below, lower);
+    }
+  }
+  for (int i = 0; i < kLanes; ++i) std::memcpy(to + i * to_stride, &rows[i], sizeof(Register));
+}
+
+// Returns a block whose pairs lie in rows. One that lies in columns is copied to `to`.
+CTR_BF16 Block InRows(const Block& a, int64_t pairs, int32_t* to) {
+  if (a.pair == 1) return a;
+  for (int64_t p = 0; p < pairs; p += kLanes) {
+    for (int64_t i = 0; i < kBlockRows; i += kLanes)
+      Transpose16(a.pairs + p * a.pair + i, a.pair, to + i * kBlockPairs + p, kBlockPairs);
+  }
+  return {to, kBlockPairs, 1};
+}
+
+// What to do with the sums of a panel's columns.
 struct Finish {
   bool add;           // whether to add them to the sums of earlier terms in the result
-  const float* bias;  // for the tile's columns, or null
+  const float* bias;  // for the panel's columns, or null
   bool rectify;
 };
+
+// Finishes 16 sums, of columns 16 v and on of a panel, and stores those in the mask.
+CTR_BF16_INLINE void Store(__m512 sum, const Finish& finish, int64_t v, __mmask16 mask, float* to) {
+  if (finish.add) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), sum);
+  if (finish.bias != nullptr)
+    sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, finish.bias + v * kLanes));
+  if (finish.rectify)  // NaN stays NaN; masked, for gcc 12 warns of the plain one
+    sum = _mm512_maskz_max_ps(0xffff, _mm512_setzero_ps(), sum);
+  _mm512_mask_storeu_ps(to, mask, sum);
+}
 
 // Sets c[0:R, 0:16 V] to R rows of the block times a panel, or adds them to it. `last` masks the
 // columns of the last register.
@@ -168,15 +223,7 @@ CTR_BF16 void Tile(const Block& a, int64_t first_row, const int32_t* panel, int6
   }
   for (int i = 0; i < R; ++i) {
     for (int v = 0; v < V; ++v) {
-      float* to = c + i * stride + v * kLanes;
-      const __mmask16 mask = v == V - 1 ? last : 0xffff;
-      __m512 sum = sums[i][v];
-      if (finish.add) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), sum);
-      if (finish.bias != nullptr)
-        sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(mask, finish.bias + v * kLanes));
-      if (finish.rectify)  // NaN stays NaN; masked, for gcc 12 warns of the plain one
-        sum = _mm512_maskz_max_ps(0xffff, _mm512_setzero_ps(), sum);
-      _mm512_mask_storeu_ps(to, mask, sum);
+      Store(sums[i][v], finish, v, v == V - 1 ? last : 0xffff, c + i * stride + v * kLanes);
     }
   }
 }
@@ -190,17 +237,45 @@ constexpr TileFunction kTiles[kRows][kRegisters] = {
     {Tile<5, 1>, Tile<5, 2>, Tile<5, 3>, Tile<5, 4>}, {Tile<6, 1>, Tile<6, 2>, Tile<6, 3>, Tile<6, 4>}};
 // clang-format on
 
-}  // namespace
-
-bool HasBfloat16Products() {
-  return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512vl");
+// Sets c[0:count, 0:16 registers] to a block times a panel, by AMX, or adds them to it. The block
+// has its pairs in rows; it and the panel have whole tiles of them.
+CTR_BF16 void MultiplyByTiles(const Block& a, int64_t count, const int32_t* panel, int64_t pairs,
+                              const Finish& finish, int64_t registers, __mmask16 last,
+                              int64_t stride, float* c) {
+  static_assert(kBlockRows == 3 * kLanes, "a block has three tiles of rows");
+  alignas(64) float sums[kBlockRows * kLanes];
+  const int64_t below = kLanes * a.row, row_bytes = a.row * 4, panel_bytes = kPanel * 4;
+  for (int64_t v = 0; v < registers; ++v) {
+    Tiles::Clear<0>();
+    Tiles::Clear<1>();
+    Tiles::Clear<2>();
+    for (int64_t p = 0; p < pairs; p += kLanes) {
+      Tiles::Load<6>(panel + p * kPanel + v * kLanes, panel_bytes);
+      Tiles::Load<3>(a.pairs + p, row_bytes);
+      Tiles::MultiplyAndAdd<0, 3, 6>();
+      Tiles::Load<4>(a.pairs + p + below, row_bytes);
+      Tiles::MultiplyAndAdd<1, 4, 6>();
+      Tiles::Load<5>(a.pairs + p + 2 * below, row_bytes);
+      Tiles::MultiplyAndAdd<2, 5, 6>();
+    }
+    Tiles::Store<0>(sums, kLanes * 4);
+    Tiles::Store<1>(sums + kLanes * kLanes, kLanes * 4);
+    Tiles::Store<2>(sums + 2 * kLanes * kLanes, kLanes * 4);
+    for (int64_t i = 0; i < count; ++i) {
+      Store(_mm512_load_ps(sums + i * kLanes), finish, v, v == registers - 1 ? last : 0xffff,
+            c + i * stride + v * kLanes);
+    }
+  }
 }
 
-int64_t PackedSize(const Matrix& b) { return Pairs(b.Rows()) * Panels(b.Columns()) * kPanel; }
+}  // namespace
+
+bool HasBfloat16Products() { return HasVectors(); }
+
+int64_t PackedSize(const Matrix& b) { return PanelPairs(b.Rows()) * Panels(b.Columns()) * kPanel; }
 
 void Pack(const Matrix& b, const ParallelFor& parallel_for, int32_t* packed, float* column_sums) {
-  const int64_t pairs = Pairs(b.Rows());
+  const int64_t pairs = PanelPairs(b.Rows());
   parallel_for(Panels(b.Columns()), pairs * kRegisters * 2, [&](int64_t begin, int64_t end) {
     for (int64_t p = begin; p < end; ++p) PackPanel(b, p, packed + p * pairs * kPanel, column_sums);
   });
@@ -217,8 +292,11 @@ void Multiply(const std::vector<Term>& terms, int64_t rows, const std::vector<Re
   for (const Result& c : results) panels_in_all += Panels(c.columns);
   const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
   const int64_t cost = kBlockRows * pairs_in_all * panels_in_all * kRegisters / 4 + 1;
+  const bool by_tiles = HasTiles();
   parallel_for(blocks, cost, [&](int64_t begin, int64_t end) {
     alignas(64) static thread_local int32_t of_a[kBlockRows * kBlockPairs];
+    alignas(64) static thread_local int32_t of_a_in_rows[kBlockRows * kBlockPairs];
+    if (by_tiles) Tiles::Begin();
     for (int64_t block = begin; block < end; ++block) {
       const int64_t first = block * kBlockRows, count = std::min(kBlockRows, rows - first);
       for (const Result& c : results) {
@@ -235,27 +313,33 @@ void Multiply(const std::vector<Term>& terms, int64_t rows, const std::vector<Re
         for (int64_t start = 0; start < pairs; start += kBlockPairs) {
           const int64_t length = std::min(kBlockPairs, pairs - start);
           const bool last_sum = t + 1 == some.size() && start + length == pairs;
-          const Block of = PackBlock(term.a, first, count, start, length, of_a);
+          Block of = PackBlock(term.a, first, count, start, length, of_a);
+          if (by_tiles) of = InRows(of, length, of_a_in_rows);
           for (size_t r = 0; r < results.size(); ++r) {
             const Result& c = results[r];
             for (int64_t p = 0; p < Panels(c.columns); ++p) {
               const int64_t width = std::min(kPanel, c.columns - p * kPanel);
               const int64_t registers = (width + kLanes - 1) / kLanes;
               const __mmask16 last = MaskOf(width - (registers - 1) * kLanes);
-              const int32_t* panel = term.b[r] + (p * pairs + start) * kPanel;
+              const int32_t* panel = term.b[r] + (p * WholeTiles(pairs) + start) * kPanel;
+              float* const to = c.data + first * c.stride + p * kPanel;
               const Finish finish{t > 0 || start > 0,
                                   last_sum && c.bias != nullptr ? c.bias + p * kPanel : nullptr,
                                   last_sum && c.rectified};
+              if (by_tiles) {
+                MultiplyByTiles(of, count, panel, length, finish, registers, last, c.stride, to);
+                continue;
+              }
               for (int64_t i = 0; i < count; i += kRows) {
                 kTiles[std::min(kRows, count - i) - 1][registers - 1](
-                    of, i, panel, length, finish, last, c.stride,
-                    c.data + (first + i) * c.stride + p * kPanel);
+                    of, i, panel, length, finish, last, c.stride, to + i * c.stride);
               }
             }
           }
         }
       }
     }
+    if (by_tiles) Tiles::End();
   });
 }
 

@@ -1,4 +1,6 @@
-// Matrix products in bfloat16 with sums in float32, by AVX-512's instruction for it (avx512_bf16).
+// Matrix products in bfloat16 with sums in float32, by AMX where the processor has it and the
+// kernel permits it, else by AVX-512's instruction (avx512_bf16). They differ only by the order of
+// sums.
 #pragma once
 
 #include <cstdint>
