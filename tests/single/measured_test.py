@@ -141,14 +141,34 @@ class BinsTest(tf.test.TestCase):
   def test_quantiles_and_widths_of_the_first_pass(self):
     found = dict(zip(('bin', 'wide', 'ratio'), open_values(self.config()).values()))
     present = np.sort(self.x[np.arange(2000) % 7 != 0]).astype(np.float64)
-    for bound in found['bin']:
-      below = (present < bound).mean()
-      self.assertIn(np.float32(bound), self.x)
-      # Only of values that are there often a bin holds more than its share.
-      self.assertTrue(abs(below * 8 - round(below * 8)) < 0.01 or bound == 0)
+    counts = np.bincount(np.searchsorted(np.float32(found['bin']), np.float32(present), 'right'))
+    # 0 is a bin of its own. The other values share six bins, one of which 0 cuts in two.
+    of_zero = found['bin'].index(0.0) + 1
+    self.assertEqual(counts[of_zero], (present == 0).sum())
+    others = np.delete(counts, of_zero)
+    self.assertLen(others, 7)
+    self.assertContainsSubset(np.float32(found['bin']), self.x)
+    share = (present != 0).sum() / 6
+    self.assertAllClose(others[: of_zero - 1], np.full(of_zero - 1, share), atol=1.01)
+    self.assertAllClose(others[of_zero + 1 :], np.full(6 - of_zero, share), atol=1.01)
+    self.assertNear(others[of_zero - 1] + others[of_zero], share, 2)
     wanted = present.min() + (present.max() - present.min()) * np.arange(1, 4) / 4
     self.assertAllClose(found['wide'], wanted, rtol=1e-6)
     self.assertEqual(found['ratio'][0], 0)
+
+  def test_a_frequent_value_leaves_the_other_bins_to_the_others(self):
+    often, rare = [0] * 90 + [3] * 4 + [5, 6, 7, 8, 9, 9], [0] * 9 + [1] + [2] * 9 + [3] + [4] * 9
+    for x, bins, wanted in (
+      (often, 2, [3]),
+      (often, 4, [3, 5, 8]),
+      (often, 100, [3, 5, 6, 7, 8, 9]),
+      (rare, 4, [2, 3, 4]),
+      ([7, 7, 7], 4, [7]),
+    ):
+      self.tree['data']['slots'] = [{'name': 'bin', 'from': {'bins': 'x', 'quantiles': bins}}]
+      del self.tree['data']['dense'][:]
+      pd.DataFrame({'x': x, 'click': 0}).to_csv(self.folder / 'day_1.csv', index=False)
+      self.assertEqual(list(open_values(self.config()).values()), [wanted])
 
   def test_a_run_keeps_what_it_measured(self):
     told = io.StringIO()

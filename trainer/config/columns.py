@@ -63,8 +63,9 @@ class Bins(Made):
   log_squared: bool = False
   """A bin for each ⌊ln²x⌋ of x > 2, each whole number from 0 to 2, and all below 0."""
   quantiles: NumberOfBins | None = None
-  """This number of bins with equally many samples, measured on the first million samples of the
-  first pass; fewer if many samples have the same value."""
+  """At most this number of bins with equally many samples, measured on the first million samples of
+  the first pass. A value that more samples have gets a bin of its own, and the others share the
+  rest."""
   widths: NumberOfBins | None = None
   """This number of bins of equal width between the least and the largest number, measured as
   quantiles are."""
@@ -127,7 +128,7 @@ class Time(Made):
   """How the time is written: 2024-01-31T13:05:00.5+01:00 (T or a blank; time, fraction and offset
   may be left out), or in seconds or milliseconds since 1970 in UTC, or as 2024013113."""
   since: str | None = None
-  """Of minutes_since: the column of the earlier time, in the same unit."""
+  """Of minutes_since: the column of the earlier time, written in the same unit."""
 
   def reads(self) -> list[str]:
     return [self.time] if self.since is None else [self.time, self.since]

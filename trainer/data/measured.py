@@ -234,7 +234,29 @@ def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
       'could be measured on; wanted some, or boundaries'
     )
   if (bins := slot.made.quantiles) is not None:
-    bounds = np.sort(numbers)[np.arange(1, bins) * len(numbers) // bins]
+    bounds = _quantiles(numbers.astype(np.float32), bins)
   else:
     bounds = np.linspace(numbers.min(), numbers.max(), slot.made.widths + 1)[1:-1]
   return [float(str(bound)) for bound in np.unique(bounds.astype(np.float32))]
+
+
+def _quantiles(numbers: np.ndarray, bins: int) -> np.ndarray:
+  """Returns the boundaries of at most `bins` bins, each with about as many of the numbers.
+
+  A value that more than an equal share of the numbers have gets a bin of its own, and the other
+  numbers share the other bins. So if nine in ten numbers are 0, the others still have many bins.
+  """
+  values, counts = np.unique(numbers, return_counts=True)
+  is_alone = np.zeros(len(values), bool)
+  while len(rest := counts[~is_alone]):
+    is_frequent = ~is_alone & (counts * (bins - is_alone.sum()) > rest.sum())
+    if not is_frequent.any():
+      break
+    is_alone |= is_frequent
+  bounds = values[1:][is_alone[1:] | is_alone[:-1]]
+  if len(bounds) >= bins:
+    bounds = values[1:][is_alone[1:]]
+  if len(rest):
+    others, left = np.repeat(values[~is_alone], rest), bins - len(bounds)
+    bounds = np.append(bounds, others[np.arange(1, left) * len(others) // left])
+  return bounds if len(bounds) else values
