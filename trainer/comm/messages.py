@@ -197,10 +197,10 @@ class MessageConnection:
     """Waits for a message, which may be a beat.
 
     Returns:
-      A list of the kind of the message, a str, and its arguments.
+      A flat list: the kind of the message, a str, then its arguments.
     Raises:
-      ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent something
-        else; the error's message says which.
+      ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent bytes that
+        are no message; the error's text says which.
     """
     try:
       # Several short waits: if this process itself was stopped for long, only one wait is used up,

@@ -308,9 +308,9 @@ class Data(Section):
     }
 
   def log_column(self, name: str) -> str:
-    """Returns the column of the log that `name` stands for in a key `from`.
+    """Returns the column of the log that the config means by `name` under a key `from`.
 
-    It is the slot's column if `name` is a slot, else `name` itself.
+    If a slot has this name, it is the slot's column, else `name` itself is the column.
     """
     columns = {s.name: s.column for s in self.slots if s.made is None}
     return columns.get(name) or name

@@ -108,9 +108,10 @@ def _wanted(error: ErrorDetails) -> str:
 
 
 def settings_named(name: str) -> str:
-  """Returns the keys whose last part is `name`, such as 'train.epochs' for 'epochs'; '' if none.
+  """Returns, as one text, the keys whose last part is `name`: 'train.epochs' for 'epochs'.
 
-  For a word of another system, such as early_stopping, it returns our key.
+  The text is empty if there are none. If `name` is what another system calls one of our settings,
+  such as early_stopping, the text is our key for it.
   """
   if name in _ELSEWHERE:
     return _ELSEWHERE[name]

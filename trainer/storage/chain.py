@@ -120,7 +120,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
-  """Yields the exports in a directory whose names end in `suffix`, with or without DONE."""
+  """Yields the exports with names ending in `suffix`, complete or not, of a directory."""
   for name in _names(directory):
     if name.endswith(suffix) and (match := _NAME.fullmatch(name.removesuffix(suffix))):
       yield StoredExport(int(match[1]), match[2], os.path.join(directory, name))

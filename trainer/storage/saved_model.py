@@ -248,14 +248,17 @@ class Serving(ServedModel):
     place: tf.Tensor,
     size: tf.Tensor,
   ) -> HistoryVectors:
-    """Returns the history of one slot: the factors of each of a sample's features, in order.
+    """Returns the history in one slot: the factors of each sample's features there, in order.
+
+    `samples`, `slot` and `place` describe the n features of the batch, those of all slots together.
 
     Args:
-      field: the index of the slot among all slots.
-      sums: for each table t, its slot sums, float32 [B, slots of t, width of t].
-      samples: int64 [n], the sample of each feature of the batch, in all slots.
-      slot: int64 [n], the index of each feature's slot.
-      place: int32 [n], each feature's row in its table's factors; negative if it has no factors.
+      field: the index of the history's slot among all slots.
+      sums: for each table t, float32 [B, slots of t, width of t]: the sums of the factors in each
+        slot. The candidate's vector is taken from them.
+      samples: int64 [n], the sample that a feature belongs to.
+      slot: int64 [n], the index of its slot.
+      place: int32 [n], its row in `self.factors` of its table; negative if it has no factors.
       size: B, int64 [].
     """
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)

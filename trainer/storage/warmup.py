@@ -25,7 +25,7 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def write(path: str, specs: Mapping[str, tf.TensorSpec]) -> None:
-  """Writes requests to the signature `serving_default`; all their values are 0.
+  """Writes warm-up requests, for `serving_default` and with all values 0, into a SavedModel.
 
   Args:
     path: the directory of the SavedModel.

@@ -178,8 +178,8 @@ class RankingEvaluation:
   def item_vectors(self) -> np.ndarray:
     """Returns the vectors of this process's share of the catalogue, float32 [items, d].
 
-    An item gets the zero vector, whatever the biases of the item tower, if none of its features has
-    a row and its dense columns are blank.
+    If none of an item's features has a row and its dense columns are blank, nothing is known of it.
+    Then it gets the zero vector, not the vector that the item tower would make of its biases alone.
     """
     vectors, slots = [], len(self._cfg.data.slots)
     dense = [column.name for column in self._cfg.data.dense]

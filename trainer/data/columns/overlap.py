@@ -1,4 +1,4 @@
-"""Computes overlaps: how many, or which share, of a column's features another column has."""
+"""Computes overlaps: the number or share of one column's features that another column has too."""
 
 import numpy as np
 import pyarrow as pa
