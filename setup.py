@@ -41,7 +41,7 @@ def requirements() -> list[str]:
   ]
   return [
     *('absl-py', 'numpy', 'pandas', 'plotly', 'protobuf>=4.25', 'psutil', 'pydantic>=2'),
-    *('PyYAML', 'rich', f'tensorflow=={tensorflow}', f'tf_keras~={minor}.0'),
+    *('PyYAML', 'rich', 'tensorboard', f'tensorflow=={tensorflow}', f'tf_keras~={minor}.0'),
     *(with_tfra if minor == '2.16' else ['pyarrow']),
   ]
 
