@@ -295,7 +295,7 @@ class ConfigTest(tf.test.TestCase):
     for line in (
       'valid: [y.csv]  # given',
       'kind: adam  # given',
-      'epsilon: 1.0e-05  # from linear.kind and preset',
+      'epsilon: 1.0e-05  # from linear.kind, preset, width and train.batch_size',
       'epochs: 20  # from train.plateau',
       'every_passes: 1  # default',
     ):

@@ -84,7 +84,7 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
       key = ('sparse', 'tables', name, part)
       defaults = row_defaults(rule.kind, rule.preset, cfg.train.batch_size, width)
       for field, value in defaults.items():
-        tree.default((*key, field), value, f'{part}.kind and preset')
+        tree.default((*key, field), value, f'{part}.kind, preset, width and train.batch_size')
       if rule.preset == 'paddle':
         tree.default(('sparse', 'gradient_scale'), 'feature', f'{part}.preset')
   _of_lifecycle(cfg, tree)
@@ -100,13 +100,14 @@ def _of_lifecycle(cfg: 'Config', tree: _Tree) -> None:
     if kind == 'admission' and len(keys) > 1 and kind not in cfg.lifecycle.model_fields_set:
       found = f'found {" and ".join(keys)}, which are of several modes'
       raise ConfigError(f"key 'lifecycle.{kind}': {found}; wanted the mode that counts")
-    default = of_keys[keys[0]] if keys else 'none'
-    modes[kind] = tree.default(('lifecycle', kind), default, f'lifecycle.{"".join(keys[:1])}')
+    modes[kind] = getattr(cfg.lifecycle, kind)
+    if keys:
+      modes[kind] = tree.default(('lifecycle', kind), of_keys[keys[0]], f'lifecycle.{keys[0]}')
   for kind, mode in modes.items():
     of_mode = _OF_MODES.get((kind, mode), {}) | (_OF_SCORE if mode == 'score' else {})
     for field, value in of_mode.items():
       tree.default(('lifecycle', field), value, f'lifecycle.{kind}')
-  whole = Lifecycle.model_validate(tree.values['lifecycle'])
+  whole = Lifecycle.model_validate(tree.values.get('lifecycle', {}))
   for i, _ in slots:
     for field in Thresholds.model_fields:
       key = ('data', 'slots', i, 'lifecycle', field)
