@@ -1,4 +1,10 @@
 # Sourced by the launch scripts: goes to the project's root, sets the environment, and shows and runs commands.
+case ${1:-} in
+  -h | --help)  # the comment at the head of the script
+    sed -n '2,/^[^#]/ s/^# //p' "$0"
+    exit 0
+    ;;
+esac
 CALLED_FROM=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # A horovodrun on PATH goes before the environment that `make setup` made.

@@ -126,6 +126,12 @@ class LocalTest(LaunchTestCase):
     self.assertEqual(done.stdout, 'one\ntwo\n[1]<stdout>:three [0]<stdout>:\n')  # \r read as \n
     self.assertEqual(done.stderr.splitlines()[1:], ['four'])
 
+  def test_help_is_the_head_of_the_script(self):
+    for script in ('local.sh', 'cluster.sh', 'parameter_servers.sh', 'online_demo.sh'):
+      done = self.launch(script, '--help')
+      self.assertEqual(done.returncode, 0)
+      self.assertStartsWith(done.stdout, f'launch/{script} ')
+
   def test_mistakes_end_in_one_line(self):
     self.assert_mistake(self.launch('local.sh'), '^local.sh: wanted RANKS')
     for found in ('0', 'two', '-1', '1.5'):
