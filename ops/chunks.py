@@ -109,7 +109,9 @@ def write(path: str | os.PathLike, chunks: Iterable[Chunk]) -> int:
 
 
 def read(source: str | os.PathLike | Iterable[Chunk]) -> Iterable[Chunk]:
-  """Returns the chunks of a file that `write` wrote; if `source` holds chunks, returns `source`.
+  """Returns an iterator over the chunks in the file `source`, which `write` wrote.
+
+  If `source` is not a path but an iterable of chunks, returns it as it is.
 
   Raises:
     DataLossError: during the iteration, if the file is truncated or damaged.

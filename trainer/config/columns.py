@@ -300,7 +300,7 @@ def column_of(node: ast.AST) -> str | None:
 
 
 def _problems(node: ast.AST) -> Iterator[str]:
-  """Yields a text, for a message, for each part of an expression that is not allowed."""
+  """Yields, for each part of an expression that is not allowed there, what a message says of it."""
   match node:
     case ast.Name() | ast.Attribute() if column_of(node) is not None:
       return

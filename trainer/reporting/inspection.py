@@ -93,7 +93,7 @@ class Inspection:
     return table.rename_axis('slot')
 
   def made(self) -> pd.DataFrame:
-    """Returns a table of the slots with the key `from`: its kind, and its value as JSON."""
+    """Returns a table of the slots whose config has `from`: the kind of that and its JSON."""
     made = {s.name: s.made for s in self.cfg.ordered_slots if s.made is not None}
     rows = [(m.kind, json.dumps(briefly(m))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])

@@ -124,9 +124,10 @@ class RecordedRun:
     return self.of('train').drop_duplicates('pass')['examples'].sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
-    """Returns `metric` of the true click probabilities on the pass `name`; None if unknown.
+    """Returns the best value of `metric` that a model can reach on the pass `name`.
 
-    Only synthetic logs come with their true probabilities.
+    It is the value for predictions that equal the true click probabilities. None if these are
+    unknown: only synthetic logs come with them.
     """
     return self.truth.get('passes', {}).get(name, {}).get(metric)
 

@@ -187,8 +187,8 @@ class Service:
     """Switches to the version that the store holds now.
 
     Args:
-      gone: a version that was served and that the store no longer holds. If another version is
-        served by now, nothing is done.
+      gone: the served version that the caller did not find in the store any more. If another
+        thread has already switched to a newer one, nothing is done. None: switch in any case.
     Raises:
       UserError: if the store cannot be read, or holds no valid model; the earlier version is still
         served.

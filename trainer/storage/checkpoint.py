@@ -315,7 +315,9 @@ def _read_block(
 def read_texts(
   path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
 ) -> Iterator[bytes]:
-  """Yields the dumps of `KeptTexts` in a checkpoint that may hold features of some logical shards.
+  """Yields those dumps of `KeptTexts` in a checkpoint that can hold features of `shards`.
+
+  They may hold features of other shards too.
 
   Arguments and errors are those of `read_rows`.
   """

@@ -91,7 +91,7 @@ class RunLock:
       self._take(f, _this_process() | {'id': lock_id})
 
   def leave(self) -> None:
-    """Stops being the owner, so that another process of the job may `follow`."""
+    """Stops owning the lock but does not release it, so that another process can `follow`."""
     self._released.set()
     self._own = None
 

@@ -96,7 +96,7 @@ class RunState:
     return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 
   def untrained_told(self) -> str | None:
-    """Returns a warning that the config's model is not the trained one; None if it is."""
+    """Returns a warning if the model of the config is not the one that was trained, or None."""
     if not self.untrained:
       return None
     return (

@@ -54,16 +54,17 @@ class Features(NamedTuple):
 
 
 class ArrowReader:
-  """Gives the columns of n records to the model, and to made columns, which are computed from them.
+  """Reads the columns of n records, for the model and for computing made columns.
 
-  A made column may have the name of a column of the log, from which it is computed. To the made
-  column itself, this name means the column of the log; to the model and other made columns, it
-  means the made column.
+  A made column may have the name of a column of the log: `price` may be made from the log's
+  `price`. Then only the computation of that made column sees the log's `price`; the model and all
+  other made columns see the made one.
 
   Args:
     columns: the columns of the log.
     num_records: n.
-    drop: called with the records for which a column cannot be computed; leaves them out.
+    drop: a function that removes the records given to it. It is called with those for which a
+      column cannot be computed.
   """
 
   def __init__(
