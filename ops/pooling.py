@@ -1,6 +1,6 @@
-"""Sums the rows of the features in each slot of each sample; the sums are differentiable.
+"""Sums the rows of the features in each slot of each sample, and gathers those of histories.
 
-ops/cc/rows/pool.h has the formulas.
+The results are differentiable. ops/cc/rows/pool.h has the formulas of the sums.
 """
 
 import dataclasses
@@ -131,3 +131,55 @@ def _pool_gradient(op: tf.Operation, *gradients: tf.Tensor | None) -> list[tf.Te
     **{name: op.get_attr(name) for name in attributes},
   )
   return [linear_grad, None, factors_grad] + [None] * 6
+
+
+def histories(
+  rows: PulledRows,
+  deduped: Deduped,
+  segments: TensorLike,
+  batch_size: TensorLike,
+  *,
+  fields: int,
+  field: int,
+  width: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Gathers the factors of the features in one slot of each sample; differentiable in the factors.
+
+  Args:
+    rows: the rows of `deduped.unique`; only factors and offsets are read.
+    deduped, segments, batch_size: as for `pool`.
+    fields: the number of slots, F.
+    field: the index of the histories' slot.
+    width: how many of a row's factors to read, D.
+  Returns:
+    The factors in the order of the features, float32 [B, L, D] where the longest history has L
+    features, and whether there are any, bool [B, L]: a history may be shorter, and a feature may
+    have no factors. Factors that are not there are 0.
+  """
+  vectors, mask, _ = load().ctr_history(
+    factors=rows.factors,
+    offsets=rows.offsets,
+    inverse=deduped.inverse,
+    segments=segments,
+    batch_size=batch_size,
+    starts=deduped.starts,
+    order=deduped.order,
+    fields=fields,
+    field=field,
+    width=width,
+  )
+  return vectors, mask
+
+
+@tf.RegisterGradient('CtrHistory')
+def _history_gradient(op: tf.Operation, *gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
+  factors, offsets, _, _, _, starts, order = op.inputs
+  of_factors = load().ctr_history_grad(
+    factors=factors,
+    offsets=offsets,
+    places=op.outputs[2],
+    starts=starts,
+    order=order,
+    vectors_grad=gradients[0],
+  )
+  return [of_factors] + [None] * 6

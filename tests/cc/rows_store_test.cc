@@ -1,5 +1,5 @@
-// The row store: pushes, pulls and evictions at the same time; rows handed on; dedupe and pooling
-// in bounds.
+// The row store: pushes, pulls and evictions at the same time; rows handed on; dedupe, pooling
+// and histories in bounds.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/cc/rows/dedupe.h"
+#include "ops/cc/rows/history.h"
 #include "ops/cc/rows/pool.h"
 #include "ops/cc/rows/row_store.h"
 #include "tests/cc/testing.h"
@@ -439,8 +440,37 @@ TEST(DedupeThenPool) {
     CHECK(total == n);
     CHECK(PoolGradient(layout, batch, gradients, starts.data(), order.data(), testing::Threads(3),
                        linear_grad.data(), factors_grad.data()));
+    // A history of field 0: what was gathered, summed by feature, is its count times 0.5.
+    HistoryBatch histories{samples, n, u, 5, offsets.data(), batch.segments};
+    std::vector<int64_t> begins(samples), ends(samples);
+    const int64_t longest = FindHistories(histories, 3, 0, begins.data(), ends.data());
+    std::vector<float> vectors(samples * longest * 12), sums(offsets[u]);
+    std::unique_ptr<bool[]> mask(new bool[samples * longest]);
+    std::vector<int32_t> places(n);
+    const auto gather = [&] {
+      return GatherHistories(histories, longest, begins.data(), ends.data(), inverse.data(),
+                             factors.data(), testing::Threads(3), vectors.data(), mask.get(),
+                             places.data());
+    };
+    const auto sum = [&] {
+      return HistoriesGradient(histories, places.data(), samples * longest, starts.data(),
+                               order.data(), vectors.data(), testing::Threads(3), sums.data());
+    };
+    CHECK(gather() && sum());
+    std::vector<int> in_history(u);
+    for (int64_t i = 0; i < n; ++i) in_history[inverse[i]] += segments[i] % 3 == 0;
+    for (int64_t j = 0; j < u; ++j) {
+      for (int c = 0; c < offsets[j + 1] - offsets[j]; ++c)
+        CHECK(sums[offsets[j] + c] == (c < 5 ? 0.5f * in_history[j] : 0.0f));
+    }
     if (n > 0) {
-      inverse[n / 2] = static_cast<int32_t>(u);
+      histories.width = 12;  // more than the 11 of table 0
+      CHECK(!gather());
+      histories.width = 5;
+      places[order[n / 2]] = static_cast<int32_t>(samples * longest);
+      CHECK(!sum());
+      inverse[begins[samples / 2]] = inverse[n / 2] = static_cast<int32_t>(u);
+      CHECK(begins[samples / 2] == ends[samples / 2] || !gather());
       CHECK(!Pool(layout, batch, linear.data(), inverse.data(), Serial, outputs));
       order[n / 2] = static_cast<int32_t>(n);
       CHECK(!PoolGradient(layout, batch, gradients, starts.data(), order.data(), Serial,

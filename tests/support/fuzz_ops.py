@@ -28,7 +28,7 @@ from ops.connections import Connections
 from ops.dedupe import dedupe
 from ops.feature_lifecycle import FeatureLifecycle
 from ops.policy import Policy
-from ops.pooling import PoolLayout, pool
+from ops.pooling import PoolLayout, histories, pool
 from ops.row_store import FactorPart, RowStore, TableSpec, initial_factors
 from ops.samples import SampleArrays
 from trainer.config import RowOptimizer
@@ -89,7 +89,8 @@ def right_calls(rng: np.random.Generator) -> list:
   with tf.GradientTape() as tape:
     tape.watch([rows.linear, rows.factors])
     pooled = pool(rows, deduped, np.ones(len(keys), np.float32), segments, batch, layout)
-    total = sum(tf.reduce_sum(t) for t in tf.nest.flatten(tuple(pooled)))
+    gathered, _ = histories(rows, deduped, segments, batch, fields=fields, field=1, width=3)
+    total = sum(tf.reduce_sum(t) for t in tf.nest.flatten((tuple(pooled), gathered)))
   linear, factors = tape.gradient(total, [rows.linear, rows.factors])
   shows, clicks = deduped.shows, deduped.clicks
   store.push(unique, rows, shows, clicks, linear, factors, [1.0], hyper, tf.constant(1, tf.int64))

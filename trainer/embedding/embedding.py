@@ -10,7 +10,7 @@ from ops.dedupe import Deduped, dedupe
 from ops.library import TensorLike
 from trainer.config import Config
 from trainer.data.features import SlotBatch, transform_counts, transform_dense
-from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
+from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs
 
 
 def _size(batch: SlotBatch) -> tf.Tensor:
@@ -170,26 +170,16 @@ class Embedding:
       batch, deduped, rows: B samples, their distinct keys, and the rows of these keys.
       sums: the slot sums of each table, float32 [B, F_t, D_t].
     """
-    segments = batch.segments
-    one_each = tf.size(segments) == 0  # each slot of each sample has one feature
-    segments = tf.cond(one_each, lambda: tf.range(tf.size(deduped.inverse)), lambda: segments)
-    has = rows.offsets[1:] > rows.offsets[:-1]
     histories = {}
     for name, field, table, candidate in self._history_slots:
-      width = self._widths[table]
-      occurrences = tf.where(tf.equal(segments % self.num_slots, field))[:, 0]
-      # The factors of the history's distinct features, then a row of zeros.
-      features, at = tf.unique(tf.gather(deduped.inverse, occurrences))
-      with_factors = tf.gather(has, features)
-      starts = tf.gather(rows.offsets, tf.boolean_mask(features, with_factors))
-      vectors = tf.gather(rows.factors, starts[:, None] + tf.range(width))
-      vectors = tf.concat([vectors, tf.zeros([1, width])], 0)
-      no_factors = tf.size(starts)
-      row = tf.where(with_factors, tf.cumsum(tf.cast(with_factors, tf.int32)) - 1, no_factors)
-      row = tf.concat([tf.gather(row, at), no_factors[None]], 0)
-      places = history_places(tf.gather(segments, occurrences) // self.num_slots, _size(batch))
-      row = tf.gather(row, tf.where(places < 0, tf.size(occurrences, tf.int32), places))
-      histories[name] = HistoryVectors(
-        tf.gather(vectors, row), row < no_factors, sums[table][:, candidate]
+      vectors, mask = pooling.histories(
+        rows,
+        deduped,
+        batch.segments,
+        _size(batch),
+        fields=self.num_slots,
+        field=field,
+        width=self._widths[table],
       )
+      histories[name] = HistoryVectors(vectors, mask, sums[table][:, candidate])
     return histories

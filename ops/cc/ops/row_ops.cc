@@ -443,6 +443,72 @@ linear_sums: [u].
 factors_sums: [offsets[u]].
 )doc");
 
+REGISTER_OP("CtrHistory")
+    .Input("factors: float")
+    .Input("offsets: int32")
+    .Input("inverse: int32")
+    .Input("segments: int32")
+    .Input("batch_size: int32")
+    .Input("starts: int32")
+    .Input("order: int32")
+    .Attr("fields: int >= 1")
+    .Attr("field: int >= 0")
+    .Attr("width: int >= 1")
+    .Output("vectors: float")
+    .Output("mask: bool")
+    .Output("places: int32")
+    .SetShapeFn([](InferenceContext* c) {
+      DimensionHandle n, batch;
+      TF_RETURN_IF_ERROR(Vectors(c, 0, 3));
+      TF_RETURN_IF_ERROR(Vectors(c, 5, 6));
+      TF_RETURN_IF_ERROR(LengthOf(c, 2, &n));
+      ShapeHandle scalar;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(4), 0, &scalar));
+      TF_RETURN_IF_ERROR(c->MakeDimForScalarInput(4, &batch));
+      int width;
+      TF_RETURN_IF_ERROR(c->GetAttr("width", &width));
+      const DimensionHandle longest = c->UnknownDim();
+      c->set_output(0, c->MakeShape({batch, longest, c->MakeDim(width)}));
+      c->set_output(1, c->Matrix(batch, longest));
+      c->set_output(2, c->Vector(n));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gathers the factors of the features that each of B samples has in one field, its history.
+
+The inputs are those of CtrPool.
+
+fields: F, the number of fields.
+field: the field of the histories, less than F.
+width: D, how many of a row's factors are read, from its first column.
+vectors: [B, L, D], in order; L is the length of the longest history. 0 where a history has ended or
+  a feature has no factors.
+mask: [B, L], whether there are factors.
+places: [n], for each occurrence its index in mask, or -1; for the gradient.
+)doc");
+
+REGISTER_OP("CtrHistoryGrad")
+    .Input("factors: float")
+    .Input("offsets: int32")
+    .Input("places: int32")
+    .Input("starts: int32")
+    .Input("order: int32")
+    .Input("vectors_grad: float")
+    .Output("factors_sums: float")
+    .SetShapeFn([](InferenceContext* c) {
+      TF_RETURN_IF_ERROR(Vectors(c, 0, 4));
+      ShapeHandle gradients;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(5), 3, &gradients));
+      c->set_output(0, c->input(0));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Gradient of CtrHistory with respect to factors; a feature's occurrences are added in their order.
+
+vectors_grad: [B, L, D].
+factors_sums: [offsets[u]].
+)doc");
+
 REGISTER_OP("CtrPackRows")
     .Input("linear: float")
     .Input("factors: float")
