@@ -157,13 +157,13 @@ class Run:
     factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)
     return pd.concat([table[['text', 'key']], factors], axis=1).reset_index(drop=True)
 
-  def report(self) -> 'Report':
+  def report(self) -> 'ReportPage':
     """Writes report.html. A notebook shows it if the call ends a cell."""
     from trainer.reporting import report
 
     path = os.path.join(self.run_dir, 'report.html')
     report.write([self.run_dir], path)
-    return Report(path)
+    return ReportPage(path)
 
   def _open(
     self, overrides: Sequence[str] = ()
@@ -184,7 +184,7 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class ReportPage:
   """The path of an HTML page; a notebook shows the page itself."""
 
   path: str

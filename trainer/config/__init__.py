@@ -15,12 +15,12 @@ from ops.row_kinds import row_defaults
 from trainer.config.columns import (
   MADE,
   Bins,
-  Cross,
   Expression,
   Lookup,
   Made,
   Number,
   Overlap,
+  SlotCross,
   Text,
   Time,
   column_of,

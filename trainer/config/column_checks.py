@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trainer.config.columns import Bins, Cross, Lookup, Made, Number, Text
+from trainer.config.columns import Bins, Lookup, Made, Number, SlotCross, Text
 from trainer.config.data import Data, DenseColumn, Slot
 from trainer.config.schema import Config
 
@@ -21,7 +21,7 @@ def made_columns(cfg: Config) -> Mistakes:
       yield f'{key}.name', f"found '{column.name}', which is made twice; wanted distinct names"
     if isinstance(column, Slot):
       yield from _slot(column, column.made, key)
-    elif isinstance(column.made, (Bins, Cross, Number)) or column.made.is_several:
+    elif isinstance(column.made, (Bins, SlotCross, Number)) or column.made.is_several:
       found = f'found {column.made.kind}, which makes features'
       here = 'here time, text, lookup, expression or overlap'
       yield f'{key}.from', f'{found}; wanted it in data.slots, and {here}'

@@ -103,7 +103,7 @@ class Number(Made):
   """The numeric column."""
 
 
-class Cross(Made):
+class SlotCross(Made):
   """A feature for each combination of the features of two or more columns."""
 
   how, is_several = 'features', True
@@ -256,7 +256,7 @@ class Overlap(Made):
 
 MADE = {
   next(iter(made.model_fields)): made
-  for made in (Bins, Number, Cross, Time, Text, Lookup, Expression, Overlap)
+  for made in (Bins, Number, SlotCross, Time, Text, Lookup, Expression, Overlap)
 }
 
 

@@ -50,7 +50,7 @@ def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[by
   to show is 'a × b'.
   """
   reader = ArrowReader(cfg, block.columns, len(block.lines))
-  if isinstance(slot.made, config.Cross):
+  if isinstance(slot.made, config.SlotCross):
     texts, shown = cross.shown(slot.made, reader.of(slot.name))
   else:
     column = reader.made(slot.name) if slot.made else block.columns[slot.column or slot.name]

@@ -158,7 +158,7 @@ class Inspection:
       UserError: if there is no such slot.
     """
     slot_id, made = self._slot_id(slot), self.cfg.data.made.get(slot)
-    hashed = cross.feature_of(text, made) if isinstance(made, config.Cross) else text
+    hashed = cross.feature_of(text, made) if isinstance(made, config.SlotCross) else text
     key = int(hash_keys(np.array([hashed]), slot_id)[0])
     shard = int(shard_of(np.array([key]))[0])
     owner = int(owner_of(shard, self._manifest['parts']))

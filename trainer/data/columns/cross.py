@@ -27,7 +27,7 @@ _M = 0x369DEA0F31A53F85  # odd, as in a linear congruential generator
 _POSITIVE = 2**63 - 1
 
 
-def feature_of(text: str, made: config.Cross) -> str:
+def feature_of(text: str, made: config.SlotCross) -> str:
   """Returns the text that the slot hashes for a combination that people write as 'a × b'.
 
   A text that has another number of parts is returned as it is.
@@ -38,7 +38,7 @@ def feature_of(text: str, made: config.Cross) -> str:
   return str(_mixture([hash_keys([part], 0).numpy() for part in parts])[0])
 
 
-def shown(made: config.Cross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
+def shown(made: config.SlotCross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
   """Returns, for each combination in all records, the text that is hashed, and 'a × b' to show."""
   by_record = [reader.features(name).by_record() for name in made.cross]
   parts, _ = _parts(by_record, made.most, np)
@@ -86,7 +86,7 @@ def _parts(
   return parts[::-1], total
 
 
-def arrow(made: config.Cross, reader: ArrowReader) -> pa.Array:
+def arrow(made: config.SlotCross, reader: ArrowReader) -> pa.Array:
   columns = [reader.features(name) for name in made.cross]
   if all(c.counts is None for c in columns):
     missing = np.zeros([reader.num_records], bool)
@@ -98,7 +98,7 @@ def arrow(made: config.Cross, reader: ArrowReader) -> pa.Array:
   return pa.ListArray.from_arrays(offsets_of(counts), _mixture(parts))
 
 
-def graph(made: config.Cross, reader: GraphReader) -> GraphColumn:
+def graph(made: config.SlotCross, reader: GraphReader) -> GraphColumn:
   columns = [reader.features(name) for name in made.cross]
   by_sample = [
     (c.hashes, tf.math.unsorted_segment_sum(tf.ones_like(c.samples), c.samples, reader.size))
