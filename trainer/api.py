@@ -403,7 +403,7 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
 
   patterns = patterns or run.cfg.data.test
   if not patterns:
-    raise UserError('--data: found none, and the config has no data.test; wanted files')
+    raise UserError('no data to score: found neither --data (in Python: data) nor data.test')
   return passes(run.cfg, patterns, '--data')
 
 
