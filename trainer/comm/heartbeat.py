@@ -34,7 +34,7 @@ from trainer.errors import UserError, one_line
 from trainer.plain_data import JsonObject
 from trainer.runtime import Runtime
 
-EXIT_STATUS = 3  # of all processes of a job that lost a process
+EXIT_STATUS = 3  # the exit status of every process of a job that lost one
 _STATUSES = 1, 2, EXIT_STATUS  # the exit statuses with which a rank may end the job
 _CONTINUE = 'The job ends; run the same command again to continue from the last checkpoint'
 _RENDEZVOUS_KEY = 'ctr_trainer/heartbeat'
@@ -59,7 +59,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     self._name = f'rank {runtime.rank} (process {os.getpid()} on {os.uname().nodename})'
     self._progress = time.monotonic()
     self._lock = threading.Lock()  # guards what follows
-    self._members: dict[int, _Peer] = {}  # {rank: peer}; on rank 0 all others, else rank 0
+    self._members: dict[int, _Peer] = {}  # on rank 0 all other ranks, else rank 0 alone
     self._closing = self._ending = False
     self._secret = runtime.secret or hashlib.sha256(cfg.model_dump_json().encode()).digest()
     if self._rank == 0:

@@ -88,7 +88,7 @@ def constructor_parameters(
 ) -> tuple[dict[str, inspect.Parameter], bool]:
   """Returns the parameters of a layer's constructor.
 
-  Those of a constructor with **kwargs include the parameters of its base class's constructor.
+  If a constructor takes **kwargs, the parameters of its base class's constructor are included.
 
   Returns:
     {name: parameter}, and whether the constructor also takes keyword arguments of other names.

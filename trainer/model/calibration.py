@@ -197,7 +197,7 @@ def unknown_jumps(
   """
 
   def share(of_slot: Mapping[str, float | None]) -> float:
-    """Returns, of the samples with a value in the slot, the share whose value has no row."""
+    """Returns the share of unknown samples among those that are not blank."""
     filled = 1 - (of_slot.get('blank') or 0)
     return (of_slot.get('unknown') or 0) / filled if filled > 0 else 0.0
 

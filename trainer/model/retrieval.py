@@ -25,7 +25,7 @@ class RetrievalModel(tf.keras.Model):
     super().__init__(name='model')
     retrieval = cfg.model.retrieval
     self.query_tower, self.item_tower = _tower(cfg, 'query'), _tower(cfg, 'item')
-    # `position` seeds the draws of negatives and of dropout.
+    # `position` seeds dropout; the loss reads from it how many samples are on lower ranks.
     self.needs = self.query_tower.needs | self.item_tower.needs | {'position'}
     self._has_unit_length = retrieval.similarity == 'cosine'
     self._dropout = retrieval.query.dropout

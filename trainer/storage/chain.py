@@ -49,7 +49,7 @@ class LeftOut(NamedTuple):
   """Why served scores may differ from those of ctr-predict."""
 
   rows: int = 0  # the number of features that the lifecycle's thresholds keep out of exports
-  of: int = 0  # the number of features in the table; 0 if the thresholds keep none out
+  of: int = 0  # the number of features in the table; 0 if no threshold is set
   share_of_shows: float = 0.0  # share of all shows that belong to the rows left out
   older: Sequence[str] = ()  # descriptions of features whose older values stay until the next base
 
@@ -120,7 +120,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _all(directory: str, suffix: str = '') -> Iterator[StoredExport]:
-  """Yields the exports with names ending in `suffix`, complete or not, of a directory."""
+  """Yields the exports of a directory whose names end in `suffix`, complete or not."""
   for name in _names(directory):
     if name.endswith(suffix) and (match := _NAME.fullmatch(name.removesuffix(suffix))):
       yield StoredExport(int(match[1]), match[2], os.path.join(directory, name))
@@ -400,7 +400,7 @@ class Replay:
       empty: the result for an empty chain.
       added: a function of a result and the next export that returns the next result.
     """
-    known = self._known  # on process 0
+    known = self._known  # empty except on process 0
     exports = [(shards, p, known[p][0] if p in known else _done_at(p)) for p in links]
     seen, result = self._results.get(name, ([], empty))
     if seen != exports[: len(seen)]:

@@ -176,7 +176,7 @@ def save(
         ('config.yaml', config_text.encode()),
       ):
         files.write(os.path.join(unfinished, name), data)
-    else:  # files.publish syncs those of process 0
+    else:  # files.publish syncs the files of process 0
       own = (_part(rank, size), _texts(rank, size))
       files.sync(e.path for e in os.scandir(unfinished) if e.name.startswith(own))
 

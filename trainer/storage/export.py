@@ -169,7 +169,9 @@ def _begin(
     if export.kind == kind and there | {'rules': position['rules']} == position:
       if there == position:
         return _Plan(export.path, export.sequence, True, [], False)
-      break  # The newest one of this position has other rules and is served: write this one again.
+      # The newest export of this position was made by other rules. So this one is written, even if
+      # an older export has its rules: scorers serve the newest.
+      break
   sequence = 1 + max((export.sequence for export in done), default=0)
   path = path_of(directory, kind, sequence)
   os.makedirs(path + files.UNFINISHED)
@@ -183,7 +185,7 @@ def _begin(
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns those of `keys` that serving looks up; with model.retrieval, the query tower's."""
+  """Returns the keys that serving looks up: all, or with model.retrieval those of query slots."""
   if cfg.model.retrieval is None:
     return keys
   ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
@@ -249,7 +251,7 @@ def _write_part(
   for content, (schema, tables) in contents.items():
     name = part_name(content, communicator.rank, communicator.size)
     crc[name] = write_parquet(os.path.join(unfinished, name), schema, tables)
-  if communicator.rank:  # files.publish syncs those of process 0
+  if communicator.rank:  # files.publish syncs the files of process 0
     files.sync(os.path.join(unfinished, name) for name in crc)
   ids, counts = np.unique(selection.rows >> HASH_BITS, return_counts=True)
   slots = dict(zip(map(str, ids.tolist()), counts.tolist()))
@@ -262,7 +264,11 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Removes exports older than the newest `keep` of this kind; before a base, deltas too."""
+  """Removes the exports of a kind that are older than its newest `keep`.
+
+  Of bases, it also removes the deltas that are older than the oldest base left. For kind delta, it
+  does nothing.
+  """
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
@@ -291,8 +297,9 @@ def write(
 ) -> WrittenExport:
   """Writes an export unless it is there already; every process calls it.
 
-  A feature's delta_score is the score that it has gained since it was last written. After a base or
-  delta, what the exported features had gained when they were selected is subtracted from it.
+  A feature's delta_score is the score that it has gained since it was last written. When a base or
+  delta has been written, the delta_score of each exported feature is lowered by its value at the
+  selection.
 
   Args:
     kind: base, delta, saved_model, dense_model or items.

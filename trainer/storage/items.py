@@ -54,8 +54,8 @@ class Items(NamedTuple):
 class Change(NamedTuple):
   """How the items of a run differ from those of an earlier export."""
 
-  items: Items  # new ones, and those with another vector
-  gone: np.ndarray  # int64 [n], the keys of those that left
+  items: Items  # new items, and items with another vector
+  gone: np.ndarray  # int64 [n], the keys of the items that left the catalogue
 
   @classmethod
   def between(cls, before: Items, now: Items) -> 'Change':

@@ -13,7 +13,7 @@ from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable, counts_of
 from trainer.storage import chain
 
-ROWS_AT_ONCE = 1 << 16  # rows that are read from the store at a time, and of a row group
+ROWS_AT_ONCE = 1 << 16  # rows that are read from the store at a time; they form one row group
 FACTORS = pa.list_(pa.field('item', pa.float32(), nullable=False))
 SCHEMA = pa.schema(
   [('key', pa.int64()), ('slot', pa.int32()), ('linear', pa.float32()), ('factors', FACTORS)]

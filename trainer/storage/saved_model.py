@@ -9,9 +9,9 @@ factors, and whose other values are all 0, are not written. There are two signat
   int64. For a dense column it is float32, NaN where a number is missing. A column that both a slot
   and a dense column read is a string. Every tensor has length B, or length 1, which is repeated:
   one user and B items. A tensor is named as `input_name` says.
-- `examples` takes serialised tf.Examples, string [B], with the same features: bytes lists (each
-  element as in the log; several elements are several features), int64 lists, and a float for a
-  dense column, which may be left out.
+- `examples` takes serialised tf.Examples, string [B]. Each holds the same columns, under their
+  names in the log. A slot is a bytes list or an int64 list; each element is written as in the log,
+  and several elements are several features. A dense column is a float, which may be left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from trainer.storage.chain import Rows
 from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
 
 NO_KEY = np.int64(2**63 - 1)  # the last of `keys`, where the search for an unknown feature ends
-ROWS_AT_ONCE = 1 << 18  # factor rows that are copied at a time: their indices take more memory
+ROWS_AT_ONCE = 1 << 18  # factor rows to copy at a time; the indices of a copy take more memory
 
 
 class Serving(ServedModel):
@@ -94,7 +94,7 @@ class Serving(ServedModel):
     keep = keep[np.argsort(rows.key[keep])]
     starts = (np.cumsum(rows.counts) - rows.counts)[keep]
     slot, counts = rows.slot[keep], rows.counts[keep]
-    # The place of a feature's factors among its table's; -1: none.
+    # The row of a feature's factors in the factors of its table; -1: it has none.
     place = np.full([len(keep) + 1], -1, np.int32)
     self.factors = []
     for slots, plain, field in zip(self._slots_of, self._plain, self._field):

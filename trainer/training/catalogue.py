@@ -163,7 +163,7 @@ class Catalogue:
     return self._with_columns(batch, items)
 
   def _with_columns(self, batch: SlotBatch, items: np.ndarray) -> SlotBatch:
-    """Adds the item columns that data.items holds to a batch.
+    """Adds the columns of data.items to a batch; an item that the table lacks gets none.
 
     Args:
       items: the key of each sample's item, then the key of each negative, int64 [B + negatives]; −1

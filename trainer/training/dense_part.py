@@ -25,7 +25,9 @@ class Gradients(NamedTuple):
   """Gradients of Σ weight·loss over the samples of one process, before any division by a weight."""
 
   loss: tf.Tensor  # float32 [], Σ weight·loss; NaN if it or a gradient is not finite
-  weight: tf.Tensor  # float32 [], Σ weight, the divisor of sums; the greatest of several tasks'
+  # float32 [], Σ weight, by which the caller divides the sums. With several tasks, it is the weight
+  # of the task whose labels weigh most over all ranks.
+  weight: tf.Tensor
   dense: list[tf.Tensor]  # for the trainable variables, in order
   linear: tf.Tensor  # float32 [u], for the linear weights of u distinct keys
   factors: tf.Tensor  # float32, flat, for their factors
@@ -59,7 +61,7 @@ class DensePart:
     model: the layers, as trainer.model.builder.build returned them.
     embedding: turns the rows of a batch into the inputs of the layers.
     metrics: sums over the samples trained on since the last reset.
-    rates: the factor by which all learning rates are multiplied.
+    rates: computes the factor by which all learning rates are multiplied.
   """
 
   def __init__(

@@ -21,7 +21,7 @@ from trainer.training.step import TrainStep
 
 SHOWN_PASSES = 12  # the most passes of a split to list; those in the middle are left out
 UNIQUE = 0.9  # a slot with more distinct values per sample teaches nothing
-LIFECYCLE_BYTES = 48  # a feature's key, counters and place in the index, about
+LIFECYCLE_BYTES = 48  # about what a feature's key, counters and place in the index take
 
 
 def tell(cfg: config.Config) -> Iterator[str]:
@@ -43,7 +43,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     listed = passes(cfg, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None)
     yield from map(_refused, wrong.values())
     opened: list[PreparedPass] = []
-    rows, told, in_a_row = [], [], 0  # told: at most one pass whose labels are all alike
+    rows, told, in_a_row = [], [], 0  # told: of the first pass whose labels are all alike
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
       yield from troubles

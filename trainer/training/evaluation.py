@@ -32,7 +32,7 @@ class Evaluation:
   Attributes:
     predictions: the prediction_histogram (trainer.model.calibration) of the last evaluation; None
       before the first.
-    slots_before: the result of SlotCalibration for each earlier evaluation.
+    slots_before: the results of SlotCalibration for the last 100 evaluations, oldest first.
   """
 
   def __init__(self, inputs: Inputs):
@@ -85,8 +85,8 @@ class Evaluation:
     """Predicts passes; returns metrics over the samples of all processes. Every process calls it.
 
     Args:
-      in_log: whether the passes lack negatives at the same rate as the training log
-        (model.negative_sampling_rate). If so, predictions are not corrected for the rate.
+      in_log: whether the passes, like the training log, hold only the share
+        model.negative_sampling_rate of the negatives. If so, predictions are not corrected for it.
     Returns:
       {name: figure}. A figure is None if the samples do not define it.
 

@@ -60,7 +60,7 @@ class Exporter:
 
   def _write(self, kind: str, marker: str | None = None, kept_at: int | None = None) -> None:
     progress = self._state.progress
-    if progress.withheld or self._state.untrained:  # the next export has all changes since
+    if progress.withheld or self._state.untrained:  # a later export has these changes too
       return
     self._step.consolidate()
     position = {'epoch': progress.epoch, 'passes': progress.done}

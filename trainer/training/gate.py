@@ -16,7 +16,8 @@ from trainer.training.run_state import Progress
 # The weight of a new pass in the reference, an exponential moving average over passes. So a lasting
 # change of the log becomes normal after some passes, and exports go on.
 _RATE = 0.1
-# A slot counts as blank if the share of samples with a feature falls below this part of the usual.
+# A slot counts as blank if the share of samples that have it falls below this part of its usual
+# share.
 _BLANK = 0.1
 
 

@@ -63,7 +63,7 @@ class Inputs:
     # {prepared path: conversion in the background by this process}
     self._ahead: dict[str, concurrent.futures.Future] = {}
     self._items: ItemTable | None = None
-    self._samples_ahead = 0  # of the current conversion
+    self._samples_ahead = 0  # how many samples the running background conversion has converted
     # A training step has precedence; conversion takes the processor time that it leaves. On Linux
     # each thread has a priority of its own, which the threads that it starts inherit.
     self._thread = concurrent.futures.ThreadPoolExecutor(1, 'convert', os.nice, (10,))
@@ -230,7 +230,7 @@ class Inputs:
         prepare_pass(self.cfg, data_pass.path, path, on_block=on_block)
 
   def _wait_for(self, data_pass: Pass, path: str) -> None:
-    """Waits until a background conversion of this pass has ended."""
+    """Waits for the background conversion of a pass to end; cancels it if it has not begun."""
     ahead, samples = self._ahead.pop(path, None), -1
     if ahead is None or ahead.cancel():
       return

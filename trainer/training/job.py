@@ -93,9 +93,9 @@ class Job:
     """Trains as the config says, continuing from the last checkpoint if there is one.
 
     Returns:
-      0 if all is trained. If a signal stopped the job, after its state was saved, the number of the
-      signal; but 0 for SIGTERM if the job follows a stream (data.watch). The result is the same on
-      every process.
+      0 if all is trained. If a signal stopped the job, the state is saved, and the result is the
+      number of the signal; for SIGTERM it is 0 if the job follows a stream (data.watch). The result
+      is the same on every process.
     """
     try:
       self.open_run()
@@ -343,7 +343,7 @@ class Job:
     """Reports a pass that is late, skipped, seen before or refused, as a line and an event."""
     self.log.write('pass', **{'pass': name, 'fate': fate, 'reason': reason})
     self.log.show(f'{fate}: {reason}', keep=True)
-    if self._is_reporter:  # the next checkpoint writes it again
+    if self._is_reporter:  # if this fails, the next checkpoint writes it
       with self.log.events.guarded('ledger.jsonl'):
         self.state.ledger.write(self.cfg.run_dir)
 

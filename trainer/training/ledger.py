@@ -20,7 +20,7 @@ from trainer.plain_data import Json, JsonObject
 
 FILE = 'ledger.jsonl'
 TRAINED = frozenset({'trained', 'late'})
-WHOLE_ENTRIES = 200  # the newest entries, which the ledger keeps whole
+WHOLE_ENTRIES = 200  # how many of the newest entries the ledger keeps whole
 # Length of a hash. Among a million old passes, a new one is mistaken for one of them with
 # probability 1e6 / 2^64.
 _MARK_BYTES = 8

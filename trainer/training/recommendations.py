@@ -1,4 +1,4 @@
-"""Recommends items by their texts. They must be looked up, because rows hold only hashes."""
+"""Recommends items, and looks up their texts, of which rows hold only hashes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

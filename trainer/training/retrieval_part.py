@@ -13,13 +13,16 @@ from trainer.model import retrieval, retrieval_losses
 from trainer.training.catalogue import Catalogue
 from trainer.training.dense_part import DensePart
 
-# Dropout numbers the samples of all ranks from 0. It numbers the candidates, which are the same on
-# all ranks, from here on.
+# Dropout depends on the number of a sample among those of all ranks. Drawn negatives, which are the
+# same on all ranks, are numbered from here on.
 _CANDIDATES_FROM = 1 << 40
 
 
 class RetrievalPart(DensePart):
-  """Trains the query and the item tower. The loss compares a query with the items of all ranks.
+  """Trains the query and the item tower.
+
+  The loss compares each query with its own item and with negatives. These are the items of the
+  step's samples on all ranks (in_batch_softmax), or items drawn from the catalogue.
 
   Attributes:
     catalogue: the items with their shows; part of the state.

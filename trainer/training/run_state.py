@@ -31,12 +31,12 @@ class Progress:
   examples: int = 0
   day: int | None = None  # the day that is open
   rate: float = 1.0  # the factor by which plateaus have lowered learning rates
-  best: float | None = None  # the validation metric's best value
+  best: float | None = None  # the best validation metric, negated if lower is better
   # The metric and the passes of data.valid by which `best` was measured.
   judged_by: JsonObject = dataclasses.field(default_factory=dict)
-  best_passes: int = 0  # passes of its epoch after which the best state was reached
+  best_passes: int = 0  # passes of its epoch that the best state had been trained on
   stalls: int = 0  # evaluations since the best one
-  finished: bool = False
+  finished: bool = False  # train.plateau has ended the run
   unvalidated: bool = False  # passes were trained on since data.valid was evaluated
   best_step: int | None = None  # the step of the best state
   closed_day: int | None = None  # the last day that has ended
@@ -47,7 +47,7 @@ class Progress:
   withheld: str | None = None  # why nothing is exported (trainer.training.gate)
   gate_reference: JsonObject | None = None  # what the next pass is compared with
   bins: JsonObject = dataclasses.field(default_factory=dict)  # samples by bin (training.drift)
-  first_step: int = 0  # steps of --init_from, which train.schedule does not count
+  first_step: int = 0  # steps of the run of --init_from, which train.schedule does not count
   # The model in which the weights were trained, as trainer.training.warm_start.parts describes it.
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state

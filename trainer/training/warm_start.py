@@ -47,7 +47,7 @@ _MAY_CHANGE = (
 class Fate(NamedTuple):
   """What a warm start did with one part of the model."""
 
-  what: str
+  what: str  # such as 'slot user' or 'layer dnn 0'
   fate: str  # taken over, weights taken over, rounded, partly, fresh or dropped
 
 
@@ -227,9 +227,9 @@ def _histories(cfg: config.Config) -> list[str]:
   return sorted(slot.name for slot in cfg.data.slots if slot.sequence)
 
 
-# Variables of built-in layers that have an entry for each input of the layer along some axes: a
-# pattern of their names, the key of these inputs in `_inputs`, and the axes. '' stands for the key
-# that the pattern's group matches.
+# Variables of built-in layers in which some axes have one entry for each input of the layer. Each
+# line has a pattern of the variables' names, the key of the inputs in `_inputs`, and these axes.
+# If the key is '', it is the text that the pattern's group matches.
 _AXES = (
   (r'(?:linear\w* \d+/dense|dlrm\w* \d+/bottom_kernel_0)', 'dense', (0,)),
   (r'(?:autodis|piecewise_linear)\w* \d+/\w+', 'dense', (0,)),

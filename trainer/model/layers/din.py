@@ -41,7 +41,7 @@ class DIN(DNN):
     self._units = {}
     for i, (name, history) in enumerate(sorted(shapes.histories.items())):
       width, hidden = history.vectors[2], self._attention
-      seed = self._seed + 1000 * (i + 1)  # no seed of a hidden layer
+      seed = self._seed + 1000 * (i + 1)  # differs from the seeds of the hidden layers
       self._units[name] = (
         self.add_weight(f'unit_{i}_kernel', [4 * width, hidden], initializer=glorot(seed)),
         self.add_weight(f'unit_{i}_bias', [hidden], initializer='zeros'),
