@@ -165,8 +165,8 @@ class SlotCalibration:
     Returns:
       {slot: {metric: value}} for each slot that has samples. `blank` and `unknown` are the shares
       of blank and of unknown samples. `calibration_known` is Σ predicted / Σ clicked of the samples
-      with a known feature, and `calibration_unknown` that of all other samples; None if these have
-      no clicks.
+      with a known feature, and `calibration_unknown` that of all other samples. Each is None if its
+      samples have no clicks.
     """
     figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):

@@ -300,7 +300,7 @@ def chain(directory: str, last: str | None = None) -> list[RowExport]:
 class Replay:
   """Applies the deltas of a chain to its base, and keeps the result for the next export.
 
-  An export is read only once, unless another one took its place. So the time to write an export
+  An export is read again only if another one has taken its place. So the time to write an export
   does not grow with the length of its chain. The keys of the chain, 8 bytes each, and its items
   stay in memory.
   """
@@ -390,8 +390,8 @@ class Replay:
   ) -> Result:
     """Reduces a chain to a result, by a function that adds one export at a time.
 
-    If the chain continues that of the last call with the same `name`, only the new exports are
-    read.
+    If the chain begins with the exports of the last call with the same `name`, only the exports
+    after these are read.
 
     Args:
       name: the name under which the result is kept.

@@ -315,7 +315,7 @@ def _read_block(
 def read_texts(
   path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
 ) -> Iterator[bytes]:
-  """Yields those dumps of `KeptTexts` in a checkpoint that can hold features of `shards`.
+  """Yields a checkpoint's dumps of `KeptTexts` that can hold features of `shards`.
 
   They may hold features of other shards too.
 

@@ -1,7 +1,7 @@
 """Writes the dense part of a model as a SavedModel, for consumers that keep the rows elsewhere.
 
 The size of the SavedModel does not depend on the number of features. Its signature
-`serving_default` takes those of the following inputs that the model reads. The first dimension of
+`serving_default` takes the following inputs, as far as the model reads them. The first dimension of
 each is the number of samples B, or 1 if one row is for all samples. F is the number of slots; x is
 a feature's value, w its linear weight, and v its factors.
 

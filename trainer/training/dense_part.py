@@ -170,7 +170,7 @@ class DensePart:
     """Takes one step of the dense optimizer.
 
     Args:
-      gradients: those of the trainable variables, in order, summed over all samples of the step.
+      gradients: the sums, over all samples of the step, of the gradients of `trainable`, in order.
       scale: float32 [], the factor that turns the sums into means.
       steps: whole number [], the number of steps before this one.
     """

@@ -43,7 +43,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     listed = passes(cfg, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None)
     yield from map(_refused, wrong.values())
     opened: list[PreparedPass] = []
-    rows, told, in_a_row = [], [], 0  # told: of the first pass whose labels are all alike
+    rows, told, in_a_row = [], [], 0  # told: on the first pass with labels all alike
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
       yield from troubles

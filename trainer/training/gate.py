@@ -30,8 +30,8 @@ def judge(
   """Sets `progress.withheld` to what is wrong with a pass, or to None if nothing is.
 
   Args:
-    progress: the run's progress. Its `gate_reference` moves towards the figures of the pass, unless
-      the metric is not finite or a slot is blank.
+    progress: the run's progress. Its `gate_reference` moves towards the figures of the pass if the
+      metric is finite and no slot is blank.
     values: the metrics of the pass before the model trained on it.
     present: the result of `presence` for the pass.
   """

@@ -1,4 +1,4 @@
-"""Recommends items, and looks up their texts, of which rows hold only hashes."""
+"""Recommends items, and looks up their texts; rows hold only hashes of the texts."""
 
 from collections.abc import Iterator, Mapping, Sequence
 

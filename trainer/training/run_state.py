@@ -181,7 +181,10 @@ class RunState:
     return self._restore(self._best if best else self._checkpoints)
 
   def take_best(self) -> bool:
-    """Restores the best state, unless it is the last state or is gone. Returns whether it did."""
+    """Restores the best state, if it is not the last one. Returns whether it did.
+
+    If run_dir/best is gone, it restores the last state and returns False.
+    """
     is_last = self.progress.best_step in (None, self._step.steps)
     if self._communicator.broadcast(is_last):
       return False
@@ -222,7 +225,7 @@ class RunState:
     """Restores the newest intact checkpoint in a directory; returns whether there was one.
 
     Args:
-      check_config: whether to refuse a checkpoint with whose config this run cannot continue.
+      check_config: whether to refuse a checkpoint whose config `check_continues` refuses.
     """
     cfg, before = self._cfg, None
 

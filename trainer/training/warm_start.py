@@ -415,7 +415,7 @@ def differences(
 
 
 def _tables(old: config.Config, new: config.Config) -> list[Fate]:
-  """Returns what becomes, at a warm start, of each table whose layout differs in `new`."""
+  """Returns what a warm start does with each table whose layout differs between the configs."""
   before, fates = _layouts(old), []
   for name, now in _layouts(new).items():
     was = before.get(name, now)
