@@ -191,7 +191,10 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Listening
 
   def _listen(self, member: '_Peer') -> None:
-    """Listens to another rank until it says goodbye; if it is lost, ends this process."""
+    """Listens to another rank until it says goodbye.
+
+    If that rank is lost, rank 0 ends the job, and any other rank ends its own process.
+    """
     while True:
       try:
         match message := member.connection.receive():

@@ -348,7 +348,7 @@ class Replay:
     return done, manifests, links[::-1]
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
-    """Returns the keys that a chain's base has once its deltas are applied, int64 [n], ascending.
+    """Replays a chain; returns the keys that it then holds, int64 [n], ascending.
 
     Args:
       links: the paths of the chain's exports, as `scan` returned them on process 0.
@@ -364,7 +364,7 @@ class Replay:
     return self._replayed('keys', links, shards, np.zeros([0], np.int64), added)
 
   def items(self, links: Sequence[str]) -> item_files.Items | None:
-    """Returns the items that a chain's base has once its deltas are applied, ascending by key.
+    """Replays a chain; returns the items that it then holds, ascending by key.
 
     Only process 0 calls this.
 

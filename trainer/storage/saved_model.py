@@ -130,7 +130,7 @@ class Serving(ServedModel):
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
 
   def from_columns(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}.
+    """Returns the outputs, as `_outputs` describes them.
 
     Args:
       **inputs: the columns of the log, [B] or [1], by their `input_name`.
@@ -140,7 +140,7 @@ class Serving(ServedModel):
     return self._from_log(columns, size)
 
   def from_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}, for serialised tf.Examples, string [B]."""
+    """Returns the outputs (see `_outputs`) for serialised tf.Examples, string [B]."""
 
     def feature(dtype: tf.DType) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
       return (
@@ -162,7 +162,7 @@ class Serving(ServedModel):
     return self._from_log(columns, size)
 
   def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}; `columns` are those of the log, `size` is B."""
+    """Returns the outputs (see `_outputs`); `columns` are those of the log, `size` is B."""
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
     made = GraphReader(self._cfg, columns, size)
@@ -175,7 +175,7 @@ class Serving(ServedModel):
   def _predict(
     self, features: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the outputs, {name: float32 [B]}, from slots and dense columns; `size` is B."""
+    """Returns the outputs (see `_outputs`), from slots and dense columns; `size` is B."""
     num_slots = len(self._slots)
     keys = tf.concat([f.keys for f in features], 0)
     at = tf.searchsorted(self.keys, keys)

@@ -36,7 +36,7 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
 
 
 def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:
-  """Compares the counts of a day that ends with the first day's, and writes an event `drift`.
+  """Compares a finished day's counts with those of the first day, and writes an event `drift`.
 
   The event has three figures for each slot:
 

@@ -99,7 +99,7 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def route(self, staged: Staged) -> Routing:
-    """Sends the keys of a batch to the owners of their rows; returns `routed` for `train`."""
+    """Sends the keys of a batch to the owners of their rows; returns their routing for `train`."""
 
   @abc.abstractmethod
   def train(

@@ -66,7 +66,7 @@ class Wait:
 class End:
   """The epoch ends: every pass was trained on, or the job was asked to stop."""
 
-  is_finished: bool
+  is_finished: bool  # false if the job was asked to stop
 
 
 Action = TrainPass | EndDay | Wait | End
