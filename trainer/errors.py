@@ -5,13 +5,13 @@ import difflib
 import errno
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | dict.fromkeys(
   [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST],
   '; wanted a directory that can be written',
 )
-_NEAR = 0.4  # a name counts as a misspelling of another from this difflib ratio on
+_NEAR = 0.55  # a name counts as a misspelling of another from this difflib ratio on
 _UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _LISTED = 200  # the most characters of a list of valid names
 # Names in other systems of layers and their arguments, by our words for them.
@@ -81,20 +81,25 @@ def one_line(error: BaseException) -> str:
   return f'{type(error).__name__}: {_NODE.sub("", (telling or lines or [nothing])[0])}'
 
 
-def nearest(name: object, valid: Iterable[object]) -> str:
-  """Returns the end of a message about a wrong name: "; the nearest valid name is 'x'".
-
-  If no valid name is similar, all are listed; if `valid` is empty, the result is ''. Case does not
-  matter. Other systems' names for our layers and their arguments are recognised.
-  """
-  if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
-    return f'; here that is {here}'
+def closest(name: object, valid: Iterable[object]) -> str | None:
+  """Returns the valid name that `name` is a misspelling of, or None. Case does not matter."""
   names = {str(one).lower(): str(one) for one in valid}
   cutoff = _NEAR if len(names) > 1 else 0
   close = difflib.get_close_matches(str(name).lower(), sorted(names), n=1, cutoff=cutoff)
-  if close:
-    return f"; the nearest valid name is '{names[close[0]]}'"
-  listed = ', '.join(sorted(names.values()))
+  return names[close[0]] if close else None
+
+
+def nearest(name: object, valid: Collection[object]) -> str:
+  """Returns the end of a message about a wrong name: "; the nearest valid name is 'x'".
+
+  If no valid name is similar, all are listed; if `valid` is empty, the result is ''. Other systems'
+  names for our layers and their arguments are recognised.
+  """
+  if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
+    return f'; here that is {here}'
+  if close := closest(name, valid):
+    return f"; the nearest valid name is '{close}'"
+  listed = ', '.join(sorted(map(str, valid)))
   if len(listed) > _LISTED:
     listed = listed[:_LISTED].rpartition(',')[0] + ', …'
   return f'; the valid names are {listed}' if listed else ''

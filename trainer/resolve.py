@@ -2,7 +2,8 @@
 
 Each key is printed with its meaning, its value and where the value comes from: *given*, *default*,
 *from* another key, or *measured* on the log or the machine. `--run_dir DIR` alone shows the config
-that a run was started with. `--diff A B` shows where two configs, YAML files or run_dirs, differ.
+that a run was started with. `--changed` leaves out the keys that have their default, and their
+meanings. `--diff A B` shows where two configs, YAML files or run_dirs, differ.
 """
 
 import os
@@ -18,6 +19,7 @@ from trainer.errors import ConfigError, UserError
 CONFIG = flags.DEFINE_string('config', None, 'YAML file to show.')
 SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run, whose measured values are shown.')
+CHANGED = flags.DEFINE_bool('changed', False, 'Prints only keys that are not at their default.')
 DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs that follow.')
 
 
@@ -59,12 +61,13 @@ def main(files: list[str]) -> None:
   if DIFF.value:
     if len(files) != 2 or CONFIG.value:
       raise UserError(f'--diff: found {len(files)} files; wanted two, and no --config')
-    for key, *values in schema_text.differences(*(resolved(path, SET.value) for path in files)):
-      print(f'{key}: {" → ".join(values)}')
+    for line in schema_text.differences(*(resolved(path, SET.value) for path in files)):
+      print(line)
     return
   if files or not (CONFIG.value or RUN_DIR.value):
     raise UserError('wanted --config FILE, --run_dir DIR, or --diff and two files')
-  print(explained(resolved(CONFIG.value or RUN_DIR.value, SET.value, RUN_DIR.value)), end='')
+  cfg = resolved(CONFIG.value or RUN_DIR.value, SET.value, RUN_DIR.value)
+  print('\n'.join(schema_text.changed(cfg)) if CHANGED.value else explained(cfg).rstrip())
 
 
 if __name__ == '__main__':

@@ -1,4 +1,4 @@
-"""Fifty typed mistakes: each ends in one line that names the place and what to do."""
+"""Typed mistakes: each ends in one line that names the place and what to do."""
 
 import tensorflow as tf
 
@@ -44,6 +44,7 @@ MISTAKES = [
   ('train.learning_rate=0.1', 'here that is train.dense_optimizer.learning_rate of the layers'),
   ('sparse.width=8', "'width' is a key of sparse.tables.default$"),
   ('epochs=3', "'epochs' is a key of train$"),
+  ('model.widht=3', "'model.widht'; the nearest valid name is sparse.tables.default.width$"),
   ('train.seed=3', "'seed' is a key of the top level$"),
   # values that are no such thing
   ('data.train=logs/day_1.csv', "'data.train': found 'logs/day_1.csv'.*list"),

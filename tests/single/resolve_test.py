@@ -7,6 +7,7 @@ import tensorflow as tf
 import yaml
 
 from trainer import config, resolve
+from trainer.config import schema_text
 from trainer.errors import UserError
 
 TREE = {
@@ -44,6 +45,19 @@ class ResolveTest(tf.test.TestCase):
       'batch_size: 4096  # default',  # there is no log that it could be measured on
     ):
       self.assertIn(line, lines)
+
+  def test_changed_values_and_differences_say_where_they_come_from(self):
+    stops = ['data.valid=[y.csv]', 'train.plateau={patience: 3}']
+    cfg = resolve.resolved(self.path, stops)
+    lines = list(schema_text.changed(cfg))
+    self.assertIn('train.plateau.patience: 3  # given', lines)
+    self.assertIn('train.epochs: 20  # from train.plateau', lines)
+    self.assertNotIn('stop_after', ''.join(lines))
+    other = resolve.resolved(self.path, ['train.epochs=3', 'data.label=buy'])
+    self.assertEqual(
+      list(schema_text.differences(resolve.resolved(self.path), other)),
+      ['data.label: click (default) → buy (given)', 'train.epochs: 1 (default) → 3 (given)'],
+    )
 
   def test_what_is_measured_on_the_log_says_so(self):
     rows = ''.join(f'{i % 2},u{i}\n' for i in range(30_000))

@@ -9,7 +9,7 @@ from trainer.config.columns import MADE
 from trainer.config.schema import Config
 from trainer.config.schema_text import keys
 from trainer.config.section import Section
-from trainer.errors import nearest, short
+from trainer.errors import closest, nearest, short
 
 # The keys that a user may mean by `learning_rate`.
 _LEARNING_RATE = (
@@ -81,6 +81,13 @@ def _sections_with(name: str, section: type[Section] = Config, path: str = '') -
       yield from _sections_with(name, key.section, f'{path}.{key.name}{place}'.strip('.'))
 
 
+def _all_names(section: type[Section] = Config) -> Iterator[str]:
+  """Yields the last part of every key."""
+  for key in keys(section):
+    yield key.name
+    yield from _all_names(key.section) if key.section else ()
+
+
 def _as_in(error: ErrorDetails) -> str:
   """Describes the section or list that pydantic wanted, with an example."""
   value = error['input']
@@ -148,6 +155,9 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
       return f"{where}: unknown key '{key}'; here that is {here}"
     fields = _section_with(loc).model_fields.items()
     names = [field.alias or name for name, field in fields]
+    misspelt = closest(loc[-1], _all_names())
+    if misspelt and not closest(loc[-1], names):
+      return f"{where}: unknown key '{key}'; the nearest valid name is {settings_named(misspelt)}"
     return f"{where}: unknown key '{key}'{nearest(loc[-1], names)}"
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"

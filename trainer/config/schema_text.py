@@ -163,14 +163,23 @@ def _explained(
         yield ('    ' + line if head else '  ' + line).rstrip()
 
 
-def differences(a: Config, b: Config) -> list[tuple[str, str, str]]:
-  """Returns (key, value in `a`, value in `b`) for each key whose values differ.
+def changed(cfg: Config) -> Iterator[str]:
+  """Yields a line for each key whose value is not the documented default, with its origin."""
+  for key, value in flatten(cfg.model_dump()).items():
+    if (origin := cfg.origin(key)) != 'default':
+      yield f'{key}: {one_line_yaml(value)}  # {origin}'
 
-  The values are YAML; '-' if the config does not have the key.
+
+def differences(a: Config, b: Config) -> Iterator[str]:
+  """Yields `key: value in a (its origin) → value in b (its origin)` for each key that differs.
+
+  The value is '-' if the config does not have the key.
   """
   of_a, of_b = (flatten(cfg.model_dump()) for cfg in (a, b))
-  return [
-    (key, *(one_line_yaml(of[key]) if key in of else '-' for of in (of_a, of_b)))
-    for key in dict.fromkeys((*of_a, *of_b))
-    if of_a.get(key, ...) != of_b.get(key, ...)
-  ]
+  for key in dict.fromkeys((*of_a, *of_b)):
+    if of_a.get(key, ...) != of_b.get(key, ...):
+      sides = (
+        f'{one_line_yaml(of[key])} ({cfg.origin(key)})' if key in of else '-'
+        for cfg, of in ((a, of_a), (b, of_b))
+      )
+      yield f'{key}: {" → ".join(sides)}'

@@ -29,7 +29,7 @@ TABLE_COLUMNS = (
   ('calibr.', 'calibration', '.3f'),
   ('loss', 'loss', '.4f'),
 )
-MOST_OF_RANKINGS = 4  # ranking metrics that fit into the table
+MOST_OF_RANKINGS = 3  # ranking metrics that fit into the table
 WIDTH, NAME_WIDTH, LEAST_NAME_WIDTH = 80, 18, 8
 GROUPS = ('train', 'next', 'valid', 'test')
 SHOWN_FIRST, SHOWN_LAST = 2, 8  # rows of a group; metrics.jsonl has the rest
