@@ -301,7 +301,8 @@ class ConfigTest(tf.test.TestCase):
     ):
       self.assertIn(f'  {line}\n', text)
     other = self.load(overrides=['sparse.tables.default.linear.kind=adam'])
-    self.assertEqual({key for key, *_ in schema_text.differences(cfg, other)}, changed(cfg, other))
+    keys = {line.partition(':')[0] for line in schema_text.differences(cfg, other)}
+    self.assertEqual(keys, changed(cfg, other))
 
   def test_a_static_log_with_validation_has_epochs_and_early_stopping(self):
     for loss, metric in (('log_loss', 'auc'), ('squared_error', 'rmse')):

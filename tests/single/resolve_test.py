@@ -56,7 +56,7 @@ class ResolveTest(tf.test.TestCase):
     other = resolve.resolved(self.path, ['train.epochs=3', 'data.label=buy'])
     self.assertEqual(
       list(schema_text.differences(resolve.resolved(self.path), other)),
-      ['data.label: click (default) → buy (given)', 'train.epochs: 1 (default) → 3 (given)'],
+      ['data.label: click (given) → buy (given)', 'train.epochs: 1 (default) → 3 (given)'],
     )
 
   def test_what_is_measured_on_the_log_says_so(self):
