@@ -76,8 +76,8 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
     capacity: the number of features to keep.
     histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
   Returns:
-    int32 [d], the first d digits of the lowest sort key to keep, only as many as needed. A feature
-    is kept unless the first d digits of its sort key are lower. Empty if all features are kept.
+    int32 [d], the first d digits of the lowest sort key to keep, only as many as needed. Features
+    whose first d digits are lower than these are to be evicted. Empty if all features are kept.
   """
   cut, wanted = [], capacity
   while True:

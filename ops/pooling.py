@@ -1,4 +1,4 @@
-"""Sums the rows of the features in each slot of each sample, and gathers those of histories.
+"""Sums rows over the features in each slot of each sample, and gathers the factors of histories.
 
 The results are differentiable. ops/cc/rows/pool.h has the formulas of the sums.
 """
@@ -152,9 +152,9 @@ def histories(
     field: the index of the histories' slot.
     width: how many of a row's factors to read, D.
   Returns:
-    The factors in the order of the features, float32 [B, L, D] where the longest history has L
-    features, and whether there are any, bool [B, L]: a history may be shorter, and a feature may
-    have no factors. Factors that are not there are 0.
+    vectors: float32 [B, L, D], the factors of each history's features in order; L is the length of
+      the longest history. 0 where a shorter history has ended or a feature has no factors.
+    mask: bool [B, L], false at these zeros.
   """
   vectors, mask, _ = load().ctr_history(
     factors=rows.factors,

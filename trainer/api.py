@@ -120,8 +120,8 @@ class Run:
 
     There is a row for each slot and dense column, the most important first. Columns: auc_worse_by,
     auc_plus_minus, logloss_worse_by and logloss_plus_minus; for squared error, rmse_worse_by and
-    rmse_plus_minus. A plus_minus is half of the 95 % interval of the worse_by before it. Where the
-    plus_minus is larger, the effect may be chance.
+    rmse_plus_minus. A plus_minus is half of the 95 % interval of the worse_by before it. If it is
+    larger than that worse_by, the effect may be chance.
 
     Args:
       data: as for `evaluate`.

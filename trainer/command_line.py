@@ -99,7 +99,7 @@ def need_no_output() -> None:
 def _open_standard_streams() -> None:
   """Replaces standard output and standard error by `Output`, even if they are closed."""
   while (opened := os.open(os.devnull, os.O_RDONLY)) <= 2:
-    pass  # else the next file that is opened would take its number, and its output
+    pass  # else the next opened file would get the number, and the output, of a closed stream
   os.close(opened)
   for number, name in enumerate(('stdout', 'stderr'), 1):
     stream = getattr(sys, name) or open(number, 'w', encoding='utf-8')
@@ -228,7 +228,7 @@ def entry(main: Callable[..., int | None]) -> None:
         sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
         status = 2
     except Exception as e:
-      # TensorFlow's errors are told by name, because not every command imports TensorFlow.
+      # TensorFlow's errors are recognised by name: not every command imports TensorFlow.
       if isinstance(e, MemoryError) or type(e).__name__ == 'ResourceExhaustedError':
         what, wanted = 'out of memory', 'smaller layers, tables or batches, or more memory'
       elif str(e) == "can't start new thread" or 'failed to map segment' in str(e):

@@ -14,7 +14,7 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
 _NEAR = 0.55  # a name counts as a misspelling of another from this difflib ratio on
 _UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _LISTED = 200  # the most characters of a list of valid names
-# Names in other systems of layers and their arguments, by our words for them.
+# Our words for layers and their arguments -> the names in other systems.
 _WORDS = {
   "'cross' beside 'dnn'": 'dcn dcnv2 dcn_v2 crossnet',
   '[linear, fm, dnn]': 'deepfm deep_fm',

@@ -52,7 +52,7 @@ def main() -> None:
     items = items_of(run) if model == 'retrieval' and KIND.value != 'saved_model' else None
     position = {'command': 'trainer.export', 'step': run.step.steps}
     position |= {'examples': run.progress.examples, 'day': run.progress.day}
-    if KIND.value == 'items':  # with an index it is another export
+    if KIND.value == 'items':  # an export with an index is not the same as one without
       position['index'] = has_faiss()
     done = export.write(
       run.cfg,

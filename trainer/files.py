@@ -190,7 +190,7 @@ def crc32_of(path: str) -> int:
 
 
 def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
-  """Returns the CRC-32 of a whole stream; `crc` is that of the bytes already read from it."""
+  """Returns the CRC-32 of a whole stream; `crc` is the CRC-32 of bytes already read from it."""
   while data := stream.read(4 << 20):
     crc = zlib.crc32(data, crc)
   return crc

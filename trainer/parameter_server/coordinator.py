@@ -40,7 +40,7 @@ class _Member:
   index: int
   name: str  # such as 'worker 1'
   process: str  # the name with the host and the process id
-  idle: float = 0.0  # seconds without progress, from its last beat
+  idle: float = 0.0  # seconds without progress, as its last beat reported
 
 
 class Coordinator:

@@ -30,7 +30,7 @@ from trainer.parameter_server.servers import Push
 from trainer.parameter_server.worker_step import WorkerStep
 from trainer.training.step import LEAST_WEIGHT, Staged, StepCounts, StepFlags, check_finite
 
-# A feature is admitted in the copy by giving it a number of shows that no real feature reaches.
+# The shows given to a feature to admit it in a copy; no real feature reaches this number.
 _ADMITTING_SHOWS = 2.0**40
 
 
@@ -41,7 +41,7 @@ class GeoStep(WorkerStep):
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
     super().__init__(cfg, communicator, cluster, target)
-    self._rows_lag = False  # copied rows take penalty steps that they missed when they are trained
+    self._rows_lag = False  # when next trained, a copied row takes the penalty steps it missed
     self._share = 1 / len(cluster.workers)
     self._every = cfg.sync.geo_steps
     policy = Policy(admission='count', admission_count=_ADMITTING_SHOWS, eviction='none')
@@ -198,7 +198,7 @@ class GeoStep(WorkerStep):
       variable.assign(value)
 
   def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
-    """Sets FTRL's state z to the one from which FTRL computes the weight `value`.
+    """Sets FTRL's state z so that FTRL computes the weight `value` from it.
 
     It solves the formula of TensorFlow's ResourceApplyFtrl for z. AddToRow (C++) does so for rows.
     """

@@ -18,7 +18,7 @@ _HISTOGRAM_SIZE = 1 << 16  # the length of FeatureLifecycle.rank_histogram
 
 
 class RowsOnServers:
-  """The rows on all servers as one RowTable. Each worker does a part of the work of its methods.
+  """The rows on all servers as one RowTable. The workers divide the work of each method.
 
   `ops.row_store.RowStore` describes each method. Methods on features (select, export_state) cover
   the logical shards that this worker would own if the workers kept the rows. Methods on whole

@@ -329,7 +329,8 @@ class Servers:
   def push(self, push: Push) -> np.ndarray:
     """Sends the changes of a step, and waits until the servers have applied them.
 
-    In modes ps_async and ps_geo, it logs a warning and returns if no answer comes in time.
+    In modes ps_async and ps_geo, if the push is aborted or not answered in time, it logs a warning
+    and returns.
 
     Returns:
       In mode ps, the fields of StepCounts, summed over all workers, float32 [5]. In other modes,
@@ -398,7 +399,7 @@ class Servers:
       only_reads: whether the op changes nothing, so that it may run again if it gets no answer.
       function: makes the op from `args` and `kwargs`. Arguments that are arrays are fed at each
         call. The other arguments become part of the graph, which gets one op for each function and
-        each set of them.
+        each set of such arguments.
     """
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))

@@ -31,7 +31,7 @@ class WorkQueue:
     first: the first unit to hand out.
     total: the number of units in the whole pass.
     pause_after: after how many units to pause for a checkpoint; None: do not pause.
-    max_ahead: how many units more than the slowest worker a worker may have done; None: any number.
+    max_ahead: how many more units a worker may have done than the slowest one; None: any number.
   """
 
   def __init__(

@@ -62,7 +62,7 @@ def _over_steps(
 
 
 def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None]:
-  """Returns a function that draws one metric over the steps; `title` is that of the y axis."""
+  """Returns a function that draws a metric over the steps, on a y axis with this title."""
 
   def draw(run: RecordedRun) -> go.Figure | None:
     figure = _over_steps(run, metric, title, height=380)

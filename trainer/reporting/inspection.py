@@ -93,7 +93,7 @@ class Inspection:
     return table.rename_axis('slot')
 
   def made(self) -> pd.DataFrame:
-    """Returns a table of the slots whose config has `from`: the kind of that and its JSON."""
+    """Returns a table of the slots whose config has `from`: its kind, and `from` as JSON."""
     made = {s.name: s.made for s in self.cfg.ordered_slots if s.made is not None}
     rows = [(m.kind, json.dumps(briefly(m))) for m in made.values()]
     return pd.DataFrame(rows, pd.Index(made, name='slot'), ['kind', 'from'])
@@ -150,7 +150,7 @@ class Inspection:
     return texts
 
   def feature(self, slot: str, text: str) -> JsonObject:
-    """Returns what the checkpoint has of a feature; `known` is False if it has no row of it.
+    """Returns what the checkpoint has of a feature; `known` is False if it has no such row.
 
     Args:
       text: the feature's value, as written in the log; for a cross its parts, 'a × b'.

@@ -1,4 +1,4 @@
-"""Keeps one version of a model in a directory, by LMDB: memory-mapped, one writer, many readers.
+"""Keeps one version of a model in an LMDB database, which one process writes and many read.
 
     DIRECTORY/data.mdb  lock.mdb
 
@@ -130,7 +130,7 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> None:
 
 
 class _EmbeddedView(View):
-  """Reads one version. LMDB keeps its pages until the read transaction ends."""
+  """Reads one version. LMDB keeps the version's pages until the read transaction ends."""
 
   def __init__(self, transaction: lmdb.Transaction):
     self._transaction = transaction

@@ -181,7 +181,7 @@ class App:
       self._requests.labels(response.status_code).inc()
       return response
 
-    # It accepts all methods: else a wrong method would let a later path match.
+    # The route accepts all methods: otherwise a wrong method would be matched with later paths.
     return Route(path, answer, methods=_METHODS)
 
   def _authorise(self, request: Request) -> None:
@@ -272,7 +272,7 @@ class App:
 
     def deliver() -> None:
       for one, answer in zip(some, answers):
-        if one.answer.done():  # the server stops
+        if one.answer.done():  # cancelled, because the server stops
           continue
         if isinstance(answer, Exception):
           one.answer.set_exception(answer)

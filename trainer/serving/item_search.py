@@ -9,8 +9,8 @@ from trainer.data.values import places
 from trainer.storage.chain import RowExport
 from trainer.storage.items import PROBES, Change, Items, has_faiss, import_faiss
 
-EXACT_UP_TO = 100_000  # items, which take some milliseconds
-_MOST_REPLACED = 0.25  # of the index's items; with more, the index is not used
+EXACT_UP_TO = 100_000  # items; to search so many exactly takes some milliseconds
+_MOST_REPLACED = 0.25  # share of the index's items; if more are replaced, it is not used
 
 
 class _Index(NamedTuple):
@@ -98,7 +98,7 @@ class ItemSearch:
     lists, count = self._index.lists, len(self._number)
     parameters = faiss.SearchParametersIVF(
       sel=faiss.IDSelectorBitmap(allowed),
-      # So many lists that they hold a multiple of k items.
+      # As many lists as hold 8·k items on average, but at least PROBES.
       nprobe=min(lists.nlist, max(PROBES, 8 * k * lists.nlist // count)),
     )
     scores, found = lists.search(query[None], k, params=parameters)

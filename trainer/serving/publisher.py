@@ -104,7 +104,7 @@ def pending(directory: str, held: Version | None) -> list[RowExport]:
   """Returns the exports to apply to a store, oldest first, to bring it to the newest version.
 
   They are the exports after the store's version, or a new base and its deltas. There are none if
-  the store holds the newest version, or if that builds on an export that was rolled back.
+  the store holds the newest version, or if the newest version builds on a withdrawn export.
 
   Args:
     held: the version in the store; None: it is empty.

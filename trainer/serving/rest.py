@@ -148,7 +148,7 @@ def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
       raise BadRequest(f'instances[{i}]: wanted an object, as in {{"user": "u1", "item": 5}}')
   names, is_alike = instances[0].keys(), True
   if any(instance.keys() != names for instance in instances):
-    # As in JSON lines, a name that a sample does not have is a missing value, or a path.
+    # As in JSON lines, a name that a sample lacks is a path into its objects, or a missing value.
     names, is_alike = dict.fromkeys(itertools.chain.from_iterable(instances)), False
   at = operator.getitem if is_alike else value_at
   return {name: _value([at(one, name) for one in instances]) for name in names}, len(instances)

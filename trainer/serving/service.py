@@ -62,7 +62,7 @@ class Service:
   ):
     self._store, self._advance, self._own_layers = store, advance, own_layers
     self._served: _Served | None = None
-    self._lock = threading.Lock()  # of _served, users and _idle
+    self._lock = threading.Lock()  # guards _served, its users and _idle
     self._refreshing = threading.Lock()
     self._idle: list[tuple[str, Scorer]] = []  # (config, scorer), free for another version
     self._logged = ''  # the last error
@@ -221,7 +221,7 @@ class Service:
       scorer.load(view.dense)
       if not idle:
         scorer.warm_up(view)
-        # Garbage collections then leave out TensorFlow's many objects, which take 0.1 s and more.
+        # Later collections then skip TensorFlow's many objects, which would take 0.1 s or more.
         gc.unfreeze()
         gc.collect()
         gc.freeze()

@@ -3,8 +3,8 @@
 A run exports a *base*, which has all rows, then *deltas*, which have the rows that changed and
 *tombstones*, the keys of deleted rows. A base and its deltas are a *chain*. Applied in order, a
 chain gives a *version* of the model: its rows, dense variables and config. The version's number is
-that of the last export. One publisher at a time writes a store, and any number of scorers read it.
-A scorer sees all changes of a new version at once, never rows of two versions.
+the number of its last export. One publisher at a time writes a store, and any number of scorers
+read it. A scorer sees all changes of a new version at once, never rows of two versions.
 
 A row is kept as float32 values, little-endian: the linear weight, then the factors, if any.
 """
