@@ -84,7 +84,7 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
     line = {'type': 'line', 'yref': 'y domain', 'y0': 0, 'y1': 1, 'line': style}
     if 0 < len(ends_of_days) <= MOST_DAY_ENDS:
       figure.update_layout(shapes=[line | {'x0': step, 'x1': step} for step in ends_of_days])
-      # Its entry in the legend says what these lines are.
+      # An empty curve, whose entry in the legend says what these lines are.
       figure.add_scatter(x=[None], y=[None], name='end of a day', mode='lines', line=style)
     return figure
 

@@ -13,7 +13,10 @@ from trainer.reporting.runs import RecordedRun
 
 
 def slot_calibration(run: RecordedRun) -> go.Figure | None:
-  """Draws each slot's calibration: of samples with a feature the model knows, and of the others."""
+  """Draws each slot's calibration, for samples with a known feature and for all other samples.
+
+  A feature is known if its linear weight is not 0 or it has factors.
+  """
   slots = next(iter(of_scores(run, 'slots').values()), {})
   figure = bars(list(slots), 'Σ predicted / Σ clicked')
   for field, name in (('known', 'feature known'), ('unknown', 'feature unknown or blank')):

@@ -48,7 +48,7 @@ class Recommender:
       return finder
     ranker = self._ranker.signature()
     columns = {n: t for n, t in ranker.columns.items() if n != self._finder.item_column}
-    # A column that both read gets an example that both accept, or null.
+    # A column that both models read gets an example that both accept, or null.
     example = {n: ranker.example[n] for n in columns} | finder.example
     example |= {n: None for n in columns if example[n] != ranker.example[n]}
     return ranker._replace(columns=finder.columns | columns, example=example)

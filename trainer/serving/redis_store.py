@@ -38,7 +38,7 @@ from trainer.serving.versioned_store import (
 from trainer.storage.chain import RowExport
 
 _VERSION, _GENERATION, _MODEL, _ROW = b'ctr:version', b'ctr:generation', b'ctr:model:', b'r:'
-_KEYS_AT_ONCE = 1000  # of a command
+_KEYS_AT_ONCE = 1000  # in one command
 _COMMANDS_AT_ONCE = 20  # which are sent before their answers are awaited
 _SECONDS_TO_ANSWER = 30
 _Item = TypeVar('_Item')

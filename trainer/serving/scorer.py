@@ -332,7 +332,7 @@ class Scorer:
   def warm_up(self, view: View) -> None:
     """Scores some samples without values, because the first calls of TensorFlow are slow."""
     nothing = dict.fromkeys(self._columns, [None])
-    for size in (1, 2):  # even missing numbers may give keys: slots of bins have a bin for them
+    for size in (1, 2):  # this may look up rows, because missing numbers may have a bin
       with contextlib.suppress(VersionGone):
         self.score(self.parse(nothing, size), view)
 
