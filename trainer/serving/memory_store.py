@@ -166,7 +166,7 @@ class MemoryStore(VersionedStore):
       for change in changes:
         rows.change(*change)
     except BaseException:
-      self._held = None  # the rows may be a mix of two versions, which only views of the earlier one undo
+      self._held = None  # the rows may be of two versions, which only views of the earlier one undo
       raise
     self._held = view
 
