@@ -183,6 +183,19 @@ class ConfigTest(tf.test.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, "width': found 0; wanted a number > 0"):
       self.load(overrides=['sparse.tables.default.width=0'])
 
+  def test_rows_of_many_slots_take_smaller_steps(self):
+    for count, rate in ((3, 0.2), (10, 0.2), (40, 0.025)):
+      slots = [{'name': f's{i}'} for i in range(count)]
+      for kind, share in (('adagrad', rate / 0.2), ('adam', rate / 0.2), ('sgd', 1)):
+        given = [f'data.slots={slots}', f'sparse.tables.default.linear.kind={kind}']
+        linear = self.load(overrides=given).sparse.tables['default'].linear
+        usual = config.row_defaults(kind)['learning_rate']
+        self.assertAllClose(linear.learning_rate, usual * share)
+      given = [f'data.slots={slots}', 'sparse.tables.default.linear={kind: adagrad, preset: keras}']
+      self.assertEqual(
+        self.load(overrides=given).sparse.tables['default'].linear.learning_rate, 0.001
+      )
+
   def test_they_move_a_row_as_far_whatever_the_batch(self):
     """A feature that is seen once in a batch, whose gradient is therefore 1 / its size."""
     of_size = {}
@@ -295,7 +308,8 @@ class ConfigTest(tf.test.TestCase):
     for line in (
       'valid: [y.csv]  # given',
       'kind: adam  # given',
-      'epsilon: 1.0e-05  # from linear.kind, preset, width and train.batch_size',
+      'epsilon: 1.0e-05  # from linear.kind, preset, width, train.batch_size and the number of '
+      'data.slots',
       'epochs: 20  # from train.plateau',
       'every_passes: 1  # default',
     ):

@@ -19,8 +19,9 @@ class _RowRule(Section):
   """The rule; the table of row optimizers has their state and defaults."""
   preset: Literal['tuned', 'keras', 'paddle'] = 'tuned'
   """Whose defaults the hyperparameters have. tuned: what learned best on several logs, adapted to
-  train.batch_size and to the width; keras: those of tf.keras.optimizers.legacy; paddle: those of
-  PaddlePaddle's CTR accessor. Not every kind has each."""
+  train.batch_size, the width and the number of slots; keras: those of
+  tf.keras.optimizers.legacy; paddle: those of PaddlePaddle's CTR accessor. Not every kind has
+  each."""
   l2_mode: Literal['touch', 'catch_up'] = 'touch'
   """touch: only rows of the batch take a step. catch_up: a row also takes the steps of the batches
   that it was not in, with the penalty alone, at its next touch or before it is evaluated or saved,

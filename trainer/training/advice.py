@@ -34,7 +34,9 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
     return f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1'
   rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
   for key, rule, width in cfg.sparse.optimizers():
-    usual = config.row_defaults(rule.kind, 'tuned', cfg.train.batch_size, width)['learning_rate']
+    usual = config.row_defaults(
+      rule.kind, 'tuned', cfg.train.batch_size, width, len(cfg.data.slots)
+    )['learning_rate']
     rates[key] = rule.learning_rate, usual
   key, (rate, usual) = max(rates.items(), key=lambda item: item[1][0] / item[1][1])
   if rate > 5 * usual:
@@ -73,7 +75,7 @@ def why_worse_than_constant(
     later_was_worse: whether the run went on training after this state and got worse.
   """
   for key, rule, _ in cfg.sparse.optimizers():
-    usual = config.row_defaults(rule.kind)['learning_rate']
+    usual = config.row_defaults(rule.kind, slots=len(cfg.data.slots))['learning_rate']
     if ROW_OPTIMIZERS[rule.kind].has_decaying_state and rule.learning_rate > usual:
       rate = f'{rule.kind} at learning_rate {rule.learning_rate:g}'
       return f'{key} takes steps of {rate}; wanted about {usual:g}'
