@@ -61,11 +61,12 @@ class Bins(Made):
   """Rising numbers. Leave null with log_squared, quantiles or widths; with the latter two the run
   measures them when it begins and stores them here."""
   log_squared: bool = False
-  """A bin for each ⌊ln²x⌋ of x > 2, each whole number from 0 to 2, and all below 0."""
+  """One bin for each ⌊ln²x⌋ of the x > 2, one for each whole number from 0 to 2, and one for all
+  numbers below 0."""
   quantiles: NumberOfBins | None = None
   """At most this number of bins with equally many samples, measured on the first million samples of
-  the first pass. A value that more samples have gets a bin of its own, and the others share the
-  rest."""
+  the first pass. A value with more samples gets a bin of its own, and the other values share the
+  other bins."""
   widths: NumberOfBins | None = None
   """This number of bins of equal width between the least and the largest number, measured as
   quantiles are."""
@@ -128,7 +129,7 @@ class Time(Made):
   """How the time is written: 2024-01-31T13:05:00.5+01:00 (T or a blank; time, fraction and offset
   may be left out), or in seconds or milliseconds since 1970 in UTC, or as 2024013113."""
   since: str | None = None
-  """Of minutes_since: the column of the earlier time, written in the same unit."""
+  """For minutes_since: the column of the earlier time, written in the same unit."""
 
   def reads(self) -> list[str]:
     return [self.time] if self.since is None else [self.time, self.since]
@@ -156,14 +157,17 @@ class Text(Made):
   text: str
   """The column of the text."""
   lower: bool = False
-  """Whether A to Z become a to z; other letters stay, which Arrow and TensorFlow lower
-  in different ways."""
+  """Whether A to Z become a to z. Other letters stay as they are, because Arrow and TensorFlow
+  lower them in different ways."""
   match: str | None = None
-  """A regular expression (RE2) with one group: its first match's group is the text; null: all."""
+  """A regular expression (RE2) with one group. What the group holds at the first match replaces the
+  text; null: the text stays whole."""
   ngrams: PositiveInt | None = None
-  """A feature for every run of so many characters, 1 for each character; a shorter text is one."""
+  """The length of runs. Every run of so many characters is a feature; a shorter text is one
+  feature."""
   prefixes: list[PositiveInt] | None = None
-  """A feature for the first so many characters each, as [3, 6]; of a shorter text all of it."""
+  """Lengths of prefixes, such as [3, 6]. Each prefix is a feature; a text that is shorter than a
+  prefix takes its place."""
 
   @property
   def is_several(self) -> bool:
@@ -193,8 +197,8 @@ class Expression(Made):
 
   how, is_fraction = 'number', True
   expression: str
-  """Of columns, numbers, + - * /, comparisons (1 or 0), log, abs, min, max, clip(x, low, high),
-  where(condition, x, y) and missing(x): 'price / category_price'."""
+  """Made of columns, numbers, + - * /, comparisons (1 or 0), log, abs, min, max,
+  clip(x, low, high), where(condition, x, y) and missing(x): 'price / category_price'."""
 
   def tree(self) -> ast.expr:
     return ast.parse(self.expression.strip(), mode='eval').body

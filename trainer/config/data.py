@@ -161,7 +161,7 @@ class Data(Section):
   """The numeric columns."""
   items: str | None = None
   """The table of items, with the columns that the item tower reads (docs/retrieval.md): a file of
-  any format that a log may have, one line per item. null: it reads the item's id alone."""
+  any format that a log may have, one line per item. null: that tower reads the item's id alone."""
   keep_texts: list[str] = []
   """Slots whose admitted features keep their texts, in memory and in checkpoints, so that
   run.embeddings and run.features show them even if the log is gone. A feature's row holds only a
@@ -189,9 +189,9 @@ class Data(Section):
   hold too many bad records. One more ends the run; a good pass resets the count. The default is 10
   with data.watch."""
   max_days_ahead: PositiveInt | None = None
-  """How many days after the newest day of the stream the day of a pass may be. A pass further ahead
-  is refused: its date is most likely wrong, and would make all later passes late. Days that are
-  plain numbers are subtracted. The default is 14 with data.watch; null: any."""
+  """The most days by which a pass may be ahead of the newest day of the stream. A pass further
+  ahead is refused: its date is most likely wrong, and would make all later passes late. For days
+  that are plain numbers, their difference counts. The default is 14 with data.watch; null: any."""
   close_day_after_hours: Positive | None = None
   """Hours without a pass after which the open day ends; days without passes then end too, and age
   the features. null: a day ends when a pass of a later day comes or, without data.watch, when the

@@ -10,10 +10,10 @@ class Gate(Section):
   """Withholds exports after a pass on which the model got worse, until a pass is good again."""
 
   metric: Literal[tuple(METRICS)] = 'auc'
-  """The metric of train.progressive_validation by which a pass is compared with those before it."""
+  """The metric of train.progressive_validation by which a pass is compared with earlier passes."""
   tolerance: NonNegative = 0.002
-  """How much worse it may be. A slot that turns blank, or a metric that is not finite, never
-  passes."""
+  """How much worse the metric may be. A slot that turns blank, or a metric that is not finite,
+  never passes."""
 
 
 class Export(Section):

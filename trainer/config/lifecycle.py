@@ -55,7 +55,7 @@ class Thresholds(Section):
   """A feature that was unseen for more days than this is deleted; null: no bound. The default is
   30 where eviction is score or unseen."""
   min_age_days: NonNegativeInt | None = None
-  """A younger feature is not deleted for its score; null: every one may be."""
+  """A feature younger than this is not deleted for its score; null: a feature of any age may be."""
 
 
 class Lifecycle(Thresholds):

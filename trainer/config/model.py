@@ -69,9 +69,9 @@ class Model(Section):
   """The layer whose output the `tower` of each task reads: shared_bottom, mmoe or the dotted path
   of a Keras layer."""
   dense_embedding: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
-  """The layer that gives each dense column a vector, a field beside the slots for fm, fwfm, cross,
-  dnn, dlrm, shared_bottom and mmoe: autodis, piecewise_linear or the dotted path of a Keras layer;
-  null: none."""
+  """The layer that gives each dense column a vector: autodis, piecewise_linear or the dotted path
+  of a Keras layer; null: none. fm, fwfm, cross, dnn, dlrm, shared_bottom and mmoe read this vector
+  as a field beside the slots."""
   tasks: dict[str, Task] = {}
   """The tasks by their names, those of data.labels."""
   loss: Loss = 'log_loss'

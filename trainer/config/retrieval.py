@@ -36,7 +36,7 @@ class ItemTower(Section):
   dense: list[str] = []
   """Dense columns that it reads."""
   hidden: list[PositiveInt] = []
-  """Widths of its perceptron's layers; the last is the width of the vectors, and linear. []: the
+  """Widths of its perceptron's layers; the last layer is linear, and makes the vector. []: the
   vector is the sum of the slots' vectors, which with one slot is matrix factorisation."""
 
 
@@ -70,14 +70,14 @@ class Retrieval(Section):
   """Items that a step draws from the catalogue, with replacement, one set for all its samples. All
   losses but in_batch_softmax read it."""
   sampling: Literal['uniform', 'frequency'] = 'uniform'
-  """How they are drawn: each item alike, or in proportion to 1 + its impressions."""
+  """How these negatives are drawn: each item alike, or in proportion to 1 + its impressions."""
   logq: Literal['none', 'uniform', 'shows'] = 'none'
   """Lowers the logit of each negative by the log of how often it is expected among the negatives.
   uniform: as if all items were equally frequent; shows: in proportion to an item's impressions, in
   its row and the pass or, with sampling frequency, to the weight that it is drawn with."""
   logq_positive: bool = False
-  """Whether the positive's logit is lowered too, as in earlier work. It is not drawn, so false is
-  right (arXiv 2507.09331)."""
+  """Whether the positive's logit is lowered too, as in earlier work. The positive is not drawn, so
+  false is right (arXiv 2507.09331)."""
   eval_at: list[PositiveInt] = [20]
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
 

@@ -18,14 +18,14 @@ class _RowRule(Section):
   kind: Literal[tuple(ROW_OPTIMIZERS)] = 'adagrad'
   """The rule; the table of row optimizers has their state and defaults."""
   preset: Literal['tuned', 'keras', 'paddle'] = 'tuned'
-  """Whose defaults the hyperparameters have. tuned: what learned best on several logs, adapted to
-  train.batch_size, the width and the number of slots; keras: those of
-  tf.keras.optimizers.legacy; paddle: those of PaddlePaddle's CTR accessor. Not every kind has
-  each."""
+  """Where the defaults of the hyperparameters come from. tuned: what learned best on several
+  logs, adapted to train.batch_size, the width and the number of slots; keras: those of
+  tf.keras.optimizers.legacy; paddle: those of PaddlePaddle's CTR accessor. Not every kind has all
+  three."""
   l2_mode: Literal['touch', 'catch_up'] = 'touch'
   """touch: only rows of the batch take a step. catch_up: a row also takes the steps of the batches
-  that it was not in, with the penalty alone, at its next touch or before it is evaluated or saved,
-  as a dense optimizer with a penalty on the whole table would."""
+  that it was not in, with the penalty alone. It takes them in its next update, or before it is
+  evaluated or saved. So the penalty acts on the whole table, as in a dense optimizer."""
 
   @pydantic.model_validator(mode='after')
   def _has_its_preset(self) -> '_RowRule':
@@ -75,8 +75,9 @@ class Sparse(Section):
   store: Literal['rows', 'tfra'] = 'rows'
   """rows: our C++ row store; tfra: the hash tables of tensorflow-recommenders-addons."""
   gradient_scale: Literal['batch', 'feature'] = 'batch'
-  """What a feature's summed gradient is divided by: batch: the weight of the global batch; feature:
-  its own impressions in it, so that a rare feature's step does not shrink as the batch grows. The
+  """What a feature's summed gradient is divided by. batch: the weight of the global batch; feature:
+  its own impressions in that batch, so that a rare feature's step does not shrink as the batch
+  grows. The
   default is feature where an optimizer has the preset paddle."""
   exchange_dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32'
   """The dtype in which rows and their gradients travel between processes."""

@@ -23,10 +23,10 @@ class Sync(Section):
   each of its ranks, and one more where rank 0 runs; of parameter servers, only server 0 needs one
   more than the ports in TF_CONFIG."""
   lost_peer_seconds: Positive = 60
-  """The job ends when a process has been silent for so long, or has not joined so long after
-  another one did."""
+  """The job ends when a process has been silent for this time, or has not joined within this
+  time after another one did."""
   stalled_peer_seconds: Positive = 1800
-  """The job ends when a process is alive but has made no progress for so long."""
+  """The job ends when a process is alive but has made no progress for this time."""
   max_staleness: PositiveInt | None = None
   """ps_async: how many steps a worker may be ahead of the slowest; null: any number."""
   geo_steps: PositiveInt = 10

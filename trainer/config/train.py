@@ -92,9 +92,9 @@ class Plateau(Section):
   factor: PositiveShare = 0.1
   """What every learning rate is multiplied by."""
   patience: PositiveInt = 1
-  """The rates are lowered after every so many evaluations in a row without improvement."""
+  """Evaluations in a row without improvement after which the rates are lowered, each time anew."""
   stop_after: PositiveInt = 2
-  """Training stops after so many evaluations without improvement."""
+  """Evaluations without improvement after which training stops."""
   min_delta: NonNegative = 0.0
   """The smallest change that counts as an improvement."""
 
@@ -114,7 +114,7 @@ class Schedule(Section):
   factor: PositiveShare = 0.1
   """step: what the rates are multiplied by at each fall."""
   floor: Share = 0.0
-  """cosine: the share of the configured rates that is left."""
+  """cosine: the share of the configured rates that is left at the end."""
 
   @pydantic.model_validator(mode='after')
   def _check_kind(self) -> 'Schedule':

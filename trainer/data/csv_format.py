@@ -78,7 +78,7 @@ def _to_arrow(
   if not raw:
     return {name: pa.array([], pa.binary()) for name in wanted}, 0
   quoted = b'"' in raw
-  if quoted:  # a line more: an open quote before it joins it, so that a row is missing
+  if quoted:  # one more line: an open quote would join it, and a row would be missing
     raw += delimiter * (len(names) - 1) + b'x\n'
   block_size = len(raw) + 1 if quoted or parsed_bytes is None else parsed_bytes
   fields, quote = [str(i) for i in range(len(names))], '"' if quoted else False

@@ -13,7 +13,7 @@ from trainer.config import DenseColumn
 
 HASH_BITS = 52
 HASH_NAME = 'farmhash64 of the stripped text, whole numbers without a fraction of zeros, mod 2^52'
-WHOLE = r'^(?:-(0)|(-?[0-9]+))\.0+$'  # 12.00, which is hashed as 12, and -0.0 as 0
+WHOLE = r'^(?:-(0)|(-?[0-9]+))\.0+$'  # 12.00 is hashed as 12, and -0.0 as 0
 
 
 class SlotBatch(NamedTuple):

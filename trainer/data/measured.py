@@ -90,7 +90,7 @@ def open_values(
   """
   left_open = [key for key in cfg.data.left_open() if key not in known]
   new = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
-  if len(left_open) > len(new):  # bins are left, which may be computed from tables
+  if len(left_open) > len(new):  # bins are still open; their numbers may come from tables
     values = {k: v for k, v in (known | new).items() if k in cfg.data.left_open()}
     new |= _boundaries(config.parse(config.dump(cfg), 'the config', measured=values))
   return new
@@ -243,8 +243,8 @@ def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
 def _quantiles(numbers: np.ndarray, bins: int) -> np.ndarray:
   """Returns the boundaries of at most `bins` bins, each with about as many of the numbers.
 
-  A value that more than an equal share of the numbers have gets a bin of its own, and the other
-  numbers share the other bins. So if nine in ten numbers are 0, the others still have many bins.
+  A value with more than an equal share of the numbers gets a bin of its own. The other numbers
+  share the other bins, so they still have many bins if nine in ten numbers are 0.
   """
   values, counts = np.unique(numbers, return_counts=True)
   is_alone = np.zeros(len(values), bool)

@@ -111,7 +111,7 @@ class PreparedPass:
     load()
     ctypes.CDLL(PATH).ctr_tell_files_cut_short()
     arrays = {name: self._array(name, of) for name, of in self.meta['arrays'].items()}
-    # Keys, the number of bytes of each one's text, and these bytes; None without data.keep_texts.
+    # Keys, the lengths of their texts in bytes, and all texts' bytes; None without data.keep_texts.
     self.texts = [arrays.pop(name) for name in TEXTS] if TEXTS[0] in arrays else None
     self._arrays, self._label, self._weight = arrays, arrays['label'], arrays.get('weight')
     self._samples = SampleArrays(
@@ -179,9 +179,9 @@ class PreparedPass:
     return len(self._arrays['bases'])
 
   def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Counts the distinct fields of a slot in a chunk. A field is all that a sample has in a slot.
+    """Counts the distinct fields of a slot in a chunk.
 
-    This is much faster than gathering samples.
+    A field is all features of a sample in a slot. This is much faster than gathering samples.
 
     Returns:
       For each of the C distinct fields: the number of samples that have it, int64 [C]; and the

@@ -178,7 +178,10 @@ class Writer:
       self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
 
   def append(self, prepared: PreparedPass) -> None:
-    """Appends a prepared pass of the same schema; if no samples wait, copies its full chunks."""
+    """Appends the samples of a prepared pass, which must have the same schema.
+
+    If no earlier samples wait to fill a chunk, its full chunks are copied as they are.
+    """
     samples = prepared.num_samples
     copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
     if copied:

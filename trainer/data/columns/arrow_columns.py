@@ -63,7 +63,7 @@ class ArrowReader:
   Args:
     columns: the columns of the log.
     num_records: n.
-    drop: a function that removes the records given to it. It is called with those for which a
+    drop: a function that leaves out records. The reader calls it with the records for which a
       column cannot be computed.
   """
 
@@ -76,7 +76,7 @@ class ArrowReader:
   ):
     self._data, self._log, self._drop, self.num_records = cfg.data, columns, drop, num_records
     self._made = cfg.data.made
-    self._own = ''  # the name of the made column that reads; '' if the model reads
+    self._own = ''  # the made column for which this reader reads; '' for the model
     self._results: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':

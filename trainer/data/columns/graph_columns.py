@@ -159,7 +159,7 @@ class GraphReader:
   def __init__(self, cfg: config.Config, columns: Mapping[str, GraphColumn], size: tf.Tensor):
     self._data, self._log, self.size = cfg.data, columns, size
     self._made, self._writing = cfg.data.made, Writing.of(cfg.data)
-    self._own = ''  # the name of the made column that reads; '' if the model reads
+    self._own = ''  # the made column for which this reader reads; '' for the model
     self._results: dict[str, GraphColumn] = {}
 
   def _read(self, name: str) -> tuple[GraphColumn, list[str]]:

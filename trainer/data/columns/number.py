@@ -1,4 +1,4 @@
-"""Computes columns of one feature, whose value x_i is a number; none if the number is missing."""
+"""Computes slots of one feature, whose value x_i is a number; no feature if it is missing."""
 
 import numpy as np
 import pyarrow as pa

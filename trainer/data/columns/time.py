@@ -32,7 +32,7 @@ WANTED = {
   'milliseconds': 'whole milliseconds since 1970, of the years 1900 to 2199',
   'yyyymmddHH': 'a time as 2024013113, of the years 1900 to 2199',
 }
-_STEP = 5 * DAY  # no offset of a zone lasts less
+_STEP = 5 * DAY  # every UTC offset of a zone lasts at least so long
 # Groups match whole numbers. An absent month or day counts as 1, another absent group as 0.
 _PATTERNS = {
   'iso': (
