@@ -33,7 +33,7 @@ BY = flags.DEFINE_multi_string(
 PASS = 'pass'  # in --by: the passes, unless a slot has this name
 MOST = flags.DEFINE_integer('most', 20, 'Values that --by shows by themselves.', lower_bound=1)
 JSON = flags.DEFINE_bool(
-  'json', None, 'Whether to print JSON; without it, to a pipe and not to a terminal.'
+  'json', None, 'Prints JSON, or with --nojson none; without it, only to a pipe or a file.'
 )
 
 
@@ -53,13 +53,18 @@ def main() -> None:
         by_column |= slices_by_text(run_by, passes, names)
       if here.rank == 0:
         by_column = {name: by_column[name] for name in BY.value}
-        print(json.dumps(by_column)) if as_json else print_slices(by_column)
+        print(as_text(by_column)) if as_json else print_slices(by_column)
       return
     values = run.evaluation.evaluate(run.inputs.prepared(passes, 'evaluate'))
     if here.rank == 0:
       if warning := run.cfg.uncalibrated():
         logging.warning('%s', warning)
-      print(json.dumps(values) if as_json else '\n'.join(in_words(values)))
+      print(as_text(values) if as_json else '\n'.join(in_words(values)))
+
+
+def as_text(values: JsonObject) -> str:
+  """Returns JSON in one line or, for a terminal, indented."""
+  return json.dumps(values, indent=2 if runtime.is_terminal() else None)
 
 
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:

@@ -38,7 +38,7 @@ class ClosingTest(tf.test.TestCase):
     with contextlib.redirect_stdout(out):
       for of_task in run.by_task():
         closing.print_table(of_task)
-      for line in closing.last_lines(run):
+      for line in closing.last_lines(run, run.directory):
         print(line.replace(shlex.quote(str(folder)), 'RUN').replace(str(folder), 'RUN'))
     return out.getvalue().splitlines()
 
@@ -58,10 +58,11 @@ class ClosingTest(tf.test.TestCase):
     marked = [line for line in lines if line.startswith(' best')]
     self.assertLen(marked, 1)
     self.assertIn('0.7300', marked[0])
-    # The best epoch, the fourth, lies in the gap of valid's: 1 and 2, 2 on both sides of it.
+    # The best epoch, the fourth, lies in a gap: train and valid show what is before and after it.
     gaps = [i for i, line in enumerate(lines) if ' more not shown' in line]
-    self.assertLen(gaps, 3)
-    self.assertEqual(lines[gaps[2] - 1], marked[0])
+    self.assertLen(gaps, 4)
+    self.assertEqual(lines[gaps[3] - 1], marked[0])
+    self.assertIn(' 0.7300 ', lines[gaps[1] - 1])  # what the fourth epoch trained on
     text = '\n'.join(lines)
     for wanted in (
       'kept: epoch 3, the best of data.valid: auc 0.7300',
@@ -96,6 +97,33 @@ class ClosingTest(tf.test.TestCase):
     for export, wanted in (({}, 'ctr-export --run_dir RUN'), ({'base': True}, 'ctr-serve')):
       text = '\n'.join(self.printed(list(self.events(1)), CONFIG | {'export': export}))
       self.assertIn(wanted, text)
+
+  def test_findings_are_told(self):
+    bad = {'event': 'train', 'pass': 'x', 'epoch': 0, 'bad': 3}
+    fates = (
+      {'event': 'pass', 'pass': 'x', 'fate': f, 'reason': 'why'} for f in ('late', 'skipped')
+    )
+    events = [*self.events(1), bad]
+    self.assertIn('3 bad records were left out: x (3).', self.printed(events))
+    constant = {'event': 'eval', 'split': 'test', 'pass': 't', 'logloss': 0.5, 'base_logloss': 0.4}
+    lines = self.printed([*events, *fates, constant])
+    self.assertIn('4 findings in report.html', lines)
+    self.assertNotIn('1 pass was skipped: why.', lines)
+
+  def test_rankings_that_do_not_fit_are_left_out_whole(self):
+    tree = {
+      'data': CONFIG['data'] | {'slots': [{'name': 'user'}, {'name': 'item'}], 'group': None},
+      'model': {'retrieval': {'query': {'slots': ['user']}, 'item': {'slots': ['item']}}},
+    }
+    names = [f'{name}@20' for name in config.RANKING_METRICS]
+    event = {'epoch': 0, 'examples': 123_456_789, 'loss': 123.4567} | dict.fromkeys(names, 0.1234)
+    lines = self.printed([{'event': 'eval', 'split': 'test', 'pass': 'a_long_name'} | event], tree)
+    table = '\n'.join(
+      lines[: next(i for i, line in enumerate(lines) if 'kept' in line or 'test:' in line)]
+    )
+    self.assertNotIn('…_', table)
+    self.assertLessEqual(max(map(len, table.splitlines())), closing.WIDTH)
+    self.assertRegex(table, r'test +\S+ +0 +123,456,789 +123\.4567( +0\.1234)+ *\n')
 
   def test_of_many_passes_together(self):
     many = {'pass': ' '.join(f'valid_{i}' for i in range(31))}
@@ -194,7 +222,7 @@ class ClosingTest(tf.test.TestCase):
     run, out = read_run(str(folder)), io.StringIO()
     with contextlib.redirect_stdout(out):
       closing.print_table(run)
-      for line in closing.last_lines(run):
+      for line in closing.last_lines(run, run.directory):
         print(line)
       LiveLine(active=True).show('epoch 0 · two\nlines', keep=True)
     text = out.getvalue()

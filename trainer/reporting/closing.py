@@ -12,7 +12,7 @@ import rich.table
 
 from trainer import config, files
 from trainer.reporting import report
-from trainer.reporting.findings import overfitting
+from trainer.reporting.findings import faults
 from trainer.reporting.live_line import short_name, shortened
 from trainer.reporting.metric_text import decimals, half_interval, metric_text, plus_minus
 from trainer.reporting.runs import RecordedRun, read_run
@@ -29,9 +29,9 @@ TABLE_COLUMNS = (
   ('calibr.', 'calibration', '.3f'),
   ('loss', 'loss', '.4f'),
 )
-MOST_OF_RANKINGS = 3  # ranking metrics that fit into the table
 WIDTH, NAME_WIDTH, LEAST_NAME_WIDTH = 80, 18, 8
 GROUPS = ('train', 'next', 'valid', 'test')
+MOST_FINDINGS = 3  # report.html has all
 SHOWN_FIRST, SHOWN_LAST = 2, 8  # rows of a group; metrics.jsonl has the rest
 SHOWN_MEGABYTES = 0.05  # the smallest file or directory of the run_dir that is listed
 FEW_ADMITTED = 0.05
@@ -42,16 +42,19 @@ def write_report(cfg: config.Config) -> None:
   report.write([cfg.run_dir], os.path.join(cfg.run_dir, 'report.html'))
 
 
-def close(cfg: config.Config) -> None:
-  """Prints the closing table and writes report.html; only process 0 calls it."""
+def close(cfg: config.Config, run_dir: str) -> None:
+  """Prints the closing table and writes report.html; only process 0 calls it.
+
+  Args:
+    run_dir: how the run_dir is shown: its URL if `cfg.run_dir` is the local copy of a bucket's.
+  """
   run = read_run(cfg.run_dir)
   for of_task in run.by_task():
     print_table(of_task)
-  for warning in (cfg.uncalibrated(), few_admitted(cfg, run.events)):
-    if warning:
-      print(warning)
+  if warning := few_admitted(cfg, run.events):
+    print(warning)
   write_report(cfg)
-  for line in last_lines(run):
+  for line in last_lines(run, run_dir):
     print(line)
 
 
@@ -80,7 +83,7 @@ def print_table(run: RecordedRun) -> None:
   """
   retrieval = run.cfg.model.retrieval
   of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
-  fields = [*TABLE_COLUMNS, *of_rankings[:MOST_OF_RANKINGS]]
+  fields = [*TABLE_COLUMNS, *of_rankings]
   names = [field for _, field, _ in fields]
   shown = run.events.reindex(columns=['event', 'split', 'pass', 'rmse', 'ctr', *names])
   shown['group'] = shown['split'].where(shown['event'] == 'eval', shown['event'])
@@ -101,9 +104,14 @@ def print_table(run: RecordedRun) -> None:
       cells[title] = ['' if pd.isna(value) else format(value, form) for value in shown[field]]
   cells = pd.DataFrame(cells, shown.index)
   first = shortened(run.task, NAME_WIDTH)
-  widths = [max(map(len, (title, *cells[title]))) for title in cells]
-  # A table of many columns leaves less room for the names of passes.
-  left = WIDTH - 1 - max(len(first), len(GROUPS[0])) - 2 * (len(widths) + 2) - sum(widths)
+  # Each column takes two characters more. A table of many columns leaves less room for the names of
+  # passes, and none for the last ranking metrics.
+  widths = {title: 2 + max(map(len, (title, *cells[title]))) for title in cells}
+  left = WIDTH - 5 - max(len(first), len(GROUPS[0])) - sum(widths.values())
+  for title, *_ in reversed(of_rankings):
+    if left < LEAST_NAME_WIDTH:
+      left += widths.pop(title, 0)
+  cells = cells[list(widths)]
   room = min(NAME_WIDTH, max(left, LEAST_NAME_WIDTH))
   table = rich.table.Table(box=rich.box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
   for title in (first, 'pass'):
@@ -113,8 +121,9 @@ def print_table(run: RecordedRun) -> None:
   for group in GROUPS:
     rows = shown[shown['group'] == group]
     best = None if run.best is None else run.best.name
+    until_best = [] if best is None else rows.index[rows.index <= best][-1:]
     shared = os.path.commonprefix(rows['pass'].dropna().tolist())
-    shown_rows = {*rows.index[:SHOWN_FIRST], *rows.index[-SHOWN_LAST:], best}
+    shown_rows = {*rows.index[:SHOWN_FIRST], *rows.index[-SHOWN_LAST:], *until_best}
     left_out = 0
     for index, row in rows.iterrows():
       if index not in shown_rows:
@@ -131,8 +140,12 @@ def print_table(run: RecordedRun) -> None:
   rich.console.Console(width=WIDTH, markup=False).print(table)
 
 
-def last_lines(run: RecordedRun) -> Iterator[str]:
-  """Yields the lines below the table: which state is kept, metrics, files, commands to try next."""
+def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
+  """Yields the lines below the table: the state kept, metrics, findings, files, what to do next.
+
+  Args:
+    run_dir: how the run_dir is shown.
+  """
   decides = run.deciding
   if (best := decides.best) is not None:
     what = f'{run.deciding_task} {decides.metric}'.strip()
@@ -151,20 +164,23 @@ def last_lines(run: RecordedRun) -> Iterator[str]:
         yield f'      the true probabilities reach AUC {bound:.4f}'
   if best is not None and run.cfg.train.epochs > 1 and best['epoch'] == run.cfg.train.epochs - 1:
     yield f'the last of {run.cfg.train.epochs} epochs was the best: more may help (train.epochs)'
-  for text in overfitting(run):
+  found = faults(run)
+  for text in found[:MOST_FINDINGS]:
     yield from textwrap.wrap(text, WIDTH, subsequent_indent='  ')
+  if len(found) > MOST_FINDINGS:
+    yield f'{len(found)} findings in report.html'
   entries = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
   sizes = {entry.name: files.size_of(entry.path) / 1e6 for entry in entries}
   shown = [f'{name} {size:,.1f} MB' for name, size in sizes.items() if size >= SHOWN_MEGABYTES]
-  text = f'{run.directory}, {sum(sizes.values()):,.1f} MB: {", ".join(shown)}'
+  text = f'{run_dir}, {sum(sizes.values()):,.1f} MB: {", ".join(shown)}'
   yield from textwrap.wrap(text.removesuffix(': '), WIDTH, subsequent_indent='  ')
   yield 'next:'
-  directory = shlex.quote(run.directory)
+  directory = shlex.quote(run_dir)
   yield f'  ctr-evaluate --run_dir {directory} --data FILE'
   if run.cfg.model.retrieval:
     yield f'  ctr-predict --run_dir {directory} --data FILE --k 20 --out recommendations.csv'
     return
-  yield f'  ctr-predict --run_dir {directory} --data FILE --out predictions.txt'
+  yield f'  ctr-predict --run_dir {directory} --data FILE --out probabilities.txt'
   if run.cfg.export.base or run.cfg.export.delta_every_passes:
     yield f'  ctr-serve --run_dir {directory}'
   else:

@@ -172,7 +172,8 @@ def roc(run: RecordedRun) -> go.Figure | None:
   if not figure.data:
     return None
   _diagonal(figure, 0, 1, 'by chance')
-  return figure
+  ends = {'range': [-0.01, 1.01]}  # lines along an axis are drawn whole
+  return figure.update_layout(xaxis=ends, yaxis=ends)
 
 
 def lift(run: RecordedRun) -> go.Figure | None:

@@ -23,6 +23,7 @@ LABEL_FACTOR = 3.0  # ratio between a pass's click rate and the median of the ot
 LABEL_AUC_DROP = 0.1  # how far a pass's AUC lies below the median of the others
 DRIFTED = 0.25  # population stability index, as in trainer.training.drift
 MISCALIBRATED = 0.1  # deviation of the calibration from 1
+WORSE_LOGLOSS = 0.01  # of the kept epoch, above the best epoch's, as a share
 OVERFITTING = 0.1  # AUC on data.train minus AUC on data.valid
 MOST_WEIGHTS = 20  # weights per sample
 UNIQUE, LEAST_UNIQUE = 0.5, 1000  # a slot's features per impression, and number of features
@@ -346,6 +347,21 @@ def _constant(run: RecordedRun) -> Iterator[str]:
         yield f'On data.{split}, the kept state does not help: {told}{of_task}.'
 
 
+def _better_logloss(run: RecordedRun) -> Iterator[str]:
+  """Yields a sentence if an epoch has a like AUC and a clearly better logloss than the kept one."""
+  run = run.deciding
+  kept, valid = run.best, run.evaluated('valid')
+  if kept is None or run.metric != 'auc' or not (interval := auc_interval_of(kept)):
+    return
+  other = valid.loc[valid['logloss'].fillna(math.inf).idxmin()]
+  if other['auc'] > interval[0] and kept['logloss'] > (1 + WORSE_LOGLOSS) * other['logloss']:
+    yield (
+      f'The kept epoch {kept["epoch"]:.0f} has the best AUC, {kept["auc"]:.4f}, but a logloss of '
+      f'{kept["logloss"]:.4f}; epoch {other["epoch"]:.0f} has AUC {other["auc"]:.4f} and logloss '
+      f'{other["logloss"]:.4f}. If probabilities matter: train.plateau.metric: logloss.'
+    )
+
+
 def overfitting(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence if the AUC is far higher on data.train than on data.valid."""
   run = run.deciding
@@ -418,6 +434,7 @@ _CHECKS = (
   _factors,
   _calibration,
   _constant,
+  _better_logloss,
   overfitting,
   _weights,
   _unique_values,

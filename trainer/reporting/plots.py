@@ -19,7 +19,10 @@ _GRID = {'gridcolor': '#eceef1', 'zerolinecolor': '#eceef1', 'zerolinewidth': 2}
 _AXIS = {'automargin': True, 'title': {'standoff': 15}, **_GRID}
 # Small, because Plotly copies and checks the template of each figure.
 _TEMPLATE = {
-  'data': {'bar': [{'marker': {'line': {'color': 'white', 'width': 0.5}}}]},
+  'data': {
+    'scatter': [{'cliponaxis': False}],  # a point on an axis is drawn whole
+    'bar': [{'marker': {'line': {'color': 'white', 'width': 0.5}}}],
+  },
   'layout': {
     'plot_bgcolor': 'white',
     'colorway': SEQUENCE,

@@ -163,7 +163,7 @@ class Job:
     if self._is_reporter:
       with self.log.events.guarded('report.html'):
         if self._nothing_left is None:
-          closing.close(self.cfg)
+          closing.close(self.cfg, self._bucket.run_dir if self._bucket else self.cfg.run_dir)
         else:
           print(wrapped(self._nothing_left))
           closing.write_report(self.cfg)
