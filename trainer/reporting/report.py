@@ -179,7 +179,11 @@ def _slots(run: RecordedRun) -> str | None:
     dead = table['dead_columns'].map(lambda c: c if isinstance(c, list) else [])
     table['dead_columns'] = dead.map(lambda columns: ', '.join(map(str, columns)))
   table.columns = [c.replace('_', ' ').replace('shows', 'impressions') for c in table]
-  note = 'In the kept state, impressions of one epoch; '
+  note = 'In the kept state, impressions of one epoch'
+  decay = run.cfg.policy().decay
+  if run.cfg.data.day_pattern is not None and decay < 1:
+    note += f', which each end of a day multiplies by {decay:g}'
+  note += '; '
   note += f'ctr-inspect --run_dir {run.directory} has more.'
   return _card('Slots', note, _table(table, index=True), True)
 
