@@ -330,6 +330,14 @@ class WordsTest(tf.test.TestCase):
     run = self.run_of(self.static_events(valid_auc=(0.75, 0.7)))
     self.assertEqual((run.scores['valid']['step'], len(run.of_kept('train'))), (10, 1))
 
+  def test_an_epoch_with_a_better_logloss_than_the_kept_one(self):
+    for auc, logloss, found in ((0.699, 0.44, 1), (0.699, 0.499, 0), (0.65, 0.44, 0)):
+      events = self.static_events((0.7, 0.7), (0.7, auc))
+      scored = [event for event in events if event.get('split') == 'valid']
+      for event, value in zip(scored, (0.5, logloss)):
+        event['logloss'] = value
+      self.assertLen(findings.faults(self.run_of(events)), found)
+
   def test_a_model_that_is_too_large_for_its_log(self):
     for events, wanted in (
       (
