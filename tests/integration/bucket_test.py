@@ -56,7 +56,7 @@ class BucketTest(tf.test.TestCase):
     self.assertEqual(trainer.wait(120), -9)
     self.assertLen(killed, 1)
     self.s3.losing = 2  # of the answers to the machine that goes on
-    self.train(machine='two')
+    self.assertIn(f'ctr-evaluate --run_dir {self.url} --data', self.train(machine='two'))
     self.assertEqual(self.s3.losing, 0)
     undisturbed = f'{self.folder}/undisturbed'
     self.train(undisturbed)
