@@ -78,7 +78,7 @@ _OF_EACH_TASK = ('Quality', 'Calibration', 'Predictions')
 _STYLE = """
 :root { color-scheme: light; }
 * { box-sizing: border-box; }
-html { scrollbar-gutter: stable; }
+html { overflow-y: scroll; }
 body { margin: 0; background: #f5f6f8; color: #2b2f36; font: 15px/1.5 system-ui, sans-serif; }
 main { max-width: 1240px; margin: 0 auto; padding: 28px 24px 64px; }
 h1 { font-size: 26px; line-height: 1.25; margin: 0 0 8px; overflow-wrap: anywhere; }
