@@ -105,11 +105,10 @@ def nearest(name: object, valid: Collection[object]) -> str:
   return f'; the valid names are {listed}' if listed else ''
 
 
-def short(value: object, length: int = 120) -> str:
+def short(value: object) -> str:
   """Returns a value as messages show it: its repr, but null, true and false as in YAML.
 
-  Args:
-    length: the number of characters at which a longer text is cut.
+  A text of more than 120 characters is cut there.
   """
   if value is None or isinstance(value, bool):
     return {None: 'null', True: 'true', False: 'false'}[value]
@@ -117,7 +116,7 @@ def short(value: object, length: int = 120) -> str:
   if isinstance(value, int) and value.bit_length() > 400:
     return f'a number of {value.bit_length()} bits'
   text = repr(value)
-  return text if len(text) <= length else text[: length - 1] + '…'
+  return text if len(text) <= 120 else text[:119] + '…'
 
 
 @contextlib.contextmanager

@@ -33,18 +33,15 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
   if os.path.isdir(path):
     run_dir, path = path, os.path.join(path, config.GIVEN)
   cfg = config.load(path, overrides, run_dir)
-  if not _has_log(cfg):
+  try:
+    has_log = bool(matching(cfg.data.train, 'data.train'))
+  except ConfigError:
+    has_log = False
+  if not has_log:
     return config.load(path, overrides, run_dir, config.measured_of_run(cfg, cfg.run_dir))
   from trainer.data.measured import measured
 
   return config.load(path, overrides, run_dir, measured(cfg)[0])
-
-
-def _has_log(cfg: config.Config) -> bool:
-  try:
-    return bool(matching(cfg.data.train, 'data.train'))
-  except ConfigError:
-    return False
 
 
 def explained(cfg: config.Config) -> str:

@@ -41,11 +41,7 @@ def interaction(item: Json) -> Json:
   return item
 
 
-def _interactions(value: Json) -> Json:
-  return [interaction(item) for item in value] if isinstance(value, list) else value
-
-
-Interactions = Annotated[list[Interaction], pydantic.BeforeValidator(_interactions)]
+Interactions = list[Annotated[Interaction, pydantic.BeforeValidator(interaction)]]
 
 
 class Task(Section):

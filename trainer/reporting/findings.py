@@ -209,20 +209,13 @@ def _medians_of_others(values: pd.Series) -> pd.Series:
   return pd.Series(order[places + (places >= own[:, None])].mean(1), values.index)
 
 
-def _z_of_many(count: int) -> float:
-  """Returns the z that the largest |value| of `count` normal values exceeds in 5 % of cases.
-
-  This is the Bonferroni correction.
-  """
-  return statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, count))
-
-
 def _labels(run: RecordedRun) -> Iterator[str]:
   trained = run.of('train').drop_duplicates('pass', keep='first')
   if len(trained) < 3:
     return
   rates = trained['ctr'].dropna()
-  z = _z_of_many(len(trained))
+  # The largest of so many normal |values| exceeds z in 5 % of cases (the Bonferroni correction).
+  z = statistics.NormalDist().inv_cdf(1 - 0.025 / len(trained))
   for i, rate, others in zip(rates.index, rates, _medians_of_others(rates)):
     # The number of clicks is random, with a variance equal to its mean (Poisson).
     expected, clicks = (share * trained.loc[i, 'examples'] for share in (others, rate))

@@ -344,15 +344,6 @@ def check(path: str) -> JsonObject:
   return manifest
 
 
-def config_of(path: str) -> str:
-  """Returns a checkpoint's config as YAML.
-
-  Raises:
-    DataLoss: if the checkpoint is damaged.
-  """
-  return files.read_checked(path, 'config.yaml', check(path)['files']).decode()
-
-
 # A function of the text of a checkpoint's config. It returns None if the rows fit this run as they
 # are, else a function that converts all rows of the checkpoint to the rows that this process owns.
 Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]

@@ -22,6 +22,7 @@ class Exporter:
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._state, self._log = state, log
     self._replay = chain.Replay()
+    self._base = 'items' if inputs.cfg.model.retrieval else 'base'
     self._rankings = RankingEvaluation(inputs) if inputs.cfg.model.retrieval else None
 
   def export_day(self) -> None:
@@ -53,10 +54,6 @@ class Exporter:
     every = self._cfg.export.delta_every_passes
     if every and self._state.progress.done % every == 0:
       self._write('delta', marker)
-
-  @property
-  def _base(self) -> str:
-    return 'items' if self._cfg.model.retrieval else 'base'
 
   def _write(self, kind: str, marker: str | None = None, kept_at: int | None = None) -> None:
     progress = self._state.progress

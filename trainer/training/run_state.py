@@ -313,5 +313,6 @@ def _config_in(directory: str) -> config.Config | None:
   """Returns the newest intact config of the checkpoints in a directory; None if there is none."""
   for path in checkpoint.candidates(directory):
     with contextlib.suppress(DataLoss):  # restoring it will report the damage
-      return config.parse(checkpoint.config_of(path), path)
+      listed = checkpoint.check(path)['files']
+      return config.parse(files.read_checked(path, 'config.yaml', listed).decode(), path)
   return None

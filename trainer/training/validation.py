@@ -186,11 +186,8 @@ class Validation:
     self._log.show(f'{split:5} · {shown} · {quality(values)}', keep=True)
     only_begins = steps < FEW_STEPS and progress.epoch + 1 < self._cfg.train.epochs
     if split == 'test' or (split == 'valid' and not only_begins):
-      self._tell_if_worse_than_constant(split, values)
+      if (told := worse_than_constant(values)) and self._communicator.rank == 0:
+        auc, took_best = self.trained_auc, self._took_best
+        why = why_worse_than_constant(self._cfg, values, auc, steps, took_best)
+        logging.warning('%s: %s: %s', split, told, why)
     return values
-
-  def _tell_if_worse_than_constant(self, split: str, values: JsonObject) -> None:
-    if (told := worse_than_constant(values)) and self._communicator.rank == 0:
-      steps, took_best = self._step.steps, self._took_best
-      why = why_worse_than_constant(self._cfg, values, self.trained_auc, steps, took_best)
-      logging.warning('%s: %s: %s', split, told, why)
