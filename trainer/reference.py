@@ -108,7 +108,7 @@ def _row_optimizers() -> Iterator[str]:
 
 
 def _layers() -> Iterator[str]:
-  """Yields the lines of a table of the arguments of built-in interactions, from docstrings."""
+  """Yields a Markdown table of each built-in interaction's arguments, read from its docstring."""
   from trainer.model.builder import BUILT_IN, PASSED
 
   yield '\n## Arguments of interactions\n'

@@ -139,7 +139,7 @@ def _by_time(name: str) -> tuple[Split, list[str]]:
 
 
 def _times(texts: pd.Series, name: str) -> pd.Series:
-  """Returns the times as values that sort: times, numbers, or the texts themselves."""
+  """Converts texts to values that can be sorted: timestamps or numbers; else returns the texts."""
   if TIME_FORMAT.value is not None:
     try:
       times = pd.to_datetime(texts, format=TIME_FORMAT.value, errors='coerce', utc=True)

@@ -65,8 +65,8 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   Args:
     cfg: a config in which only the schema's own defaults are filled in.
   Returns:
-    The given keys and the added ones, as nested dicts and lists to validate, and {key: what its
-    default follows from}.
+    First all keys, given and added, as nested dicts and lists that are still to be validated. Then
+    {added key: what its default follows from}.
   Raises:
     ConfigError: if the thresholds of two modes of admission are given, but no mode.
   """

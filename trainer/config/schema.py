@@ -96,7 +96,7 @@ class Config(Section):
 
   @property
   def ordered_slots(self) -> list[Slot]:
-    """The slots by the position of their table in sparse.tables, then by that in data.slots.
+    """The slots, sorted by their table's position in sparse.tables, then as in data.slots.
 
     Tensors and arrays that have an axis for the F slots have the slots in this order.
     """
@@ -138,7 +138,7 @@ class Config(Section):
     return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
 
   def click_shares(self) -> list[float]:
-    """Returns for each label how many clicks (0 to 1) a positive value adds to a sample's features.
+    """Returns for each label what a positive adds to the clicks of its features, from 0 to 1.
 
     If no label sets the key `click`, this is 1 for the first label and 0 for all others.
     """

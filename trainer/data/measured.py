@@ -97,7 +97,7 @@ def open_values(
 
 
 def _content(cfg: config.Config, key: str) -> str:
-  """Reads the look-up table of a config key; returns it encoded, as a config holds it."""
+  """Reads the look-up table that a config key names; returns its content as a config stores it."""
   made = cfg.data.left_open()[key].made
   names, table = (made.key or made.lookup, made.value), {}
   with plain_errors(f'{key}: cannot read {made.table}'):

@@ -231,8 +231,8 @@ class TfraStore(FeatureLifecycle):
       offsets: int32 [u + 1], the indices at which the factors of each key of the pull begin.
       places: int32 [n], the indices of the table's keys in the pull.
     Returns:
-      The indices in `places` of the m keys that have factors, int32 [m]; and the indices of their
-      factors in the flat array of all factors of the pull, int32 [m, D].
+      For the m keys that have factors: their positions within `places`, int32 [m], and the
+      positions of their factors in the flat array of all factors of the pull, int32 [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)

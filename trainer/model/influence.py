@@ -36,7 +36,7 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
   distinct, place = np.unique(probabilities, return_inverse=True)
 
   def share_below(weight: np.ndarray) -> np.ndarray:
-    """Returns for each sample the share of a class with lower predictions, float64 [n].
+    """Returns which share of a class has lower predictions than each sample has, float64 [n].
 
     A tie counts half.
 

@@ -33,7 +33,7 @@ class Process:
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
   def ask_to_stop(self) -> None:
-    """Sends this process SIGTERM, at which its job saves the state and ends."""
+    """Sends SIGTERM to the process itself, whose job then saves its state and ends."""
     signal.raise_signal(signal.SIGTERM)
 
 

@@ -6,9 +6,10 @@ factors, and whose other values are all 0, are not written. There are two signat
 
 - `serving_default` takes a tensor for every column. For a slot it is a string, written as in the
   log: with the slot's separators, and blank for no feature. For a slot among `integer_slots` it is
-  int64. For a dense column it is float32, NaN where a number is missing. A column that both a slot
-  and a dense column read is a string. Every tensor has length B, or length 1, which is repeated:
-  one user and B items. A tensor is named as `input_name` says.
+  int64. For a dense column it is float32, NaN where a number is missing. If a slot
+  and a dense column read the same column of the log, its tensor is a string. Every tensor has
+  length B or 1. One of length 1 is repeated B times, so that one user can be scored with B items. A
+  tensor is named as `input_name` says.
 - `examples` takes serialised tf.Examples, string [B]. Each holds the same columns, under their
   names in the log. A slot is a bytes list or an int64 list; each element is written as in the log,
   and several elements are several features. A dense column is a float, which may be left out.

@@ -196,7 +196,7 @@ class RankingEvaluation:
   def all_item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys of the trained items, int64 [n], and their vectors, float32 [n, d].
 
-    The items are those of the catalogue whose vector is not 0, the most shown first. The result is
+    Items with a vector of 0 are left out. The item with the most shows comes first. The result is
     the same on every process.
     """
     self._refresh()

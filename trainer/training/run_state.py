@@ -91,7 +91,10 @@ class RunState:
 
   @property
   def untrained(self) -> list[str]:
-    """How the config's model differs from the trained one, as texts; [] after a training step."""
+    """Returns a text for each difference between the config's model and the one last trained.
+
+    There is none once this process has trained a step.
+    """
     is_trained = self._step.steps != self.progress.step
     return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
 

@@ -180,7 +180,7 @@ def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: 
   """Checks that the loss and the gradients of a step are finite.
 
   Args:
-    step: int64 [], the number of the step, which is read only for an error (reading takes 0.3 ms).
+    step: int64 [], the number of the step. Reading it takes 0.3 ms, so only an error reads it.
     loss: Σ weight·loss, NaN if any gradient is not finite.
   Raises:
     UserError: if the loss is not finite; the message names the likely cause.
