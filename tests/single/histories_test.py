@@ -7,6 +7,9 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
+from ops.dedupe import dedupe
+from ops.pooling import histories
+from ops.row_store import PulledRows
 from tests.support.batches import make_batch
 from tests.support.steps import HISTORY, HISTORY_IDS, make_config, scores, train
 from trainer.comm.communicator import SingleProcess
@@ -77,6 +80,12 @@ class EmbeddingTest(tf.test.TestCase, parameterized.TestCase):
       history = step.dense.embedding.embed(*staged, rows).histories['c']
       self.assertAllEqual(history.mask, np.ones([len(some.label), length], bool))
     self.assertEqual(step.predict(step.stage(empty_batch(2))).shape, (0,))
+
+  def test_samples_without_features_have_empty_histories(self):
+    none, nothing = np.zeros([0], np.int32), dedupe(np.zeros([0], np.int64), [1.0], [1.0])
+    rows = PulledRows(nothing.unique, tf.zeros([1], tf.int32), tf.zeros([0]), tf.zeros([0]))
+    vectors, mask = histories(rows, nothing, none, 1000, fields=3, field=1, width=4)
+    self.assertEqual((vectors.shape, mask.shape), ((1000, 0, 4), (1000, 0)))
 
 
 class DINTest(tf.test.TestCase):

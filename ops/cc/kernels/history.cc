@@ -25,6 +25,8 @@ class HistoryOp : public tensorflow::OpKernel {
                              &inverse = context->input(2), &segments = context->input(3);
     OP_REQUIRES_OK(context, CheckVector(factors, "factors"));
     OP_REQUIRES_OK(context, CheckVector(offsets, "offsets"));
+    OP_REQUIRES(context, offsets.dim_size(0) > 0,
+                absl::InvalidArgumentError("offsets: found shape [0]; wanted [u + 1]"));
     OP_REQUIRES_OK(context, CheckVector(inverse, "inverse"));
     OP_REQUIRES_OK(context, CheckScalar(context->input(4), "batch_size"));
     HistoryBatch batch;
@@ -40,7 +42,8 @@ class HistoryOp : public tensorflow::OpKernel {
                                                         "; wanted 0 to 2^31 / ", fields_)));
     if (segments.NumElements() > 0 || batch.n == 0) {
       OP_REQUIRES_OK(context, CheckLength(segments, "segments", batch.n));
-      batch.segments = segments.flat<int32_t>().data();
+      // An empty tensor may have no data; null would mean one feature in each field.
+      batch.segments = batch.n > 0 ? segments.flat<int32_t>().data() : &kNoSegments;
       OP_REQUIRES(context, std::is_sorted(batch.segments, batch.segments + batch.n),
                   absl::InvalidArgumentError("segments: wanted them ascending"));
     } else {
@@ -72,6 +75,8 @@ class HistoryOp : public tensorflow::OpKernel {
   }
 
  private:
+  static constexpr int32_t kNoSegments = 0;
+
   int fields_, field_, width_;
 };
 REGISTER_KERNEL_BUILDER(Name("CtrHistory").Device(tensorflow::DEVICE_CPU), HistoryOp);
@@ -87,6 +92,8 @@ class HistoryGradOp : public tensorflow::OpKernel {
                              &order = context->input(4), &gradients = context->input(5);
     OP_REQUIRES_OK(context, CheckVector(factors, "factors"));
     OP_REQUIRES_OK(context, CheckVector(offsets, "offsets"));
+    OP_REQUIRES(context, offsets.dim_size(0) > 0,
+                absl::InvalidArgumentError("offsets: found shape [0]; wanted [u + 1]"));
     OP_REQUIRES_OK(context, CheckVector(places, "places"));
     OP_REQUIRES(
         context, gradients.dims() == 3,
