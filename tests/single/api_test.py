@@ -160,7 +160,7 @@ class ApiTest(tf.test.TestCase):
       run.predict(log(10)[['click']])
     with self.assertRaisesRegex(UserError, "'user': found 1.5; .* dtype=str"):
       run.predict(pd.DataFrame({'user': [1.5, None]}))
-    with self.assertRaisesRegex(UserError, 'no data.test'):
+    with self.assertRaisesRegex(UserError, 'nor data.test'):
       run.evaluate()
 
   def test_lists_in_a_frame_are_texts_of_a_csv_log(self):

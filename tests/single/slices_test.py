@@ -1,7 +1,6 @@
 """Slices by the values of a slot: against scikit-learn, and what their intervals promise."""
 
 import pathlib
-from unittest import mock
 
 import numpy as np
 import tensorflow as tf
@@ -10,7 +9,6 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests.support.batches import join, make_batch
 from tests.support.steps import TASKS, make_config
 from tests.support.threads import on_threads
-from trainer import evaluate
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
@@ -153,11 +151,6 @@ class TableTest(tf.test.TestCase):
     lines = slice_table('city', [{'value': 'Ulm', 'task': None} | figures]).splitlines()
     self.assertEqual(lines[0].split(), ['city', 'samples', 'rmse', 'error', '95', '%'])
     self.assertEqual(lines[1].split()[:4], ['Ulm', '3', '2.16', '2'])
-
-  def test_json_is_indented_in_a_terminal_alone(self):
-    for is_terminal, wanted in ((True, '{\n  "auc": 0.5\n}'), (False, '{"auc": 0.5}')):
-      with mock.patch.object(evaluate.runtime, 'is_terminal', return_value=is_terminal):
-        self.assertEqual(evaluate.as_text({'auc': 0.5}), wanted)
 
   def test_an_evaluation_in_words(self):
     click = {'examples': 12_345_678, 'auc': 0.75, 'logloss': 0.25, 'gauc': None}

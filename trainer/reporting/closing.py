@@ -51,8 +51,9 @@ def close(cfg: config.Config, run_dir: str) -> None:
   run = read_run(cfg.run_dir)
   for of_task in run.by_task():
     print_table(of_task)
-  if warning := few_admitted(cfg, run.events):
-    print(warning)
+  for warning in (cfg.uncalibrated(), few_admitted(cfg, run.events)):
+    if warning:
+      print(warning)
   write_report(cfg)
   for line in last_lines(run, run_dir):
     print(line)
