@@ -9,7 +9,6 @@ horovodrun the ranks share the work.
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ JSON = flags.DEFINE_bool(
 
 @command_line.command
 def main() -> None:
-  from trainer.reporting.evaluated import in_words
+  from trainer.reporting.evaluated import in_words, json_text
   from trainer.training.finished_run import open_run
 
   here = runtime.launched()
@@ -53,18 +52,13 @@ def main() -> None:
         by_column |= slices_by_text(run_by, passes, names)
       if here.rank == 0:
         by_column = {name: by_column[name] for name in BY.value}
-        print(as_text(by_column)) if as_json else print_slices(by_column)
+        print(json_text(by_column, runtime.is_terminal())) if as_json else print_slices(by_column)
       return
     values = run.evaluation.evaluate(run.inputs.prepared(passes, 'evaluate'))
     if here.rank == 0:
       if warning := run.cfg.uncalibrated():
         logging.warning('%s', warning)
-      print(as_text(values) if as_json else '\n'.join(in_words(values)))
-
-
-def as_text(values: JsonObject) -> str:
-  """Returns JSON in one line or, for a terminal, indented."""
-  return json.dumps(values, indent=2 if runtime.is_terminal() else None)
+      print(json_text(values, runtime.is_terminal()) if as_json else '\n'.join(in_words(values)))
 
 
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:

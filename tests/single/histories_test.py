@@ -86,6 +86,9 @@ class EmbeddingTest(tf.test.TestCase, parameterized.TestCase):
     rows = PulledRows(nothing.unique, tf.zeros([1], tf.int32), tf.zeros([0]), tf.zeros([0]))
     vectors, mask = histories(rows, nothing, none, 1000, fields=3, field=1, width=4)
     self.assertEqual((vectors.shape, mask.shape), ((1000, 0, 4), (1000, 0)))
+    no_offsets = rows._replace(offsets=none)
+    with self.assertRaisesRegex(tf.errors.InvalidArgumentError, r'offsets: found shape \[0\]'):
+      histories(no_offsets, nothing, none, 1000, fields=3, field=1, width=4)
 
 
 class DINTest(tf.test.TestCase):

@@ -13,7 +13,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
 from trainer.model.slices import auc_interval, slice_errors, slice_figures
-from trainer.reporting.evaluated import in_words, slice_table
+from trainer.reporting.evaluated import in_words, json_text, slice_table
 from trainer.training.slices import ALL, BLANK, OTHER, slices
 
 
@@ -151,6 +151,10 @@ class TableTest(tf.test.TestCase):
     lines = slice_table('city', [{'value': 'Ulm', 'task': None} | figures]).splitlines()
     self.assertEqual(lines[0].split(), ['city', 'samples', 'rmse', 'error', '95', '%'])
     self.assertEqual(lines[1].split()[:4], ['Ulm', '3', '2.16', '2'])
+
+  def test_json_is_indented_in_a_terminal_alone(self):
+    for is_terminal, wanted in ((True, '{\n  "auc": 0.5\n}'), (False, '{"auc": 0.5}')):
+      self.assertEqual(json_text({'auc': 0.5}, is_terminal), wanted)
 
   def test_an_evaluation_in_words(self):
     click = {'examples': 12_345_678, 'auc': 0.75, 'logloss': 0.25, 'gauc': None}

@@ -82,7 +82,7 @@ def _sections_with(name: str, section: type[Section] = Config, path: str = '') -
 
 
 def _all_names(section: type[Section] = Config) -> Iterator[str]:
-  """Yields the last part of every key."""
+  """Yields the name of every key of a section, and of the sections in it, without their path."""
   for key in keys(section):
     yield key.name
     yield from _all_names(key.section) if key.section else ()

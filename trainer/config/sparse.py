@@ -77,8 +77,7 @@ class Sparse(Section):
   gradient_scale: Literal['batch', 'feature'] = 'batch'
   """What a feature's summed gradient is divided by. batch: the weight of the global batch; feature:
   its own impressions in that batch, so that a rare feature's step does not shrink as the batch
-  grows. The
-  default is feature where an optimizer has the preset paddle."""
+  grows. The default is feature where an optimizer has the preset paddle."""
   exchange_dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32'
   """The dtype in which rows and their gradients travel between processes."""
   tables: dict[str, Table] = {'default': Table()}

@@ -51,9 +51,8 @@ def close(cfg: config.Config, run_dir: str) -> None:
   run = read_run(cfg.run_dir)
   for of_task in run.by_task():
     print_table(of_task)
-  for warning in (cfg.uncalibrated(), few_admitted(cfg, run.events)):
-    if warning:
-      print(warning)
+  if warning := few_admitted(cfg, run.events):
+    print(warning)
   write_report(cfg)
   for line in last_lines(run, run_dir):
     print(line)

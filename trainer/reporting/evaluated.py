@@ -1,10 +1,11 @@
 """What `trainer.evaluate` prints in a terminal: metrics, and metrics for each value of a column."""
 
+import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from trainer.config import METRICS, RANKING_METRICS
-from trainer.plain_data import Json
+from trainer.plain_data import Json, JsonObject
 from trainer.reporting.live_line import WIDTH, short_name, shortened
 from trainer.reporting.metric_text import metric_text, plus_minus
 
@@ -28,6 +29,11 @@ SLICE_COLUMNS = (
   ('95 %', ('error_low', 'error_high'), ',.3g'),
 )
 LEAST_NAME_WIDTH = 6
+
+
+def json_text(values: JsonObject, is_terminal: bool) -> str:
+  """Returns JSON in one line or, for a terminal, indented."""
+  return json.dumps(values, indent=2 if is_terminal else None)
 
 
 def _cell(row: Figures, fields: Sequence[str], form: str) -> str:

@@ -295,6 +295,9 @@ def _calibration(run: RecordedRun) -> Iterator[str]:
         how = 'above' if last['calibration'] > 1 else 'below'
         off = f'{abs(last["calibration"] - 1):.0%} {how} {run_of_task.task or "the clicks"}'
         yield f'Predictions of the {last["split"]} split ({last["pass"]}) lie {off}.'
+
+
+def _uncalibrated(run: RecordedRun) -> Iterator[str]:
   if reason := run.cfg.uncalibrated():
     yield f'{reason[0].upper()}{reason[1:]}.'
 
@@ -420,6 +423,7 @@ def kept_slots(run: RecordedRun) -> dict[str, dict]:
 
 
 _CHECKS = (
+  _uncalibrated,
   _labels,
   _blank_slots,
   _drift,

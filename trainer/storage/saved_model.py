@@ -95,7 +95,7 @@ class Serving(ServedModel):
     keep = keep[np.argsort(rows.key[keep])]
     starts = (np.cumsum(rows.counts) - rows.counts)[keep]
     slot, counts = rows.slot[keep], rows.counts[keep]
-    # The row of a feature's factors in the factors of its table; -1: it has none.
+    # For each feature, the index of its factors in those of its table; -1 if it has none.
     place = np.full([len(keep) + 1], -1, np.int32)
     self.factors = []
     for slots, plain, field in zip(self._slots_of, self._plain, self._field):

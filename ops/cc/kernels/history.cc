@@ -25,8 +25,6 @@ class HistoryOp : public tensorflow::OpKernel {
                              &inverse = context->input(2), &segments = context->input(3);
     OP_REQUIRES_OK(context, CheckVector(factors, "factors"));
     OP_REQUIRES_OK(context, CheckVector(offsets, "offsets"));
-    OP_REQUIRES(context, offsets.dim_size(0) > 0,
-                absl::InvalidArgumentError("offsets: found shape [0]; wanted [u + 1]"));
     OP_REQUIRES_OK(context, CheckVector(inverse, "inverse"));
     OP_REQUIRES_OK(context, CheckScalar(context->input(4), "batch_size"));
     HistoryBatch batch;
@@ -92,8 +90,6 @@ class HistoryGradOp : public tensorflow::OpKernel {
                              &order = context->input(4), &gradients = context->input(5);
     OP_REQUIRES_OK(context, CheckVector(factors, "factors"));
     OP_REQUIRES_OK(context, CheckVector(offsets, "offsets"));
-    OP_REQUIRES(context, offsets.dim_size(0) > 0,
-                absl::InvalidArgumentError("offsets: found shape [0]; wanted [u + 1]"));
     OP_REQUIRES_OK(context, CheckVector(places, "places"));
     OP_REQUIRES(
         context, gradients.dims() == 3,

@@ -26,6 +26,9 @@ inline absl::Status CheckScalar(const tensorflow::Tensor& tensor, const char* na
 // Checks that offsets [u + 1] ascend from 0 to `total`.
 inline absl::Status CheckOffsets(const tensorflow::Tensor& offsets, const char* name, int64_t u,
                                  int64_t total) {
+  if (u < 0) {  // of offsets without the first 0, from whose length a caller computed u
+    return absl::InvalidArgumentError(absl::StrCat(name, ": found shape [0]; wanted [u + 1]"));
+  }
   TF_RETURN_IF_ERROR(CheckLength(offsets, name, u + 1));
   const int32_t* at = offsets.flat<int32_t>().data();
   bool ascending = at[0] == 0;
