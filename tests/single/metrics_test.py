@@ -6,6 +6,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
 
+from ops import library
 from trainer.model.metrics import MetricSums, group_auc_sums, result
 
 
@@ -128,6 +129,39 @@ class MetricsTest(tf.test.TestCase):
       result(one.state()),
       {**dict.fromkeys(('auc', 'base_logloss', 'logloss', 'calibration', 'ctr')), 'examples': 0},
     )
+
+  def test_what_was_read_does_not_change(self):
+    sums, histogram = (tf.Variable(tf.zeros(shape, tf.float64)) for shape in ([5], [2, 10]))
+    read = tf.convert_to_tensor(sums), tf.convert_to_tensor(histogram)
+    y, p, w = sample(100, 0, 1)
+    library.load().ctr_metric_sums(y, p, w, sums.handle, [histogram.handle], 'clicks', 10)
+    self.assertAllEqual(read[0], np.zeros(5))
+    self.assertAllEqual(read[1], np.zeros([2, 10]))
+    self.assertAllEqual(tf.reduce_sum(histogram, 1), [w[y == 0].sum(), w[y == 1].sum()])
+
+  def test_a_prediction_that_is_no_number(self):
+    metrics = MetricSums(config())
+    metrics.update(tf.ones([2]), tf.constant([np.nan, 0.5]), tf.ones([2]))
+    self.assertAllEqual(np.isnan(metrics.state()['sums']), [False, False, True, True, False])
+    self.assertEqual(metrics.state()['histogram'].sum(), 2)
+
+  def test_the_op_checks_its_arguments(self):
+    op = library.load().ctr_metric_sums
+    three, sums, wide = (
+      tf.Variable(tf.zeros(shape, tf.float64)).handle for shape in (3, 5, [2, 9])
+    )
+    one = tf.ones([1])
+    for wrong, message in (
+      (lambda: op(one, tf.ones([2]), one, three, [], 'losses', 4), 'probabilities'),
+      (lambda: op(one, one, tf.ones([2]), three, [], 'losses', 4), 'weights'),
+      (lambda: op(tf.ones([1, 1]), one, one, three, [], 'losses', 4), 'labels'),
+      (lambda: op(one, one, one, sums, [], 'losses', 4), 'variable 3'),
+      (lambda: op(one, one, one, sums, [wide], 'clicks', 4), 'variable 4'),
+      (lambda: op(one, one, one, sums, [], 'clicks', 4), 'histogram'),
+      (lambda: op(one, one, one, sums, [wide], 'clicks', 9), 'buckets'),
+    ):
+      with self.subTest(message), self.assertRaisesRegex(tf.errors.InvalidArgumentError, message):
+        wrong()
 
   def test_one_class_has_no_auc(self):
     metrics = MetricSums(config())

@@ -5,26 +5,15 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
+from ops import library
 from trainer.config import Config
 from trainer.plain_data import JsonObject
 
 State = dict[str, np.ndarray]
 
-# Each octave of |logit| from 2^-20 to 2^5 is divided into equally many buckets, so that buckets are
-# narrow near logit 0 and far from it. A logit beyond this range goes to the nearest bucket.
-_LEAST_EXPONENT, _OCTAVES = -20, 25
-# The bits of positive float32 numbers, read as integers, have the order of the numbers.
-_LEAST_BITS = (127 + _LEAST_EXPONENT) << 23
-_BITS = _OCTAVES << 23
-
-
-def _bucket(logits: tf.Tensor, buckets: int) -> tf.Tensor:
-  """Returns the bucket of each logit, int32 [B], from 0 for the lowest logits to buckets − 1."""
-  half = buckets // 2
-  bits = tf.bitcast(tf.abs(logits), tf.int32)
-  share = tf.cast(tf.clip_by_value(bits - _LEAST_BITS, 0, _BITS - 1), tf.float64) / _BITS
-  place = tf.cast(share * half, tf.int32)
-  return tf.where(logits < 0, half - 1 - place, half + place)
+# The op divides each octave of |logit| from 2^-20 to 2^5 into equally many buckets. The bits of
+# positive float32 numbers, read as integers, have the order of the numbers.
+_LEAST_BITS, _BITS = (127 - 20) << 23, 25 << 23
 
 
 def bucket_logits(buckets: int) -> np.ndarray:
@@ -35,32 +24,22 @@ def bucket_logits(buckets: int) -> np.ndarray:
   return np.concatenate([-positive[::-1], positive])
 
 
-# How many of the 53 significant bits of a batch's sums (float64) are cleared.
-_DROPPED_BITS = 21
-
-
-def _addable(sums: tf.Tensor) -> tf.Tensor:
-  """Returns the sums of a batch, float64, with their last bits cleared.
-
-  This changes a sum by at most 5e-10 of itself. About two million such sums can be added without
-  rounding. So metrics have the same bits in whatever order the sums of batches and ranks are added.
-  """
-  bits = tf.bitwise.bitwise_and(tf.bitcast(sums, tf.int64), -1 << _DROPPED_BITS)
-  return tf.bitcast(bits, tf.float64)
-
-
 class _Sums:
   """Sums over the samples of one task.
 
   Args:
-    kind: 'histogram' for clicks, 'errors' for squared error, or 'losses' for model.retrieval.
+    kind: 'clicks', 'squared_error', or 'losses' for model.retrieval.
     buckets: as in `MetricSums`.
     name: what the variables' names begin with.
   """
 
   def __init__(self, kind: str, buckets: int, name: str):
     self._kind, self._buckets = kind, buckets
-    shapes = {'histogram': [2, buckets], 'sums': [5]} if kind == 'histogram' else {kind: [3]}
+    shapes = {
+      'clicks': {'sums': [5], 'histogram': [2, buckets]},
+      'squared_error': {'errors': [3]},
+      'losses': {'losses': [3]},
+    }[kind]
     with tf.device('CPU:0'):
       self.state = {
         key: tf.Variable(tf.zeros(shape, tf.float64), trainable=False, name=f'metrics_{name}{key}')
@@ -69,22 +48,10 @@ class _Sums:
 
   def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
     """Adds a batch; the arguments are those of `MetricSums.update` for one task."""
-    y, p, w = (tf.cast(t, tf.float64) for t in (labels, probabilities, weights))
-    totals = [tf.reduce_sum(w), tf.cast(tf.size(labels), tf.float64)]
-    if self._kind != 'histogram':
-      of_each = tf.square(p - y) if self._kind == 'errors' else p
-      sums = tf.stack([*totals, tf.reduce_sum(w * of_each)])
-      self.state[self._kind].assign_add(_addable(sums))
-      return
-    # float32 rounds numbers within 2^-25 of 1 to 1.
-    inside = tf.clip_by_value(p, 1e-15, 1 - 2.0**-25)
-    log_p, log_not_p = tf.math.log(inside), tf.math.log1p(-inside)
-    row = tf.cast(labels > 0.5, tf.int32)
-    bucket = _bucket(tf.cast(log_p - log_not_p, tf.float32), self._buckets)
-    self.state['histogram'].scatter_nd_add(tf.stack([row, bucket], 1), w)
-    loss = -y * log_p - (1 - y) * log_not_p
-    sums = [tf.reduce_sum(w * t) for t in (loss, p, y)]
-    self.state['sums'].assign_add(_addable(tf.stack([*totals, *sums])))
+    sums, *histogram = (variable.handle for variable in self.state.values())
+    library.load().ctr_metric_sums(
+      labels, probabilities, weights, sums, histogram, kind=self._kind, buckets=self._buckets
+    )
 
 
 class MetricSums:
@@ -104,8 +71,8 @@ class MetricSums:
   """
 
   def __init__(self, cfg: Config, buckets: int = 100_000):
-    of_clicks = 'losses' if cfg.model.retrieval else 'histogram'
-    kinds = ['errors' if x.loss == 'squared_error' else of_clicks for x in cfg.labels]
+    of_clicks = 'losses' if cfg.model.retrieval else 'clicks'
+    kinds = ['squared_error' if x.loss == 'squared_error' else of_clicks for x in cfg.labels]
     prefixes = [f'{label.name}/' for label in cfg.labels] if len(cfg.labels) > 1 else ['']
     self._tasks = [_Sums(kind, buckets, prefix) for kind, prefix in zip(kinds, prefixes)]
     self._state = {

@@ -121,3 +121,37 @@ bias: whether the product had a bias; not with transpose_b.
 b_grad: of the shape of b.
 bias_grad: [n]; [0] if there was no bias.
 )doc");
+
+REGISTER_OP("CtrMetricSums")
+    .Input("labels: float")
+    .Input("probabilities: float")
+    .Input("weights: float")
+    .Input("sums: resource")
+    .Input("histogram: histograms * resource")
+    .Attr("histograms: int >= 0")
+    .Attr("kind: {'clicks', 'squared_error', 'losses'}")
+    .Attr("buckets: int >= 2")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      ShapeHandle samples;
+      TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &samples));
+      for (int i : {1, 2}) TF_RETURN_IF_ERROR(c->Merge(samples, c->input(i), &samples));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Adds a batch to the sums from which metrics are computed.
+
+What is added to a sum has its last 21 of 53 significant bits cleared, which changes it by at most
+5e-10 of itself. About two million such numbers can be added without rounding. So metrics have the
+same bits in whatever order batches and the sums of ranks are added.
+
+labels: [B].
+probabilities: [B]; for squared_error, the predictions; for losses, the losses.
+weights: [B].
+sums: a float64 variable. For clicks [5]: sum of weight, B, and sums of weight * log loss, weight *
+  probability and weight * label. Otherwise [3]: sum of weight, B, and sum of weight * squared
+  error, or of weight * loss.
+histogram: for clicks, a float64 variable [2, buckets], to which weights are added by class, 0 or 1,
+  and by bucket of the prediction's logit, the lowest first. Otherwise none.
+buckets: the number of buckets of predictions; even.
+)doc");
