@@ -139,7 +139,7 @@ def _without_effect(
         if told is None:
           break
     if told:
-      yield f'{key}: no trial heeds it: it has no effect {told.partition("no effect ")[2]}'
+      yield f'{key}: has no effect in any trial: {told.partition("no effect ")[2]}'
 
 
 def _distribution(key: str, values: Choices | Range) -> BaseDistribution:

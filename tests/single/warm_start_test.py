@@ -12,12 +12,24 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.data.passes import passes as listed
+from trainer.embedding.layer_inputs import slot_vectors
 from trainer.errors import UserError
 from trainer.training.evaluation import Evaluation
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
 COLUMNS = ('user', 'item', 'query')
+
+
+class Square(tf.keras.layers.Layer):
+  needs = frozenset({'factors'})
+
+  def build(self, shapes):
+    del shapes
+    self._w = self.add_weight('w', [16, 16], initializer='ones')
+
+  def call(self, inputs, training=False):
+    return tf.reduce_mean(tf.concat(slot_vectors(inputs), 1) @ self._w, 1, keepdims=True)
 
 
 class WarmStartTest(tf.test.TestCase):
@@ -99,6 +111,22 @@ class WarmStartTest(tf.test.TestCase):
     other.open_run()
     self.assertEqual(self.rows(other), self.rows(first))
     self.assertAllEqual(self.kernel(other)[8:], self.kernel(first))
+    other.lock.release()
+
+  def test_a_layer_of_ones_own_whose_inputs_changed(self):
+    """Its kernel is [16, 16]: nothing says which axis is that of the inputs."""
+    own = (f'{__name__}.Square',)
+    first = self.make_job(['user', 'item'], interactions=own)
+    first.run()
+    other = self.make_job(['item', 'user'], interactions=own, init_from=f'{self.folder}/run')
+    other.open_run()
+
+    def square(job):
+      return next(v for n, v in job.step.dense_state().items() if 'square' in n and 'w:0' in n)
+
+    self.assertNotAllEqual(square(first), np.ones([16, 16]))
+    self.assertAllEqual(square(other), np.ones([16, 16]))
+    self.assertEqual(dict(other.state.fates)['layer square 0'], 'fresh')
     other.lock.release()
 
   def test_dense_columns_keep_their_weights(self):

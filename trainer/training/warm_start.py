@@ -291,7 +291,8 @@ def _places(
   Args:
     before: the `_inputs` of the old model.
     now: the `_inputs` of the new model.
-    own: the names of layers that a user wrote. Their axes are recognised by length alone.
+    own: the names of layers that a user wrote. Their axes are recognised by length alone, so if
+      the inputs differ but not their number, no entry is copied along an axis of that length.
     variable: the variable's name, as `_by_layer` returns it.
     n: the length of the axis in the old variable.
     m: the length of the axis in the new variable.
@@ -306,7 +307,8 @@ def _places(
   for key in keys:
     a, b = before.get(key, []), now.get(key, [])
     if (n, m) == (len(a), len(b)) and a != b:
-      pairs = [(a.index(name), j) for j, name in enumerate(b) if name in a]
+      is_sure = n != m or not variable.startswith(own)
+      pairs = [(a.index(name), j) for j, name in enumerate(b) if is_sure and name in a]
       return tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
   both = np.arange(min(n, m))
   return both, both
@@ -341,14 +343,16 @@ def dense(
     value = saved[was[stable]]
     if re.match(r'fwfm\w* \d+/r\b', stable):  # r is symmetric; this fills its lower half
       value = np.triu(value) + np.triu(value, 1).T
-    shapes = enumerate(zip(value.shape, state[name].shape))
-    at = [_places(before, now, own, stable, axis, n, m) for axis, (n, m) in shapes]
+    shapes = list(zip(value.shape, state[name].shape))
+    at = [_places(before, now, own, stable, axis, *lengths) for axis, lengths in enumerate(shapes)]
     if at:
       state[name][np.ix_(*(to for _, to in at))] = value[np.ix_(*(of for of, _ in at))]
     else:
       state[name] = value
-    is_whole = value.shape == state[name].shape
-    fates.setdefault(layer, set()).add('taken over' if is_whole else 'partly')
+    is_whole = all(len(of) == n and len(to) == m for (of, to), (n, m) in zip(at, shapes))
+    is_empty = not all(len(to) for _, to in at)
+    fate = 'taken over' if is_whole else 'fresh' if is_empty else 'partly'
+    fates.setdefault(layer, set()).add(fate)
   layers = {stable.partition('/')[0] for stable in was}
   table = [
     Fate(f'layer {layer}', of.pop() if len(of) == 1 else 'partly') for layer, of in fates.items()
