@@ -19,6 +19,7 @@ from trainer.data import log_files
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass, announced, passes
 from trainer.errors import BadPass, ConfigError, UserError
+from trainer.storage.bucket import Bucket
 from trainer.training import ledger
 from trainer.training.run_state import Progress
 from trainer.training.stream import Stream, TrainPass, Wait
@@ -141,6 +142,12 @@ class RemoteTest(tf.test.TestCase):
     self.assertLess(
       abs(log_files.modified(found[0].marker) - log_files.modified(self.url('watched/d.csv'))), 60
     )
+
+  def test_a_bucket_that_does_not_exist(self):
+    """Pyarrow's client of gs:// then says so as if a file were missing."""
+    with mock.patch.object(log_files, 'open_to_write', side_effect=FileNotFoundError):
+      with self.assertRaisesRegex(UserError, 'run_dir gs://none/run: there is no such bucket'):
+        Bucket('gs://none/run', self.get_temp_dir()).take()
 
   def test_a_watched_bucket(self):
     """It is listed now and then, and waited for where it cannot be."""

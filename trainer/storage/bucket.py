@@ -129,13 +129,20 @@ class Bucket:
       self._get(name)
 
   def take(self) -> None:
-    """Claims the run_dir for this process; the next `upload` of an earlier claimant then fails."""
+    """Claims the run_dir for this process; the next `upload` of an earlier claimant then fails.
+
+    Raises:
+      UserError: if the bucket does not exist or cannot be written.
+    """
 
     def take() -> None:
       with log_files.open_to_write(self._url(_OWNER)) as f:
         f.write(self._owner)
 
-    log_files.retried(self.run_dir, take, 'written')
+    try:
+      log_files.retried(self.run_dir, take, 'written')
+    except FileNotFoundError:  # from gs://; s3:// raises an OSError
+      raise UserError(f'run_dir {self.run_dir}: there is no such bucket') from None
 
   def upload(self) -> None:
     """Copies to the bucket what has changed in the directory.
