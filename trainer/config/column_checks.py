@@ -71,7 +71,7 @@ def _cycles(made: Mapping[str, Made], path: Sequence[str], key: str) -> Mistakes
 
   Args:
     made: {name of a column with `from`: how it is computed}.
-    path: the names of columns, each of which reads the next one; the search goes on from the last.
+    path: the names of columns, each of which reads the next one; the search continues at the last.
   """
   for read in made[path[-1]].reads():
     if read in path[:-1]:

@@ -304,7 +304,7 @@ def column_of(node: ast.AST) -> str | None:
 
 
 def _problems(node: ast.AST) -> Iterator[str]:
-  """Yields, for each part of an expression that is not allowed there, what a message says of it."""
+  """Finds the parts of an expression that are not allowed; yields a text for a message on each."""
   match node:
     case ast.Name() | ast.Attribute() if column_of(node) is not None:
       return

@@ -26,7 +26,7 @@ Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
 
 
 class History(Section):
-  """A history: a slot whose features stand in order, the oldest first."""
+  """A history: a slot whose features are in order, the oldest first."""
 
   max_length: PositiveInt
   """L: a longer history is cut to its last L features."""
@@ -295,7 +295,7 @@ class Data(Section):
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
   def left_open(self) -> dict[str, Slot | DenseColumn]:
-    """Returns the null keys below `from` whose values a run measures or reads when it begins.
+    """Returns the keys below `from` that are null, so that a run measures or reads their values.
 
     Returns:
       {config key: the slot or dense column that it belongs to}.

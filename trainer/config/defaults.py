@@ -1,7 +1,8 @@
 """Default values of keys that depend on the values of other keys.
 
-They do not depend on whether the user gave these values. So it changes nothing to give a key the
-value that it has by default, except for keys that a run measures, like train.batch_size.
+It does not matter whether the user gave the other keys or they have their own defaults. So a user
+may write any key with its default value, and nothing changes. This does not hold for keys that a
+run measures, like train.batch_size.
 """
 
 from typing import TYPE_CHECKING

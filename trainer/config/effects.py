@@ -1,4 +1,4 @@
-"""Refuses settings that need days if there are none; warns of useless and of harmful settings."""
+"""Refuses settings that need days in a config without days; warns of useless and harmful ones."""
 
 import re
 from collections.abc import Iterator

@@ -191,7 +191,11 @@ def _stamped(tree: Json) -> str:
 
 
 def columns_wanted(cfg: Config, path: str) -> str:
-  """Returns a text for the user on the columns that the log must have; `path` is the config's."""
+  """Returns a text for the user that lists the columns that the log must have.
+
+  Args:
+    path: the file of the config.
+  """
   data = cfg.data
   names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))
   shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')

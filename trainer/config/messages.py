@@ -89,7 +89,7 @@ def _all_names(section: type[Section] = Config) -> Iterator[str]:
 
 
 def _as_in(error: ErrorDetails) -> str:
-  """Describes the section or list that pydantic wanted, with an example."""
+  """Describes, with an example, the section or list that pydantic wanted in place of a value."""
   value = error['input']
   if error['type'] == 'list_type':
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The metrics of a label by which an epoch, a trial or an export is chosen, in display order."""
+"""The metrics of a label, in display order. One of them chooses epochs, trials and exports."""
 
 from typing import NamedTuple
 
@@ -19,5 +19,5 @@ METRICS = {
 
 
 def direction(metric: str) -> int:
-  """Returns 1 if a higher value is better, and -1 if a lower one is. Ranking metrics have 1."""
+  """Returns 1 if a higher value is better, as for every ranking metric; −1 if a lower one is."""
   return METRICS[metric].direction if metric in METRICS else 1

@@ -71,10 +71,10 @@ class Config(Section):
     return 'given' if any(k == key or k.startswith(f'{key}.') for k in given) else 'default'
 
   def settings(self) -> JsonObject:
-    """Returns the {key: value} by which runs are compared.
+    """Returns {key: value} of the settings by which runs are compared.
 
-    Empty values are left out, and so are bin boundaries that the run measured and the content of
-    look-up tables.
+    Left out are empty values, boundaries of bins that the run measured, and the content of look-up
+    tables.
     """
     measured = [key for key, origin in self._origins.items() if origin == 'measured']
     of_data = tuple(key for key in measured if '.from.' in key)
@@ -138,7 +138,7 @@ class Config(Section):
     return names + [f'{what} {name}' for what in ('show', 'log-odds') for name in counted]
 
   def click_shares(self) -> list[float]:
-    """Returns for each label what a positive adds to the clicks of its features, from 0 to 1.
+    """Returns, for each label, how many clicks a positive label adds to a feature, from 0 to 1.
 
     If no label sets the key `click`, this is 1 for the first label and 0 for all others.
     """

@@ -87,7 +87,8 @@ def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type 
   """Finds the section in the type of a key.
 
   Returns:
-    The class of the section, and list or dict if the type holds several sections; else None each.
+    The class of the section, and list or dict if the type holds several sections, else None. For a
+    type without a section: None, None.
   """
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):

@@ -1,4 +1,4 @@
-"""Writes predictions, and beside them columns that are copied from the log."""
+"""Writes predictions to files, beside columns that are copied from the log."""
 
 import contextlib
 import functools
@@ -75,11 +75,12 @@ def beside(
 
 
 def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
-  """Yields tables of found items, each item beside the columns copied from its sample's record.
+  """Yields tables of recommended items, with the columns copied from the log in front.
 
   Args:
     tables: the copied columns of all samples, in order.
-    items: tables whose first column, `sample`, has the number of each item's sample, ascending.
+    items: tables with a line for each item. The first column, `sample`, is the number of the sample
+      for which the item was found, ascending; the copied columns replace it.
   """
   rest, first = next(tables), 0
   for table in items:
@@ -131,7 +132,7 @@ def _write_json(out: BinaryIO, table: pa.Table) -> None:
 
 
 def _plain_json(value: object) -> object:
-  """Rounds floats to the digits of a float32; infinity and NaN, which JSON lacks, become null."""
+  """Returns a value for JSON: floats rounded to a float32's digits, infinity and NaN as null."""
   if isinstance(value, (list, tuple)):  # a list, or a pair of a map
     return [_plain_json(v) for v in value]
   if not isinstance(value, float):
@@ -140,11 +141,13 @@ def _plain_json(value: object) -> object:
 
 
 def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
-  """Writes tables in the format of a suffix that `out_suffix` returned; text gets a header.
+  """Writes tables to a file.
 
+  Args:
+    suffix: a result of `out_suffix`; it determines the format. Delimited text begins with a header.
   Raises:
     UserError: if the values of a later table do not fit the types of the first, or a text that is
-      not UTF-8 cannot be written.
+      not UTF-8 cannot be written in this format.
   """
   write = schema = None
   with contextlib.ExitStack() as stack:

@@ -90,7 +90,7 @@ def raw_blocks(
 ) -> Iterator[Callable[[], Block]]:
   """Yields functions that return the blocks of a raw file, or of a part of it.
 
-  The blocks have the `wanted` columns, also those in a path, such as dt in dt=31/part.csv.
+  The blocks have the `wanted` columns. A column may come from the path, as dt in dt=31/part.csv.
   """
   in_path = log_files.partition_columns(file.path)
   partitions = {name: text for name, text in in_path.items() if name in wanted}
@@ -279,7 +279,7 @@ def join_parts(
 def _meta(
   cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled: bool
 ) -> JsonObject:
-  """Returns the entries of meta.json about the files and settings that a pass is converted with."""
+  """Returns the entries of meta.json that record the files and the settings of a conversion."""
   return {
     'schema': schema(cfg),
     'day': pass_day(cfg, raw_path) or 0,

@@ -104,7 +104,7 @@ def dense_stats(
   """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
 
   A column that is not standardised gets mean 0 and deviation 1; a constant column gets deviation 1.
-  With `click_rate`, one more column holds the log-odds of this rate, and 1.
+  With `click_rate`, one more column is added last: it holds the log-odds of this rate, and 1.
 
   Args:
     columns: `Config.data.dense`.

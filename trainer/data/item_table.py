@@ -17,7 +17,8 @@ _ITEMS_AT_ONCE = 65536
 def config_of_items(cfg: config.Config) -> config.Config:
   """Returns a config that reads data.items as if it were a log to predict for.
 
-  It swaps the two towers, so that columns of items are read, and columns of queries are blank.
+  In this config the two towers are swapped. So the columns of items are read, and the columns of
+  queries are blank.
   """
   retrieval, id_slot, path = cfg.model.retrieval, cfg.item_slot, cfg.data.items
   swapped = {'query': retrieval.item, 'item': retrieval.query}

@@ -32,7 +32,10 @@ class _WrongValue(ValueError):
 
 
 def value_at(record: JsonObject, name: str) -> Json:
-  """Returns the value of a name or, if it is absent, at a path such as ctx.device.os, else None."""
+  """Returns the value of the key `name`, or else of the path `name`, such as ctx.device.os.
+
+  Returns None if the record has neither.
+  """
   head, dot, rest = name.partition('.')
   if name in record or not dot:
     return record.get(name)
@@ -224,9 +227,11 @@ def blocks(
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
-  """Returns the entries of `unseen`, {column: config key}, whose columns do not occur in `raw`.
+  """Returns the entries of `unseen` whose columns do not occur in `raw`.
 
   Args:
+    unseen: {column: the config key that needs it}.
+    raw: lines of the file.
     whole: true if a path such as ctx.device.os must occur as a whole; false if its last part, os,
       is enough.
   """

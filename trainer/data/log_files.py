@@ -296,7 +296,12 @@ def _remote_glob(pattern: str) -> list[str]:
 def _listed(
   folder: str, recursive: bool = True, is_missing_empty: bool = False
 ) -> dict[str, pa.fs.FileInfo]:
-  """Returns what is in a remote directory: {path relative to it: FileInfo}."""
+  """Returns what is in a remote directory: {path relative to it: FileInfo}.
+
+  Args:
+    recursive: whether to list its subdirectories too.
+    is_missing_empty: whether a directory that does not exist gives {} rather than an error.
+  """
   filesystem, inside = _locate(folder)
   selector = pa.fs.FileSelector(inside, allow_not_found=is_missing_empty, recursive=recursive)
   below = len(inside.rstrip('/')) + 1

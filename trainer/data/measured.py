@@ -1,4 +1,4 @@
-"""Finds values that a config leaves open: batch size, boundaries of bins, look-up tables."""
+"""Finds values that a config does not give: batch size, boundaries of bins, look-up tables."""
 
 import contextlib
 import os
@@ -31,11 +31,16 @@ MOST_SAMPLES = 1_000_000  # on which bins are measured
 
 
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
-  """Returns {config key: value} for what a config leaves open, and a line for the user about each.
+  """Measures or reads the values that a config leaves to the run, such as the boundaries of bins.
 
   Values that this run measured when it began are kept. Bins that the run in `init_from` measured
-  are taken from there. Other values are measured now, from files alone, so every process gets the
-  same.
+  are taken from there. All other values are measured now, from files alone, so every process gets
+  the same values.
+
+  Args:
+    init_from: the run_dir of another run; None: there is none.
+  Returns:
+    {config key: value}; and lines for the user that say where the values come from.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -81,10 +86,12 @@ def _table_of(cfg: config.Config, key: str) -> str | None:
 def open_values(
   cfg: config.Config, known: Mapping[str, Json] = types.MappingProxyType({})
 ) -> JsonObject:
-  """Reads the tables and measures the bins that the config leaves open; returns {key: value}.
+  """Reads the look-up tables and measures the bins whose values the config does not give.
 
   Args:
-    known: {key: value} of the keys whose values are known already.
+    known: {key: value} of the keys that already have a value.
+  Returns:
+    {key: value} of the other keys.
   Raises:
     UserError: if a table cannot be read, or bins cannot be measured.
   """
@@ -131,7 +138,7 @@ def _content(cfg: config.Config, key: str) -> str:
 def suitable(cfg: config.Config) -> tuple[int, int]:
   """Returns the batch size for a config that gives none, and the number of samples in its log.
 
-  Samples are counted only until they are enough for the default batch size.
+  Counting ends when there are enough samples for the default batch size.
   """
   steps = LEAST_STEPS
   if not cfg.data.watch:  # with data.watch, more passes will come

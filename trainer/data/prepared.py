@@ -179,13 +179,13 @@ class PreparedPass:
     return len(self._arrays['bases'])
 
   def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Counts the distinct fields of a slot in a chunk.
+    """Counts the distinct fields of a slot in a chunk, much faster than by gathering samples.
 
-    A field is all features of a sample in a slot. This is much faster than gathering samples.
+    A field is what a slot holds in one sample: no feature, one or several.
 
     Returns:
       For each of the C distinct fields: the number of samples that have it, int64 [C]; and the
-      number of its features, int64 [C]. Then the keys of all these features, int64, field by field.
+      number of its features, int64 [C]. Last, the keys of these features, int64, field by field.
     """
     codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
     samples = np.bincount(codes)
@@ -201,7 +201,7 @@ class PreparedPass:
   def sole_labels(self) -> list[float | None]:
     """Returns, for each task, the label that all samples have; blank labels do not count.
 
-    It is None for a task whose labels differ, or that has none.
+    It is None for a task whose labels differ or are all blank.
     """
     if not self.num_samples:
       return [None] * self._label.shape[1]
@@ -301,7 +301,11 @@ class PreparedPass:
     return samples_at
 
   def gather(self, samples: np.ndarray) -> SlotBatch:
-    """Returns a batch of the samples at these indices of the pass, integers [B], in their order."""
+    """Returns a batch of samples.
+
+    Args:
+      samples: the indices of the samples in the pass, integers [B]; the batch has the same order.
+    """
     try:
       features = self._samples.gather(samples)
       label = self._label[samples].astype(np.float32)
@@ -316,7 +320,10 @@ class PreparedPass:
       self._check_sizes()
 
   def _check_sizes(self) -> None:
-    """Raises BadPass if the size of a mapped file has changed; a lost part may read as zeros."""
+    """Raises BadPass if the size of a mapped file has changed.
+
+    Without this check, a part that was cut off might be read as zeros.
+    """
     for file, at_open in self._files.items():
       try:
         now = os.stat(file)

@@ -76,7 +76,7 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
 
 
 def _columns(parsed: Parsed) -> list[str]:
-  """Returns the names of the arrays in `parsed`, without `keys` and those that are None."""
+  """Returns the names of the arrays in `parsed`, except `keys` and arrays that are None."""
   return [name for name in (*OF_SAMPLES, 'values') if getattr(parsed, name) is not None]
 
 
@@ -130,9 +130,9 @@ def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class Writer:
   """Writes a prepared pass, CHUNK samples at a time, in a thread of its own.
 
-  The files do not depend on how the samples are divided into blocks, except for the texts of
-  features (data.keep_texts), which each block repeats. Call `close` at the end, or `stop` to give
-  up.
+  The division of samples into blocks does not change the files, except the texts of features
+  (data.keep_texts): each block writes its own texts, so a text may occur several times. Call
+  `close` at the end, or `stop` to give up.
   """
 
   def __init__(self, directory: str, cfg: config.Config):
@@ -180,7 +180,7 @@ class Writer:
   def append(self, prepared: PreparedPass) -> None:
     """Appends the samples of a prepared pass, which must have the same schema.
 
-    If no earlier samples wait to fill a chunk, its full chunks are copied as they are.
+    Its full chunks are copied unchanged if no earlier samples wait for their chunk to become full.
     """
     samples = prepared.num_samples
     copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
@@ -200,9 +200,10 @@ class Writer:
       self._writing.popleft().result()
 
   def _copy(self, prepared: PreparedPass, samples: int, features: int) -> None:
-    """Appends the first `samples` samples of a pass, which must be full chunks.
+    """Copies full chunks of a prepared pass.
 
     Args:
+      samples: the number of samples to copy, from the first on; a multiple of CHUNK.
       features: how many features these samples have.
     """
     arrays = prepared.chunks(samples // CHUNK)

@@ -1,9 +1,9 @@
 """Writes a click log whose true probabilities are known: `python -m trainer.synthesize --out DIR`.
 
-DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json. This has the AUC
-and logloss of the true probabilities of each file, which a model can beat only by chance; and the
-true importance of each slot: how much worse AUC and logloss become on the test day if the slot's
-values are exchanged between samples.
+DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json. truth.json has the
+AUC and logloss of the true probabilities for each file. A model can beat them only by chance. It
+also has the true importance of each slot: how much worse AUC and logloss become on the test day if
+the slot's values are exchanged between samples.
 
 The logit of a click is
 
@@ -119,7 +119,8 @@ class World:
     """Draws the items that are born on a day.
 
     Returns:
-      born, weight, pace, category, tags, bias, price and own factors, each [count] or [count, …].
+      For each item: the day of its birth, its initial popularity, the days in which that falls to
+      1/e, category, tags, bias, price and own factors; each [count] or [count, …].
     """
     rng = self._rng(1, day)
     tags = rng.integers(0, TAGS, [count, MAX_TAGS])
@@ -273,9 +274,11 @@ class World:
 
 
 def best_reachable(probability: np.ndarray, click: np.ndarray) -> dict[str, float | None]:
-  """Returns samples, ctr (the click rate), and auc and logloss of the true probabilities.
+  """Returns the metrics of a model that predicts the true probabilities.
 
-  The auc is None if all clicks are equal.
+  Returns:
+    samples, their number; ctr, the click rate; auc, None if all samples are clicked or none is; and
+    logloss.
   """
   clicks = int(click.sum())
   others = len(click) - clicks

@@ -70,8 +70,8 @@ class _Waiting(NamedTuple):
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
 
-  Requests that arrive while others are scored are then scored together, in one batch, because most
-  of the cost of a small request does not depend on its size.
+  Requests that arrive while others are scored wait, and are then scored together in one batch. This
+  saves time, because most of the cost of a small request does not depend on its size.
 
   Args:
     service: computes the scores, or finds items.

@@ -175,10 +175,12 @@ class MemoryStore(VersionedStore):
 
 
 def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:
-  """Returns the items of the version that `exports` lead to; None if its model has no items.
+  """Applies exports to the items of an earlier version, and returns the new items.
 
   Args:
     before: the items before the first export; None if that export is a base.
+  Returns:
+    The items; None if the model has none.
   """
   for export in exports if exports[-1].has_items else ():
     if export.begins_chain:

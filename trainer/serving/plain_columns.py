@@ -35,8 +35,7 @@ class PlainColumns:
   def reads(cfg: config.Config) -> bool:
     """Returns whether this class can read requests for a config.
 
-    It cannot if a column is computed from others or never read, if features have values, or with
-    model.retrieval.
+    It cannot if a column has `from`, if features have values, or if the config has model.retrieval.
     """
     slots = cfg.data.slots
     return not (
@@ -84,7 +83,7 @@ class PlainColumns:
   def _keys(
     self, columns: Mapping[str, Sequence[Json]], size: int
   ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns keys and segments, as SlotBatch has them; None if this class cannot read a value."""
+    """Returns `keys` and `segments` of a SlotBatch; None if this class cannot read a value."""
     texts, fields = [], len(self._slots)
     counts = np.ones([fields, size], np.int64)
     for f, slot in enumerate(self._slots):

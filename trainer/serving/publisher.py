@@ -103,8 +103,9 @@ class Publisher:
 def pending(directory: str, held: Version | None) -> list[RowExport]:
   """Returns the exports to apply to a store, oldest first, to bring it to the newest version.
 
-  They are the exports after the store's version, or a new base and its deltas. There are none if
-  the store holds the newest version, or if the newest version builds on a withdrawn export.
+  They are the exports after the store's version, or a new base and its deltas. The list is empty if
+  the store holds the newest version, or if a rollback withdrew an export on which that version
+  builds.
 
   Args:
     held: the version in the store; None: it is empty.

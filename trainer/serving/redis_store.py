@@ -117,7 +117,7 @@ class RedisStore(VersionedStore):
         self._sweep(generation)
 
   def _sweep(self, generation: int) -> None:
-    """Deletes the rows of earlier generations, also of bases that were not written completely."""
+    """Deletes the rows of all earlier generations, including bases that were never completed."""
     current = _prefix(generation)
     with self._redis.pipeline(transaction=False) as pipeline:
       for names in _batches(self._redis.scan_iter(_ROW + b'*', count=_KEYS_AT_ONCE)):

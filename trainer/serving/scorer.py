@@ -61,7 +61,7 @@ class Scorer:
 
   Args:
     text: the resolved config of an export, as YAML.
-    own_layers: dotted paths of layers that the config may import beside those built in.
+    own_layers: dotted paths of layers that are not built in, but that the config may import.
 
   Attributes:
     retrieval: the config's model.retrieval; if it is not None, the columns are those of a query.
@@ -325,7 +325,7 @@ class Scorer:
     return Scores(outputs, self._unknown(keys[~rows.present]))
 
   def _unknown(self, keys: np.ndarray) -> dict[str, int]:
-    """Returns {slot: how many of the keys belong to it}."""
+    """Counts the keys of features without a row, {slot: number of its keys}."""
     counts = np.bincount(keys >> HASH_BITS)
     return {self._slot_names[s]: int(counts[s]) for s in np.flatnonzero(counts).tolist()}
 

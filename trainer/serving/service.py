@@ -17,7 +17,7 @@ from trainer.serving.versioned_store import Version, VersionedStore, VersionGone
 
 
 class NotAnswered(UserError):
-  """A request for scores to a model that finds items (model.retrieval), or the other way round."""
+  """A request for scores, but the model finds items; or a request for items, but it does not."""
 
   status = 404
 
@@ -51,7 +51,7 @@ class Service:
   Args:
     store: the store that holds the model.
     advance: called before each refresh to update the store; None: another process updates it.
-    own_layers: dotted paths of the layers that a model may import, beside those built in.
+    own_layers: dotted paths of layers that are not built in, but that a model may import.
   """
 
   def __init__(
@@ -114,7 +114,7 @@ class Service:
       request: its columns are those of queries.
       k: how many items to find for each query.
       seen: for each query, the items to leave out; None: the items in its histories.
-      candidates: how many items to find if this is more than k; at most all items are found.
+      candidates: if larger than k, how many items to find instead; at most all items are found.
     Raises:
       BadRequest: for a client's mistake, such as a k above the number of items.
       NotAnswered: if the run has no model.retrieval.
@@ -187,8 +187,8 @@ class Service:
     """Switches to the version that the store holds now.
 
     Args:
-      gone: the served version that the caller did not find in the store any more. If another
-        thread has already switched to a newer one, nothing is done. None: switch in any case.
+      gone: a served version that a request no longer found in the store. If another thread has
+        replaced it already, nothing is done. None: no request found a version gone.
     Raises:
       UserError: if the store cannot be read, or holds no valid model; the earlier version is still
         served.
@@ -234,7 +234,10 @@ class Service:
       raise
 
   def follow(self, stop: threading.Event, seconds_between_looks: float) -> None:
-    """Calls `refresh` again and again until `stop` is set; logs an error unless it repeats."""
+    """Calls `refresh` again and again until `stop` is set.
+
+    If it fails, the error is logged; an error that repeats is logged only once.
+    """
     while not stop.is_set():
       try:
         self.refresh()

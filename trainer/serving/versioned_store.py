@@ -36,8 +36,8 @@ class Version(NamedTuple):
     export: the name of the last export.
     checksum: the checksum of that export's manifest; exports of other runs may have the same name.
     done_at: when that export was written, in seconds as time.time() counts them.
-    withdrawn: after a rollback to this version, the checksum of the export that was the newest at
-      that moment. Exports that build on the withdrawn one are not applied.
+    withdrawn: None, except after a rollback to this version. Then it is the checksum of the newest
+      export at that moment. Exports that build on that one are not applied.
     left_out: a sentence about features that the export lacks, or has with older values; None if
       there are none.
   """

@@ -43,9 +43,9 @@ class Features(NamedTuple):
   counts: np.ndarray | None  # int64 [n]; None: each record has one, or none (NO_FEATURE)
 
   def by_record(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the hashes of all records' features, int64 [m], and each record's number of them.
+    """Returns the hashes of all records' features, int64 [m], and how many each record has, [n].
 
-    The numbers are int64 [n]. NO_FEATURE is left out.
+    NO_FEATURE is not among the hashes.
     """
     if self.counts is not None:
       return self.hashes, self.counts
@@ -80,7 +80,10 @@ class ArrowReader:
     self._results: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':
-    """Returns a reader for the made column `own`; it shares the results of this reader."""
+    """Returns a reader for the computation of the made column `own`.
+
+    For this reader, the name `own` means the log's column. The two readers share results.
+    """
     reader = copy.copy(self)
     reader._own = own
     return reader
@@ -102,7 +105,7 @@ class ArrowReader:
     self._drop(wrong, 'made', column, wanted + of_own)
 
   def _is_made(self, name: str) -> bool:
-    """Returns whether this reader resolves `name` to a made column, not to a column of the log."""
+    """Returns whether `name` means a made column for this reader, and not a column of the log."""
     return name in self._made and name != self._own
 
   def _array(self, name: str) -> tuple[pa.Array, str, list[str]]:
@@ -164,7 +167,7 @@ class ArrowReader:
     return self.once(('texts', name, self._is_made(name)), read)
 
   def _slot(self, name: str, column: str) -> config.Slot:
-    """Returns the slot `name`; if there is none, a slot that reads `column` unsplit."""
+    """Returns the slot `name`; without one, a slot in which each value of `column` is a feature."""
     slots = (s for s in self._data.slots if s.name == name and s.name != self._own)
     return next(slots, config.Slot(name=column))
 

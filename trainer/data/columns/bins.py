@@ -15,7 +15,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 @functools.cache
 def _log_squared() -> np.ndarray:
-  """Returns the lower bounds of the bins for `log_squared` in the config, without the first bin's.
+  """Returns the boundaries of the bins that the config calls `log_squared`.
 
   They are 0, 1, 2, the least float32 above 2, and each x > 1 at which ln²x is 1, 2, 3, …
   """

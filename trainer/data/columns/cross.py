@@ -1,8 +1,9 @@
 """Computes crosses: columns with a feature for each combination of the features of other columns.
 
-A combination is an integer. h begins at 0; each column in order changes it to (h·M + hash of its
-feature) mod 2^63, with a constant M. The slot hashes the result like any integer. The combinations
-of a sample follow the order of its features; the last column changes fastest.
+A combination is hashed to an integer h. It begins at 0. Each column, in order, replaces it by
+(h·M + hash of the column's feature) mod 2^63, with a constant M. The slot hashes the last h like
+any integer. The combinations of a sample follow the order of its features; the feature of the last
+column changes fastest.
 """
 
 import functools
@@ -28,9 +29,9 @@ _POSITIVE = 2**63 - 1
 
 
 def feature_of(text: str, made: config.SlotCross) -> str:
-  """Returns the text that the slot hashes for a combination that people write as 'a × b'.
+  """Converts a combination, written as 'a × b', to the text that the slot hashes.
 
-  A text that has another number of parts is returned as it is.
+  A text is returned unchanged if it does not have one part for each column of the cross.
   """
   parts = text.split(BETWEEN)
   if len(parts) != len(made.cross):
@@ -39,7 +40,7 @@ def feature_of(text: str, made: config.SlotCross) -> str:
 
 
 def shown(made: config.SlotCross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
-  """Returns, for each combination in all records, the text that is hashed, and 'a × b' to show."""
+  """Returns two texts for each combination in all records: the hashed one, and 'a × b' to show."""
   by_record = [reader.features(name).by_record() for name in made.cross]
   parts, _ = _parts(by_record, made.most, np)
   texts = []
@@ -61,11 +62,12 @@ def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
 def _parts(
   columns: list[tuple[TensorLike, TensorLike]], most: int, xp: ModuleType
 ) -> tuple[list[TensorLike], TensorLike]:
-  """Combines the features of each record; leaves out combinations after the first `most`.
+  """Combines the features of each record.
 
   Args:
     columns: for each column, the hashes of the features of all records, int64 [m], and how many of
       them each record has, int64 [n].
+    most: how many combinations of a record to keep, the first ones.
     xp: NumPy or TensorFlow.
   Returns:
     For each column, the hash of its feature in each of the c combinations of all records, int64

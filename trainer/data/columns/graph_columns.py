@@ -112,15 +112,16 @@ class GraphFeatures(NamedTuple):
 def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """Repeats the features of a column that has one sample, so that each of B samples has them.
 
-  So the features of one user are hashed and looked up once, however many items are scored. The
-  features of a column that has B samples stay as they are.
+  Thus the features of one user are hashed only once, however many items are scored. The features of
+  a column with B samples are not repeated.
 
   Args:
     samples: int64 [n], the sample of each feature.
     length: int64 [], the number of samples that the column has: B or 1.
     size: int64 [], B.
   Returns:
-    For each of the m features after repetition: its index among the n, and its sample; int64 [m].
+    For each of the m features after repetition: the index of the original feature, and the sample;
+    int64 [m] each.
   """
   count, times = tf.size(samples, tf.int64), tf.where(tf.equal(length, 1), size, 1)
   places = tf.tile(tf.range(count), [times])
@@ -163,7 +164,7 @@ class GraphReader:
     self._results: dict[str, GraphColumn] = {}
 
   def _read(self, name: str) -> tuple[GraphColumn, list[str]]:
-    """Returns a column, made or of the log, and its texts that stand for a missing value."""
+    """Returns a column, which is made or from the log, and its texts for a missing value."""
     if name not in self._made or name == self._own:
       return self._log[self._data.log_column(name)], self._data.missing_values
     if name not in self._results:

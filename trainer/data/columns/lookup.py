@@ -30,9 +30,11 @@ def encoded(table: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Decodes what `encoded` returned: the hashes of the keys, int64, ascending, and their values.
+  """Decodes the `content` of a look-up table.
 
-  One more hash, above all others, has the value ''. The search for an unknown key ends there.
+  Returns:
+    The hashes of the keys, int64, ascending, and the value of each. The last hash is above all
+    others and has the value ''; the search for an unknown key ends there.
   """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))

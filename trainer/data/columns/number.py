@@ -1,4 +1,7 @@
-"""Computes slots of one feature, whose value x_i is a number; no feature if it is missing."""
+"""Computes slots with one feature, whose value x_i is a number from the log.
+
+Where the number is missing, the sample has no feature.
+"""
 
 import numpy as np
 import pyarrow as pa

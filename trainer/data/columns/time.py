@@ -1,7 +1,7 @@
 """Computes parts of a time, such as the hour, on the clock of a time zone.
 
-Arithmetic is in int64, with operators that NumPy arrays and tensors share. A time zone is a table
-of its offsets from UTC and of when each begins, made with Python's `zoneinfo`.
+Arithmetic is in int64, with operators that NumPy arrays and tensors share. A time zone is a table,
+made with Python's `zoneinfo`: it has each UTC offset of the zone, and the time when it begins.
 """
 
 import datetime
