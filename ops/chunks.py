@@ -1,8 +1,8 @@
 """Checks, writes and reads chunks, the parts in which a feature table is exported.
 
-A chunk holds some of a table's features, ordered by the table's shards, as {column: array}. It has
-the `COLUMNS`, and either a `checksum` or the columns that a `RowStore` adds. (A chunk of a prepared
-pass is something else.)
+A chunk is a dict {column: array} of some of a table's features, ordered by the table's shards. It
+has the `COLUMNS`. A chunk of a `RowStore` has more columns; any other chunk has a `checksum`. (A
+chunk of a prepared pass is something else.)
 """
 
 import os

@@ -70,14 +70,14 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
   """Finds the sort key that divides the best `capacity` features from the others.
 
   A sort key is a number of nine 16-bit digits; a better feature has a higher one. The sort key is
-  found digit by digit (radix selection).
+  found digit by digit (radix selection), until its digits alone divide the features.
 
   Args:
     capacity: the number of features to keep.
     histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
   Returns:
-    int32 [d], the first d digits of the lowest sort key to keep, only as many as needed. Features
-    whose first d digits are lower than these are to be evicted. Empty if all features are kept.
+    int32 [d], the first d digits of the lowest sort key to keep. Features whose first d digits are
+    lower than these are to be evicted. Empty if all features are kept.
   """
   cut, wanted = [], capacity
   while True:
@@ -244,7 +244,7 @@ class FeatureLifecycle:
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
-    """Called with the keys of evicted features, which it returns. Subclasses delete their rows."""
+    """Deletes the rows of evicted features in a subclass that keeps rows; returns the keys."""
     return keys
 
   def clear(self) -> None:

@@ -55,7 +55,11 @@ class PoolLayout:
     }
 
   def by_table(self, tensors: Iterable[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Groups tensors, one for each part of each table, into a list for each table."""
+    """Groups tensors by table.
+
+    Args:
+      tensors: one for each FactorPart of each table, in order.
+    """
     tensors = iter(tensors)
     return [[next(tensors) for _ in of_table] for of_table in self.parts]
 
@@ -64,7 +68,7 @@ class Pooled(NamedTuple):
   """Slot sums of B samples. Tensors that the PoolLayout does not request have 0 rows.
 
   Σ runs over the features of a slot or sample: x is a feature's value, w its linear weight, and v
-  its factors. A list of lists has an inner list for each table, with a tensor for each part.
+  its factors. A list of lists has an inner list for each table, with a tensor for each FactorPart.
   """
 
   linear: tf.Tensor  # float32 [B, F]: Σ x·w

@@ -170,11 +170,13 @@ def row_defaults(
 
   Only the preset `tuned` depends on batch_size, width and slots. Gradients are means over the
   batch, so a rare feature has a larger gradient in a smaller batch. The preset scales clip, epsilon
-  and initial_accumulator in proportion. If an optimizer's steps are proportional to gradients, its
-  learning rate is scaled inversely. It is also lowered for rows of more than 8 weights, so that a
-  step on such a row is as long as one on 8 weights. The first steps of the other optimizers are
-  about as long as the learning rate, and those of a sample's slots add up, so it is lowered for
-  more than TUNED_SLOTS slots (docs/quality.md).
+  and initial_accumulator to match.
+
+  There are two rules for the learning rate (docs/quality.md). Steps may be proportional to
+  gradients. Then the rate is scaled inversely to them. It is also lowered for rows of more than 8
+  weights, so that a step on such a row is as long as one on 8 weights. Otherwise the first steps
+  are about as long as the rate, and the steps of a sample's slots add up. Then the rate is lowered
+  for more than TUNED_SLOTS slots.
 
   Args:
     kind: a key of ROW_OPTIMIZERS.

@@ -84,10 +84,10 @@ class Run:
       return np.concatenate(list(predictions(run, prepared)))
 
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
-    """Returns the best k items of each sample. Only for a run with model.retrieval.
+    """Returns the best k items for each sample. Only for a run with model.retrieval.
 
-    Columns: sample (from 0, in input order), item and score, the best first. Items that the
-    sample's user has as positives in data.train or data.valid are left out.
+    Columns: sample (from 0, in input order), item and score, the best first. Items for which the
+    sample's user has a positive label in data.train or data.valid are left out.
 
     Args:
       data: as for `evaluate`; only the columns of queries and data.group are read.
@@ -120,8 +120,8 @@ class Run:
 
     There is a row for each slot and dense column, the most important first. Columns: auc_worse_by,
     auc_plus_minus, logloss_worse_by and logloss_plus_minus; for squared error, rmse_worse_by and
-    rmse_plus_minus. A plus_minus is half of the 95 % interval of the worse_by before it. If it is
-    larger than that worse_by, the effect may be chance.
+    rmse_plus_minus. A plus_minus is half the width of the 95 % interval of its worse_by. If it is
+    the larger of the two, the effect may be chance.
 
     Args:
       data: as for `evaluate`.

@@ -87,7 +87,7 @@ def main() -> int:
 
 
 def _tell(per_rank: Sequence[Sequence[Check]]) -> None:
-  """Prints a line for each check, with the worst result of all ranks; or all results as JSON."""
+  """Prints a line for each check, with the worst result of all ranks; with --json, all results."""
   if JSON.value:
     print(json.dumps({'ranks': [[c._asdict() for c in checks] for checks in per_rank]}), flush=True)
     return
@@ -157,7 +157,7 @@ def _threads(here: runtime.Runtime) -> Check:
 
 
 def _cgroup(name: str) -> list[str]:
-  """Returns the words in a file with a limit of this container; [] if there is no such file."""
+  """Returns the words in a file of this container's cgroup, such as a limit; [] if none."""
   try:
     with open(f'/sys/fs/cgroup/{name}', encoding='utf-8') as f:
       return f.read().split()

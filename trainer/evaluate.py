@@ -62,10 +62,10 @@ def main() -> None:
 
 
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:
-  """Yields pairs (run, names in --by); one evaluation of the run gives the slices of these names.
+  """Yields pairs of a run and some of the names in --by; evaluating the run gives their slices.
 
-  The first pair has all slots. Each other column has a pair of its own, because it is read as
-  data.group. PASS is left out.
+  All slots are in the first pair. Each other column has a pair of its own, because the pair's run
+  reads it as data.group. PASS is left out.
   """
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared
@@ -88,7 +88,7 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
 
 
 def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[JsonObject]]:
-  """Returns {PASS: the metrics of each pass, in order}; {} unless --by names PASS."""
+  """Returns {PASS: the metrics of each pass, in order}; {} if --by does not name PASS."""
   from trainer.training.slices import ALL, OTHER, slices
 
   if PASS not in BY.value or any(slot.name == PASS for slot in run.cfg.ordered_slots):
@@ -106,7 +106,12 @@ def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[J
 
 
 def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject]:
-  """Returns rows of metrics in which `value`, the text in `values`, replaces `key`."""
+  """Replaces the field `key` of each row by a field `value`, the text of the key.
+
+  Args:
+    rows: the metrics of slices.
+    values: {key: text}; for a key without a text, `value` is 'key KEY'.
+  """
   names = [values.get(row['key'], f'key {row["key"]}') for row in rows]
   return [{'value': n} | {f: row[f] for f in row if f != 'key'} for n, row in zip(names, rows)]
 

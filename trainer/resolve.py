@@ -45,7 +45,10 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
 
 
 def explained(cfg: config.Config) -> str:
-  """Returns a config as YAML with a comment on each key, and with the dtype that its run chose."""
+  """Returns a config as YAML with a comment on each key.
+
+  The comment on train.dense_dtype names the dtype that the run has chosen, if there is a run.
+  """
   path, notes = os.path.join(cfg.run_dir, 'dense_dtype'), {}
   if cfg.train.dense_dtype != 'float32' and os.path.exists(path):
     with open(path, encoding='utf-8') as f:

@@ -284,8 +284,10 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
 
 
 def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
-  """Returns the GPU that this rank uses; None if `gpus`, those of the host, is empty.
+  """Returns the GPU that this rank uses; None if the host has no GPUs.
 
+  Args:
+    gpus: the GPUs of the host.
   Raises:
     UserError: if the host has fewer GPUs than ranks.
   """

@@ -116,7 +116,8 @@ def _serve(runs: Sequence[_Run]) -> int:
   """Serves until a signal ends it; returns the exit status.
 
   Args:
-    runs: the run of --run_dir, then that of --retrieve_run_dir if given; [] for --store.
+    runs: the run of --run_dir and, with --retrieve_run_dir, a second run, which finds items. [] for
+      --store.
   """
   try:
     from trainer.serving import http

@@ -110,7 +110,7 @@ def _ends() -> np.ndarray:
 
 
 def _by_time(name: str) -> tuple[Split, list[str]]:
-  """Returns a function that splits the log by time, and a text on the times of each split.
+  """Returns a function that splits the log by time, and a text for each split about its times.
 
   The function must be called with each part of the log, in order. It returns the index in SPLITS of
   each row. Rows of the same time are in the same split.

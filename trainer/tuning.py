@@ -161,9 +161,10 @@ def _distribution(key: str, values: Choices | Range) -> BaseDistribution:
 
 
 def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> optuna.Study:
-  """Opens the study in its folder; a new study begins with a trial of the config's own settings.
+  """Opens the study in its folder, or makes a new one.
 
-  Trials that were running when an earlier search was killed are run again.
+  A new study begins with a trial of the config's own settings. If an earlier search was killed, the
+  trials that were running then are run again.
   """
   backend = optuna.storages.journal.JournalFileBackend(os.path.join(setup.folder, 'study.log'))
   study = optuna.create_study(
@@ -206,7 +207,7 @@ def _holds(of: BaseDistribution, value: Json) -> bool:
 
 
 def _ask(setup: _Search, study: optuna.Study, distributions: Distributions) -> optuna.Trial | None:
-  """Starts a trial with settings that no other trial had; returns None if none are found."""
+  """Starts a trial with settings that no other trial had; returns None if the draws find none."""
   done = _done(study)
   tried = [_settings(trial.params) for trial in done]
   sampler = study.sampler
@@ -278,10 +279,7 @@ def _run(setup: _Search, trial: optuna.Trial) -> tuple[TrialState, float | None]
 
 
 def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
-  """Returns a run's evaluations on data.valid, one row after each epoch.
-
-  Evaluations without the metric are left out.
-  """
+  """Returns the evaluations of a run on data.valid that have the metric, a row for each epoch."""
   from trainer.reporting.events import read_events
 
   columns = list(dict.fromkeys(['split', metric, 'auc', 'ctr', 'examples']))

@@ -46,7 +46,8 @@ def close(cfg: config.Config, run_dir: str) -> None:
   """Prints the closing table and writes report.html; only process 0 calls it.
 
   Args:
-    run_dir: how the run_dir is shown: its URL if `cfg.run_dir` is the local copy of a bucket's.
+    run_dir: the run_dir to show to the user: a URL if the run_dir is in a bucket. `cfg.run_dir` is
+      then the local copy.
   """
   run = read_run(cfg.run_dir)
   for of_task in run.by_task():
@@ -141,10 +142,13 @@ def print_table(run: RecordedRun) -> None:
 
 
 def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
-  """Yields the lines below the table: the state kept, metrics, findings, files, what to do next.
+  """Yields the lines below the closing table.
+
+  They say which state is kept for prediction, its metrics on data.test, what looks wrong, the sizes
+  of the files, and which commands may come next.
 
   Args:
-    run_dir: how the run_dir is shown.
+    run_dir: the run_dir as it is shown to the user.
   """
   decides = run.deciding
   if (best := decides.best) is not None:

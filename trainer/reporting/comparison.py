@@ -18,8 +18,8 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   """Returns a table with a row for each run, and sentences that say how to read it.
 
   The metrics are of the state that each run kept for prediction, on the first of the splits test,
-  valid and next (progressive validation) that all runs have. With several tasks, they are of the
-  task whose metric chose the best epoch. Differences are a run's metric minus the first run's.
+  valid and next (progressive validation) that all runs have. If a run has several tasks, they are
+  of the task that chose its best epoch. Differences are a run's metric minus the first run's.
   """
   decided = [run.deciding for run in runs]
   split = next((s for s in ('test', 'valid', 'next') if all(s in r.scores for r in decided)), None)

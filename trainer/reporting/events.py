@@ -36,9 +36,9 @@ class EventLog:
 
   Args:
     active: whether this process writes; only the first process of a job does.
-    keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Later
-      events are removed, except those in OF_THE_JOB, because their work is repeated. None: keep
-      all events.
+    keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Events
+      after it are removed, because the run repeats that work. Only events in OF_THE_JOB are kept.
+      None: all events are kept.
 
   Attributes:
     troubles: a line for the user for each failure to write.
@@ -94,14 +94,16 @@ class EventLog:
 
   @property
   def position(self) -> int:
-    """The size of metrics.jsonl after the last write, in bytes; 0 if this process writes none."""
+    """The size of metrics.jsonl in bytes after the last write; 0 if this process does not write."""
     return self._file.tell() if self._file is not None else 0
 
   def _cut(self, keep_bytes: int | None) -> None:
     """Removes the lines after the first `keep_bytes` bytes, but keeps the events in OF_THE_JOB.
 
+    Args:
+      keep_bytes: as in the constructor.
     Raises:
-      OSError: if no line ends at this byte, because then the file was changed.
+      OSError: if no line ends at this byte. Then something else has changed the file.
     """
     size = self._file.tell()
     if keep_bytes is None or size == keep_bytes:

@@ -177,7 +177,10 @@ def roc(run: RecordedRun) -> go.Figure | None:
 
 
 def lift(run: RecordedRun) -> go.Figure | None:
-  """Draws the lift: the click rate of the highest predictions divided by that of all samples."""
+  """Draws the lift over the share of the samples, from the highest predictions on.
+
+  It is the click rate of these samples divided by the click rate of all samples.
+  """
   figure = new_figure('share of the samples', 'times the click rate')
   for split, table in of_scores(run, 'ranking').items():
     if table:

@@ -153,10 +153,11 @@ def faults(run: RecordedRun) -> list[str]:
 
 
 def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
-  """Returns a table of one field of the slots' statistics, from all events of one kind.
+  """Returns a table of one statistic of slots: a row for each event, a column for each slot.
 
-  Events are rows and slots are columns. Events without statistics of slots, and slots without the
-  field, are left out.
+  Args:
+    event: the kind of events to take; those without statistics of slots are left out.
+    field: the name of the statistic. Slots without it are left out.
   """
   of_slots = run.of(event)['slots'].dropna()
   rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
@@ -164,9 +165,9 @@ def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
 
 
 def of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, Json]]:
-  """Returns {split: value of a field} from the evaluations of the state kept for prediction.
+  """Returns a field of the evaluations of the state kept for prediction, {split: value}.
 
-  Splits in which the value is no dict are left out.
+  Only values that are dicts are returned.
   """
   return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
 
@@ -312,7 +313,7 @@ def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
 
 
 def worse_than_constant(values: Mapping[str, Json]) -> str | None:
-  """Returns a text if the model is worse than predicting the mean label always; else None."""
+  """Returns a text if predicting the mean label for every sample would be better; else None."""
   for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
     value, base = values.get(metric), values.get(f'base_{metric}')
     if value is not None and base is not None and value > base:
@@ -344,7 +345,10 @@ def _constant(run: RecordedRun) -> Iterator[str]:
 
 
 def _better_logloss(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence if an epoch has a like AUC and a clearly better logloss than the kept one."""
+  """Yields a sentence if another epoch has a clearly better logloss than the kept one.
+
+  The AUC of that epoch must be as high as the kept one's, up to chance.
+  """
   run = run.deciding
   kept, valid = run.best, run.evaluated('valid')
   if kept is None or run.metric != 'auc' or not (interval := auc_interval_of(kept)):
@@ -408,9 +412,9 @@ def _unique_values(run: RecordedRun) -> Iterator[str]:
 
 
 def kept_slots(run: RecordedRun) -> dict[str, dict]:
-  """Returns {slot: statistics of its rows} in the state kept for prediction.
+  """Returns statistics of each slot's rows in the state kept for prediction, {slot: {name: value}}.
 
-  `shows` is divided by the number of epochs. The result is {} before the first pass is trained.
+  `shows` is the number for one epoch. The result is {} before the first pass is trained.
   """
   trained = run.of_kept('train')
   statistics = trained['slots'].dropna()

@@ -62,7 +62,10 @@ class Inspection:
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
   def rows(self, shards: range = _ALL) -> Iterator[Chunk]:
-    """Yields the blocks with rows of these logical shards, some of which also have other rows."""
+    """Yields the chunks of the checkpoint that have rows of these logical shards.
+
+    A chunk may also have rows of other shards.
+    """
     return checkpoint.read_rows(self.path, self._manifest, shards)
 
   def _widths(self) -> dict[str, int]:
@@ -150,7 +153,7 @@ class Inspection:
     return texts
 
   def feature(self, slot: str, text: str) -> JsonObject:
-    """Returns what the checkpoint has of a feature; `known` is False if it has no such row.
+    """Returns what the checkpoint has of a feature; `known` is False if it has no row for it.
 
     Args:
       text: the feature's value, as written in the log; for a cross its parts, 'a × b'.
@@ -226,9 +229,9 @@ class Inspection:
   def against(self, other: 'Inspection') -> pd.DataFrame:
     """Compares this checkpoint with another, and returns a table with a row for each slot.
 
-    Columns: only_here, only_there and in_both, the numbers of features that one or both checkpoints
-    have; mean_change_of_linear, the mean absolute difference of linear weights, over the features
-    in both.
+    Columns: only_here, only_there and in_both, the numbers of features in this checkpoint alone, in
+    the other alone, and in both; mean_change_of_linear, the mean absolute difference of the linear
+    weights of the features in both.
     """
     ids = self.cfg.own_slot_ids()
     sums = np.zeros([max(ids.values()) + 1, 4])

@@ -31,7 +31,10 @@ def clicks_of(values: Mapping[str, Json]) -> float | None:
 
 
 def half_interval(values: Mapping[str, Json]) -> float | None:
-  """Returns half the width of the 95 % interval of the AUC; None if unknown or clicks are many."""
+  """Returns half the width of the 95 % interval of the AUC, to be shown behind it as ±.
+
+  Returns None if it is unknown, or if there are at least FEW_CLICKS clicks.
+  """
   clicks, interval = clicks_of(values), auc_interval_of(values)
   if interval is None or clicks >= FEW_CLICKS:
     return None

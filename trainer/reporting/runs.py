@@ -107,10 +107,10 @@ class RecordedRun:
 
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
-    """{split: evaluation} of the state kept for prediction, for valid and test.
+    """The evaluations of the state kept for prediction, {split: evaluation}.
 
-    A run without both has {'next': the evaluation of the last pass before it was trained on}, or {}
-    if it evaluated no pass.
+    The splits are valid and test, or one of them. If the run has neither, the split is 'next': the
+    last pass, evaluated before the model trained on it. {} if the run evaluated nothing.
     """
     evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
     last = {split: rows.iloc[-1] for split, rows in evaluated.items() if len(rows)}

@@ -61,8 +61,8 @@ def funnel(run: RecordedRun) -> go.Figure | None:
 def unknown(run: RecordedRun) -> go.Figure | None:
   """Draws the share of samples with a feature unknown to the model, by slot and evaluation.
 
-  The evaluations are those of passes before they were trained on or, if there are none, those of
-  the state kept for prediction.
+  The evaluations are of passes before the model trained on them. If there are none, they are of the
+  state kept for prediction.
   """
   shares = table_by_slot(run, 'eval', 'unknown')
   if not len(shares):

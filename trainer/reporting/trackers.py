@@ -150,7 +150,7 @@ class InBackground:
       self._calls.put_nowait(action)
 
   def close(self, status: str, is_waiting: Callable[[], None]) -> None:
-    """Uploads the files of the run, ends the run in the tracker, and waits for both.
+    """Uploads the files of the run, ends the run in the tracker, and waits until both are done.
 
     Args:
       status: the status of the run: 'finished' if it has trained everything.
