@@ -168,7 +168,8 @@ class FeatureLifecycle:
     Args:
       keys: int64 [n].
       shows: float64 [n], finite, >= 0.
-      clicks: float64 [n], finite, >= 0, at most shows unless shows is 0 (a click that comes late).
+      clicks: float64 [n], finite, >= 0, at most shows. Where shows is 0, any number is allowed: the
+        clicks came late.
       slots: int64 [n] in [0, 2047], for created features. None: bits 52 to 62 of the key.
     Returns:
       bool [n], whether the feature is admitted afterwards.
@@ -205,8 +206,8 @@ class FeatureLifecycle:
 
     Args:
       all_reduce: a function that sums an int64 array over all processes that hold parts of one
-        table. The capacity then bounds the whole table; the features kept are those that one
-        process with the whole table would keep. Eager only.
+        table. The capacity is then that of the whole table: the same features are kept as if one
+        process held it. Eager only.
     Returns:
       int64 [m], the keys that this process has deleted.
     """

@@ -87,8 +87,8 @@ def sum_gradients(
 
   Args:
     buffer: [m], the blocks of all processes, one after another.
-    counts: int32 [N], for how many keys each process sent gradients.
-    offsets: int32 [u + 1], `PulledRows.offsets` of the owner's pull.
+    counts: int32 [N], how many keys each process sent gradients for.
+    offsets: int32 [u + 1], where each key's factors begin, as in the `PulledRows` of this owner.
     deduped: what `dedupe` returned for the keys of all processes, one process after another.
   Returns:
     The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]], for the u

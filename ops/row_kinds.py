@@ -72,8 +72,8 @@ class RowKind:
     presets: {name of a preset: {hyperparameter: its default there}}.
     state_per_weight: how many floats of state each weight has.
     state_per_row: how many floats of state a row has in addition, whatever its width.
-    reads: the hyperparameters that the optimizer reads beside learning_rate, l1, l2 and clip.
-    follows_gradient: whether the length of a step is proportional to that of the gradient.
+    reads: the hyperparameters that it reads, besides learning_rate, l1, l2 and clip.
+    follows_gradient: whether a step is proportional to the gradient.
   """
 
   meaning: str

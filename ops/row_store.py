@@ -87,7 +87,7 @@ def to_bfloat16(rows: np.ndarray) -> np.ndarray:
 
 
 def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01) -> tf.Tensor:
-  """Returns the factors with which features start, float32 [n, width].
+  """Returns the initial factors of features, float32 [n, width].
 
   Each factor depends only on the seed, the key and the column.
 
@@ -193,8 +193,8 @@ class RowStore(FeatureLifecycle):
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
     """Takes the optimizer steps that rows missed because they were in no batch.
 
-    Only rows with l2_mode 'catch_up' change; the gradient is that of the penalties (L1, L2). Call
-    this before rows are evaluated, saved or exported.
+    Only rows with l2_mode 'catch_up' change. The gradient of these steps comes from the penalties
+    (L1, L2) alone. Call this before rows are evaluated, saved or exported.
 
     Args:
       hyper: as in `push`.

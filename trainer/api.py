@@ -176,7 +176,7 @@ class Run:
   def _prepared(
     self, data: Data | None, labelled: bool = True
   ) -> Iterator[tuple['FinishedRun', list['PreparedPass']]]:
-    """Yields the opened run and the prepared passes of `data`, by default those of data.test."""
+    """Yields the opened run and the prepared passes of `data`, by default of data.test."""
     # Without labels a bad record is an error: dropping it would shift the predictions after it.
     overrides = [] if labelled else ['data.max_bad_share=0']
     with self._open(overrides) as run, patterns_of(self.cfg, data, labelled) as patterns:
@@ -394,7 +394,7 @@ def train_here(
 
 
 def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:
-  """Returns the passes that match the patterns of files; without patterns, those of data.test.
+  """Returns the passes that match the patterns of files; without patterns, the passes of data.test.
 
   Raises:
     UserError: if there are neither patterns nor data.test.

@@ -39,8 +39,8 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
   Args:
     patience: how many seconds to wait.
   Yields:
-    The file, open for reading and writing. The text that its holder writes into it
-    names the holder in the UserError of other processes.
+    The file, open for reading and writing. The holder writes a text into it that names the holder;
+    the UserError of other processes quotes this text.
   Raises:
     UserError: if another process holds the file for `patience` seconds.
   """

@@ -227,7 +227,7 @@ def _ask(setup: _Search, study: optuna.Study, distributions: Distributions) -> o
 
 
 def _done(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-  """Returns the trials that have ended, also in error, but not those that were killed."""
+  """Returns the trials that have ended or failed. A trial of a killed search has not ended."""
   ended, trials = (TrialState.COMPLETE, TrialState.PRUNED), study.get_trials(deepcopy=False)
   return [t for t in trials if t.state in ended or 'failed' in t.user_attrs]
 

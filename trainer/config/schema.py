@@ -131,7 +131,7 @@ class Config(Section):
   def dense_inputs(self) -> list[str]:
     """Returns the names of the columns of LayerInputs.dense, in order.
 
-    First come the dense columns; then, for the slots with `counts`, `show` and `log-odds`.
+    First come the dense columns, then the shows of all slots with `counts`, then their log-odds.
     """
     counted = [self.ordered_slots[f].name for f in self.counted_fields()]
     names = [f'dense {column.name}' for column in self.data.dense]

@@ -51,11 +51,12 @@ def carried_columns(
 def beside(
   tables: Iterator[pa.Table] | None, predictions: Iterator[np.ndarray], names: Sequence[str]
 ) -> Iterator[pa.Table]:
-  """Yields the columns copied from the log, with the predictions for the same records added.
+  """Yields a table for each batch of predictions: columns copied from the log, then predictions.
 
   Args:
-    tables: the copied columns, in the order of the predictions; None: there are none.
-    predictions: batches [B] or [B, T]; B need not be the size of a table.
+    tables: the copied columns, in the order of the predictions; a table need not have the size of a
+      batch. None: no columns are copied.
+    predictions: batches [B] or [B, T].
     names: the names of the T columns of predictions.
   """
   rest = None

@@ -238,7 +238,7 @@ def _convert(
 
 
 def is_prepared_from(cfg: config.Config, raw_path: str, out_dir: str, labelled: bool) -> bool:
-  """Returns whether `out_dir` has the pass already, converted with the same settings."""
+  """Returns whether `out_dir` was converted from the pass as it is now, with the same settings."""
   return _done(out_dir, _meta(cfg, raw_path, files_of(raw_path), labelled)) is not None
 
 
@@ -294,7 +294,10 @@ def _meta(
 
 
 def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
-  """Returns the meta.json of a directory if it contains all entries of `meta`, else None."""
+  """Returns the meta.json of a prepared pass if it has all entries of `meta`.
+
+  Returns None if it lacks one, or if there is no such pass or it is damaged.
+  """
   try:
     done = read_meta(out_dir)
   except UserError as e:

@@ -37,7 +37,7 @@ class SlotBatch(NamedTuple):
 
 
 def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
-  """Returns a batch of no samples, with which a rank that has no data left takes part in a step."""
+  """Returns a batch of 0 samples. With it, a rank that has no data left takes part in a step."""
   f, i = np.zeros([0], np.float32), np.zeros([0], np.int64)
   label = np.zeros([0, num_tasks], np.float32) if num_tasks > 1 else f
   return SlotBatch(i, f, np.zeros([0], np.int32), np.zeros([0, num_dense], np.float32), label, f, i)
@@ -139,8 +139,8 @@ def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
 
       s / (s + k),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 
-  The second compares the log-odds of the slot's click rate, smoothed towards a, with those of a.
-  The first is the weight of the slot's own clicks in the smoothed rate.
+  The second input is the log-odds of the slot's click rate, smoothed towards a, minus the log-odds
+  of a. The first input is the weight of the slot's own clicks in the smoothed rate.
 
   Args:
     seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.

@@ -139,7 +139,7 @@ def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value
 
 
 class _RemoteFile(io.RawIOBase):
-  """A remote file that repeats failed reads, so that a decompressor sees none of the failures."""
+  """A remote file that repeats failed reads, so that a decompressor never sees a failure."""
 
   def __init__(self, path: str):
     self._path, self._place, self._file = path, 0, None
@@ -243,7 +243,7 @@ def open_stream(path: str) -> pa.NativeFile:
 
 @contextlib.contextmanager
 def local_copy(path: str) -> Iterator[str]:
-  """Yields a local path of a file: its own, or that of a temporary copy of a remote file."""
+  """Yields the local path of a file. A remote file is copied; the copy is deleted at the end."""
   if not is_remote(path):
     yield path
     return

@@ -44,7 +44,7 @@ def known_columns(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
 def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
   """Returns the file's columns that hold the wanted ones.
 
-  For `device.os` that is the column `device`, unless a column has the name `device.os` itself.
+  For `device.os` that is the column of this name or, if there is none, the column `device`.
   """
   return list(dict.fromkeys(w if w in schema.names else w.partition('.')[0] for w in wanted))
 

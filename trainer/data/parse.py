@@ -120,7 +120,7 @@ class _Records:
     return array
 
   def drop(self, wrong: np.ndarray | None, kind: str, column: str, wanted: str) -> None:
-    """Drops records, and counts those of them that no earlier call has dropped.
+    """Drops records. A record that an earlier call dropped is not counted again.
 
     Args:
       wrong: bool [n], true for records to drop; None: drop none.

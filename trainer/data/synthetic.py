@@ -29,7 +29,8 @@ names and tastes take their places. Each user and each item has a worth, which r
 a click becomes a purchase; every day, it becomes √(1 − R)·worth + √R·N(0, 1).
 
 With histories, a file has the column `history`: the items that the user clicked last before that
-day, the oldest first. A click on an item is likelier if the user has clicked items of its category.
+day, the oldest first. A click on an item is more likely if the user has clicked items of its
+category.
 """
 
 import json
@@ -70,7 +71,7 @@ class World:
   Args:
     items: the number of items on the first day; a tenth as many are born on each further day.
     conversions: whether purchases follow clicks.
-    histories: whether a user's clicks make later clicks likelier.
+    histories: whether a user's clicks make later clicks more likely.
     drift: R, the share of users that leave each day, which also sets how fast purchases change.
   """
 
@@ -152,9 +153,9 @@ class World:
     """Returns the logits of clicks, float64 [n].
 
     Args:
-      slots: {name: int64 [n]}, the number of each sample's user, item, category, hour, device and
-        query (−1 if it is typed once). `tags` holds the number of the item, `history` that of the
-        user.
+      slots: {name: int64 [n]}, for each sample the number of the user, item, category, hour, device
+        and query (−1 for a query that is typed once). `tags` holds the number of the item, and
+        `history` the number of the user.
       price: [n], the prices of the items.
       age: [n], the ages of the users.
     """

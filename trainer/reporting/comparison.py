@@ -92,8 +92,8 @@ def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
 def _auc_difference(first: pd.Series, other: pd.Series) -> tuple[float, float]:
   """Returns the 95 % interval of the second AUC minus the first, from the interval of each.
 
-  The method (MOVER) is that of Zou and Donner 2008, "Construction of confidence limits about effect
-  measures".
+  The method is MOVER (Zou and Donner 2008, "Construction of confidence limits about effect
+  measures").
   """
   (low1, high1), (low2, high2) = auc_interval_of(first), auc_interval_of(other)
   a, b = first['auc'], other['auc']

@@ -195,9 +195,9 @@ def lift(run: RecordedRun) -> go.Figure | None:
 
 
 def spread(run: RecordedRun) -> go.Figure | None:
-  """Draws the distribution of the predictions, for samples with a click and for those without.
+  """Draws the distribution of the predictions, for samples with a click and for samples without.
 
-  The samples are those of the first of the splits test, valid and next that the run has.
+  The samples are of the test split; if the run has none, of valid, or else of next.
   """
   tables = {split: table for split, table in of_scores(run, 'spread').items() if table}
   if not tables:

@@ -93,9 +93,9 @@ def unknown(run: RecordedRun) -> go.Figure | None:
 
 
 def drift(run: RecordedRun) -> go.Figure | None:
-  """Draws the share of samples in each bin on the first and the last day.
+  """Draws the share of samples in each bin of a slot, on the first and the last day.
 
-  The bins are those of the slot that has drifted most.
+  The slot is the one that has drifted most.
   """
   last = run.of('drift')['slots'].tail(1) if len(run.of('drift')) else ()
   for slots in last:

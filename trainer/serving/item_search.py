@@ -117,7 +117,7 @@ def _best(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the indices and the scores of the k vectors with the highest scores.
 
-  Of equal scores the lower index comes first.
+  Among equal scores, the lower index comes first.
 
   Args:
     left_out: int64 [n], the indices of vectors to leave out; fewer than k vectors may be left.

@@ -26,7 +26,8 @@ class Recommender:
     finder: serves a model with model.retrieval.
     ranker: serves a model that scores the items found; its first task's scores rank them. None: the
       finder's scores rank them.
-    candidates: how many items the finder finds for the ranker, unless a request wants more.
+    candidates: how many items the finder finds for the ranker; a request that wants more items gets
+      more.
   """
 
   def __init__(self, finder: Service, ranker: Service | None = None, candidates: int = 0):

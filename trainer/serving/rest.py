@@ -7,8 +7,8 @@
 
 In the first form, each object is a sample, and a name that a sample lacks is a missing value. In
 the second form, each list is a column; a column of one value stands for all samples: one user, many
-items. The third form asks for the best "k" items for each query, except those in "seen". A value
-{"b64": "…"} is a string in base 64. Answers also hold the "model_version".
+items. The third form asks for the best "k" items for each query, except the items in "seen". A
+value {"b64": "…"} is a string in base 64. Answers also hold the "model_version".
 """
 
 import base64

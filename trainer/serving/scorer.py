@@ -119,9 +119,10 @@ class Scorer:
     """Computes the outputs, {name: float32 [B]}.
 
     Args:
-      *tensors: segments and values of the n occurrences of features; the dense columns; the index
-        of each occurrence's key among the distinct keys, int32 [n]; then the rows of the distinct
-        keys: offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
+      *tensors: in this order: segments and values of the n occurrences of features; the dense
+        columns; for each occurrence the index of its key among the distinct keys, int32 [n]; and
+        the rows of the distinct keys: offsets, linear weights, factors and, if a slot has `counts`,
+        shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
@@ -132,7 +133,7 @@ class Scorer:
     return self._model.predictions(self._model(inputs, training=False))
 
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
-    """Sets the dense variables to those of an export.
+    """Sets the dense variables to the values in an export.
 
     Args:
       dense: {name: value}, a result of `RowExport.dense`.
@@ -181,7 +182,7 @@ class Scorer:
     return name if name in self._columns else self._aliases.get(name)
 
   def unknown(self, names: Iterable[str]) -> list[str]:
-    """Returns those of the names that the model does not read."""
+    """Returns the names in `names` that are not columns of the model."""
     heads = {name.partition('.')[0] for name in self._columns}
     return [name for name in names if self._column(name) is None and name not in heads]
 

@@ -217,13 +217,15 @@ def decode(values: Sequence[bytes | None]) -> LookedUpRows:
 def replace(
   keys: np.ndarray, rows: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
 ) -> LookedUpRows:
-  """Returns the rows of `keys`: those in `other` for keys among `other_keys`, else those in `rows`.
+  """Replaces some rows: for a key among `other_keys`, its row in `other` is returned.
 
   Args:
     keys: int64 [n].
     rows: the rows of `keys`.
     other_keys: int64 [m], ascending.
     other: the rows of `other_keys`.
+  Returns:
+    A row for each of `keys`.
   """
   if not len(other_keys):
     return rows
