@@ -34,9 +34,9 @@ _Thresholds = dict[Literal[PER_SLOT], int | float | None]
 
 @pydantic.dataclasses.dataclass(frozen=True, config={'strict': True})
 class Policy:
-  """The rules by which a feature earns its factors, fades, is deleted and is exported.
+  """The rules by which a feature is admitted, decays, is evicted and is exported.
 
-  The rules are those of PaddlePaddle's CTR accessor. Most depend on the feature's score,
+  PaddlePaddle's CTR accessor has the same rules. Most depend on the feature's score,
   (show - click) * nonclk_coeff + click * clk_coeff.
 
   Raises:

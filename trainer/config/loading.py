@@ -167,7 +167,7 @@ def parse(
 
 
 def _expand_interactions(tree: JsonObject) -> None:
-  """Replaces short forms of interactions in `tree` by {kind: …, args: …}, for --set to change."""
+  """Expands short forms of interactions in `tree` to {kind: …, args: …}, which --set can change."""
   model = tree.get('model')
   if not isinstance(model, dict):
     return

@@ -66,7 +66,7 @@ def _to_arrow(
 
   Args:
     numbers: the wanted columns to return as float64; the others are binary.
-    parsed_bytes: how many bytes to parse at a time, if nothing is quoted; None: all.
+    parsed_bytes: how many bytes to parse at a time; None: all. Ignored if anything is quoted.
     names: the columns of the file.
   Returns:
     {wanted column: array}, in which a blank number is null; and the number of rows. There are fewer

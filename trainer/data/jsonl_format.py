@@ -77,9 +77,10 @@ def _text(value: Json) -> str | None:
 
 
 def _slot_value(value: Json) -> str | list[tuple[str, float]] | None:
-  """Converts a slot's JSON value to a text, or to pairs (text, number) for a list or an object.
+  """Converts a slot's JSON value to a text, or to pairs (text, number).
 
-  Returns None for a missing value.
+  A list gives pairs with the number 1, an object pairs of a key and its value. Returns None for a
+  missing value.
   """
   if isinstance(value, list):
     return [(text, 1.0) for text in map(_text, value) if text and text.strip()]

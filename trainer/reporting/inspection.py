@@ -253,7 +253,12 @@ class Inspection:
 def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
   """Returns after how many day ends a feature is evicted if it is not seen again.
 
-  Returns None if that is more than 1,000.
+  Args:
+    policy: the policy of the run.
+    limits: the policy with the thresholds of the feature's slot.
+    row: the feature's score, unseen_days and age_days.
+  Returns:
+    The number of day ends; None if it is more than 1,000.
   """
   score, unseen, age = row['score'], row['unseen_days'], row['age_days']
   longest, youngest = limits.delete_after_unseen_days, limits.min_age_days

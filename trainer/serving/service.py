@@ -188,7 +188,7 @@ class Service:
 
     Args:
       gone: a served version that a request no longer found in the store. If another thread has
-        replaced it already, nothing is done. None: no request found a version gone.
+        replaced it already, nothing is done. None: switch if the store has another version.
     Raises:
       UserError: if the store cannot be read, or holds no valid model; the earlier version is still
         served.

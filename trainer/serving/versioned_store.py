@@ -37,7 +37,7 @@ class Version(NamedTuple):
     checksum: the checksum of that export's manifest; exports of other runs may have the same name.
     done_at: when that export was written, in seconds as time.time() counts them.
     withdrawn: None, except after a rollback to this version. Then it is the checksum of the newest
-      export at that moment. Exports that build on that one are not applied.
+      export at that moment. Exports that build on that export are not applied.
     left_out: a sentence about features that the export lacks, or has with older values; None if
       there are none.
   """
@@ -217,15 +217,15 @@ def decode(values: Sequence[bytes | None]) -> LookedUpRows:
 def replace(
   keys: np.ndarray, rows: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
 ) -> LookedUpRows:
-  """Replaces some rows: for a key among `other_keys`, its row in `other` is returned.
+  """Replaces the rows of some keys by other rows.
 
   Args:
     keys: int64 [n].
     rows: the rows of `keys`.
     other_keys: int64 [m], ascending.
-    other: the rows of `other_keys`.
+    other: the rows of `other_keys`, which replace rows of the same keys.
   Returns:
-    A row for each of `keys`.
+    The rows of `keys` after this.
   """
   if not len(other_keys):
     return rows

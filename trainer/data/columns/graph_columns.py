@@ -164,7 +164,7 @@ class GraphReader:
     self._results: dict[str, GraphColumn] = {}
 
   def _read(self, name: str) -> tuple[GraphColumn, list[str]]:
-    """Returns a column, which is made or from the log, and its texts for a missing value."""
+    """Returns a made column or one of the log, and the texts that stand for a missing value."""
     if name not in self._made or name == self._own:
       return self._log[self._data.log_column(name)], self._data.missing_values
     if name not in self._results:

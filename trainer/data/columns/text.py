@@ -24,7 +24,7 @@ def _pattern(made: config.Text) -> str:
 def _pieces(texts: pa.Array, made: config.Text) -> pa.Array:
   """Returns the runs of characters or the prefixes of each text, as a list array [u].
 
-  The whole text, once, stands for all runs or prefixes that would be longer than it.
+  Where runs or prefixes would be longer than the text, the text itself takes their place, once.
 
   Args:
     texts: string [u], without nulls.
