@@ -1,8 +1,8 @@
 """Compares predictions with clicks: by decile of the predictions, and by slot.
 
-A `histogram` is float64 [2, buckets]. For each bucket of the predictions, it holds the total weight
-of the samples without a click, and that of the samples with a click. MetricSums in
-trainer/model/metrics.py computes it.
+A `histogram` is float64 [2, buckets], computed by MetricSums in trainer/model/metrics.py. Row 0
+holds the total weight of the samples without a click in each bucket of the predictions; row 1 holds
+the total weight of the samples with a click.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,9 +55,10 @@ def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
   """Returns points of the gain curve and of the ROC curve.
 
   Returns:
-    Three lists of equal length, each ascending from 0 to 1. `samples` has shares of all samples,
-    highest predictions first. For each such share, `clicks` is how much of all clicks it contains,
-    and `others` how much of all samples without a click. {} if all samples are clicks, or none is.
+    Three lists of equal length, each ascending from 0 to 1. `samples[i]` is the share of all
+    samples that have the highest predictions. These samples contain the share `clicks[i]` of all
+    clicks and the share `others[i]` of all samples without a click. {} if all samples are clicks,
+    or none is.
   """
   others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
   if not (others[-1] and clicks[-1]):
@@ -97,7 +98,11 @@ def spread(histogram: np.ndarray) -> dict[str, list[float]]:
 
 
 def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
-  """Returns left edge, right edge and samples' weight of 50 ranges of the prediction, [50, 3]."""
+  """Returns the distribution of the predictions over 50 ranges of equal width, from 0 to 1.
+
+  Returns:
+    [50, 3]: the left edge of each range, its right edge, and the total weight of its samples.
+  """
   weight, edges = histogram.sum(0), np.arange(51) / 50
   place = (_sigmoid(bucket_logits(len(weight))) * 50).astype(int)
   counts = np.bincount(np.minimum(place, 49), weight, 50)
@@ -110,11 +115,11 @@ UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 
 
 class SlotCalibration:
-  """For each slot, sums predictions and clicks over samples with a known feature, and over others.
+  """Compares predictions with clicks in each slot, for known and for unknown features separately.
 
   A feature is known if the model was trained on it. In a slot, a sample is blank if it has no
-  feature, and unknown if it has features but none is known. The sums of several processes can be
-  added.
+  feature, and unknown if it has features but none is known. The class keeps sums over samples, and
+  the sums of several processes can be added.
   """
 
   def __init__(self, slots: Sequence[str]):
@@ -165,8 +170,8 @@ class SlotCalibration:
     Returns:
       {slot: {metric: value}} for each slot that has samples. `blank` and `unknown` are the shares
       of blank and of unknown samples. `calibration_known` is Σ predicted / Σ clicked of the samples
-      with a known feature, and `calibration_unknown` that of all other samples. Each is None if its
-      samples have no clicks.
+      with a known feature. `calibration_unknown` is this ratio for all other samples, also blank
+      ones. A ratio is None if its samples have no clicks.
     """
     figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):

@@ -28,8 +28,8 @@ class CTRModel(tf.keras.Model):
   A task with the key `given` names another task. Its prediction is that task's probability times
   its own σ(logit), as in ESMM (Ma et al. 2018, "Entire Space Multi-Task Model"): p(conversion) =
   p(click)·p(conversion | click), trained on all impressions. The model's output is the logit of
-  this product. With the loss fake_negative, for conversions that come late, the task trains only
-  p(conversion | click): the clicks of those impressions were trained on earlier.
+  this product. The loss fake_negative is for conversions that come late. With it, the task trains
+  only p(conversion | click), because the clicks of these impressions were trained on earlier.
 
   The layers come from `trainer.model.builder.build` and have their variables already. The initial
   values depend only on the config, so that all ranks start from the same values.

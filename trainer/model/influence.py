@@ -36,12 +36,13 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
   distinct, place = np.unique(probabilities, return_inverse=True)
 
   def share_below(weight: np.ndarray) -> np.ndarray:
-    """Returns which share of a class has lower predictions than each sample has, float64 [n].
-
-    A tie counts half.
+    """Compares each sample with the samples of one class.
 
     Args:
       weight: float [n], the weights of the samples in the class, and 0 for all other samples.
+    Returns:
+      float64 [n]: for each of the n samples, the share of the class's weight that has a lower
+      prediction than this sample. Equal predictions count half.
     """
     sums = np.bincount(place, weight, len(distinct)) / weight.sum()
     return (np.cumsum(sums) - sums / 2)[place]

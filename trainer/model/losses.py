@@ -22,10 +22,10 @@ def per_sample_loss(model: Model) -> SampleLoss:
       Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
     fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)). This is for streams in which every
-      sample comes with label 0 at first, and a positive sample comes again with label 1 as soon as
-      that is known (Ktena et al. 2019, "Addressing Delayed Feedback for Continuous Training with
-      Neural Networks in CTR prediction"). The last term cancels the loss of the first time, so a
-      sample's two losses add up to the log loss of label 1
+      sample comes with label 0 at first. A sample that turns out to be positive comes a second
+      time, with label 1 (Ktena et al. 2019, "Addressing Delayed Feedback for Continuous Training
+      with Neural Networks in CTR prediction"). The last term cancels the loss of the first time,
+      so the sample's two losses add up to the log loss of label 1
 
   `label_smoothing` s turns y into y (1 − s) + s/2; it has no effect on squared error.
 

@@ -52,8 +52,8 @@ class RetrievalModel(tf.keras.Model):
   def items(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of items, float32 [B, d].
 
-    The vector of an item whose features have no factors is 0, unless the tower reads dense columns
-    or has biases. Towers of two or more layers have biases.
+    If an item's features have no factors, its vector comes from the tower's dense columns and
+    biases alone; without these it is 0. Towers of two or more layers have biases.
     """
     return self._scaled(self.item_tower(inputs, training=training))
 
@@ -106,7 +106,7 @@ def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
 
 
 def split(inputs: LayerInputs, size: tf.Tensor) -> tuple[LayerInputs, LayerInputs]:
-  """Splits the inputs of a batch into those of the first `size` samples and those of the rest.
+  """Splits the inputs of a batch: the first `size` samples, and the samples after these.
 
   Only the inputs that towers read are split. `linear` becomes None; `position` stays as it is.
   """

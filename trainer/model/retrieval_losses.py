@@ -16,17 +16,23 @@ RankingLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 def softmax(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
   """Softmax cross-entropy: −log p, with p the softmax of the positive among all logits.
 
-  Its gradient is (1 − p)·∇(log Σ e^negative − positive). If the negatives' logits alone are lowered
-  by the log of their sampling probability, this is the estimator of Khrylchenko et al. 2025,
-  "Correcting the LogQ Correction" (arXiv 2507.09331): the positive is not sampled, so its logit
-  needs no correction.
+  Its gradient is (1 − p)·∇(log Σ e^negative − positive). For the estimator of Khrylchenko et al.
+  2025, "Correcting the LogQ Correction" (arXiv 2507.09331), the caller subtracts the log of the
+  sampling probability from the logits of the negatives. The positive is not sampled, so its logit
+  stays as it is.
+
+  Args:
+    positive: float32 [B], the logit of each sample's positive.
+    negatives: float32 [B, C], the logits of each sample with the C negatives.
+  Returns:
+    The losses, float32 [B].
   """
   return tf.nn.softplus(_log_sum_exp(negatives) - positive)
 
 
 @tf.custom_gradient
 def _log_sum_exp(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Returns log Σ e^logit of each row, [B]; the gradient reuses the powers, the costliest part."""
+  """Returns log Σ e^logit of each row, [B]; the gradient reuses the e^logit, the costliest part."""
   top = tf.reduce_max(logits, 1, keepdims=True)
   powers = tf.exp(logits - top)
   total = tf.reduce_sum(powers, 1, keepdims=True)

@@ -70,8 +70,9 @@ def slice_figures(
 ) -> dict[str, float | int | None]:
   """Returns the metrics of a slice.
 
-  The interval of calibration assumes that its logarithm is normally distributed, and that only the
-  randomness of clicks makes it vary: the predictions are right up to a constant factor.
+  The confidence interval of calibration assumes that the predictions are right up to a constant
+  factor, so only the randomness of clicks makes calibration vary, and that its logarithm is
+  normally distributed.
 
   All arguments are float [n]; the labels are 0 or 1, and samples of weight 0 do not count.
 

@@ -163,11 +163,11 @@ class Catalogue:
     return self._with_columns(batch, items)
 
   def _with_columns(self, batch: SlotBatch, items: np.ndarray) -> SlotBatch:
-    """Adds the columns of data.items to a batch; an item that the table lacks gets none.
+    """Adds to a batch the columns that data.items has for each item.
 
     Args:
       items: the key of each sample's item, then the key of each negative, int64 [B + negatives]; −1
-        for a sample without an item.
+        for a sample without an item. An item that is not in data.items gets no columns.
     """
     if not self._of_table:
       return batch
@@ -200,8 +200,9 @@ class Catalogue:
   def _log_share_of(self, items: np.ndarray) -> np.ndarray:
     """Returns log q of each item, float32 [n], for the logQ correction.
 
-    The probability q is 1/C or, with `logq: shows`, the item's share of all shows (of 1 + shows if
-    items are drawn by frequency). An item that is not in the catalogue gets the smallest q.
+    The probability q is 1/C for a catalogue of C items. With `logq: shows`, q is the item's shows
+    divided by the shows of all items; if items are drawn by frequency, 1 is first added to the
+    shows of each item. An item that is not in the catalogue gets the smallest q.
     """
     if not len(self.keys):
       return np.zeros(items.shape, np.float32)
@@ -209,10 +210,11 @@ class Catalogue:
     return np.where(place < 0, self._log_shares.min(), self._log_shares[place])
 
   def batches(self, batch_size: int, rank: int, size: int) -> Iterator[SlotBatch]:
-    """Yields the items [rank·C // size, (rank + 1)·C // size) in batches, one sample per item.
+    """Yields a rank's share of the catalogue in batches, one sample per item.
 
-    A sample has only the key of its item and the item's columns of data.items. Every rank yields
-    the same number of batches; some may be empty.
+    Of C items, it is those with the indices rank·C // size to (rank + 1)·C // size − 1. A sample
+    has only the key of its item and the item's columns of data.items. Every rank yields the same
+    number of batches; some may be empty.
     """
     count = len(self.keys)
     start, end = (r * count // size for r in (rank, rank + 1))

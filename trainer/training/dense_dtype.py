@@ -57,7 +57,8 @@ def _kept(path: str, everywhere: bool) -> str:
 
   Args:
     path: the file that holds the choice.
-    everywhere: whether the processors of all processes can multiply in bfloat16.
+    everywhere: whether the processors of all processes can multiply in bfloat16. If not, it warns
+      that bfloat16 will be slow.
   Raises:
     UserError: if the file holds neither 'float32' nor 'bfloat16'.
   """

@@ -103,13 +103,13 @@ class DensePart:
     The gradients are sums. The caller adds them up over ranks and divides once, by the weight of
     all samples of the step. So N ranks with b samples each equal one process with N·b samples.
 
-    With several tasks, each task's loss must be divided by the weight of its own labels. The caller
-    divides everything by the greatest of these weights, so the losses of the other tasks are scaled
-    up here.
+    With several tasks, a task's mean loss is its sum divided by the weight of the task's labels.
+    But the caller divides the losses of all tasks by one number, the greatest of these weights. So
+    this method first multiplies a task's loss by the greatest weight / the task's weight.
 
     Args:
-      position: int64 [2], the seed of dropout: the number of the step, and the number of its
-        samples that are on lower ranks.
+      position: int64 [2], the seed of dropout: the number of the step, and how many samples of the
+        step are on lower ranks.
       total_weight: float32 [T], the weight of each task's labels over all samples of the step; it
         is read only with several tasks. None if this process has all samples.
       samples: int64 [], the number of samples of the step on all ranks; it is read only with
@@ -184,8 +184,8 @@ class DensePart:
     """Returns the hyperparameters of the row optimizers after `steps` steps.
 
     Returns:
-      float32 [tables, 2, H], for each table the H hyperparameters for linear weights, then those
-      for factors.
+      float32 [tables, 2, H]: for each table, H hyperparameters for linear weights and H for
+      factors.
     """
     return self.embedding.hyper(self.rates.at(steps))
 

@@ -49,7 +49,7 @@ def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> 
   On the first day there is nothing to compare; its counts are kept for later days.
 
   Args:
-    warns: whether to warn of a slot whose psi is above TOLD.
+    warns: whether to warn of slots whose psi is above 0.25, the usual limit (TOLD).
     place: a field of the event: `day`, or `pass` for a log without days.
   """
   today = progress.bins.pop('today', {})

@@ -62,9 +62,10 @@ class Evaluation:
       yield staged.batch, probabilities
 
   def tell_unknown(self) -> None:
-    """Warns of slots in which far more samples than usual have features that the model lacks.
+    """Warns of slots in which unknown features have become far more frequent.
 
-    It covers all samples that `predict` has scored since the last call. Every process calls it.
+    A feature is unknown if the model was not trained on it. The samples that `predict` has scored
+    since the last call are compared with earlier evaluations. Every process calls it.
     """
     state = self._communicator.sum_arrays(self._predicted.state())
     self._tell_unknown(self._predicted.result(state))
@@ -85,8 +86,9 @@ class Evaluation:
     """Predicts passes; returns metrics over the samples of all processes. Every process calls it.
 
     Args:
-      in_log: whether the passes, like the training log, hold only the share
-        model.negative_sampling_rate of the negatives. If so, predictions are not corrected for it.
+      in_log: whether the passes were sampled like the training log, that is, hold only the share
+        model.negative_sampling_rate of the negatives. If so, the metrics use the probability of a
+        click in such a log; otherwise they use the probability among all impressions.
     Returns:
       {name: figure}. A figure is None if the samples do not define it.
 

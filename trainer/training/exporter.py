@@ -33,11 +33,11 @@ class Exporter:
       self._write('saved_model')
 
   def export_kept(self, last_step: int) -> None:
-    """Exports the best state of a finished run, after the last state has been exported.
+    """Exports the best state of a finished run, to take the place of the last state's export.
 
     Args:
-      last_step: the step of the last state. It becomes part of the export's identity, so the best
-        state is exported again even if it was exported once before the last state.
+      last_step: the step of the last state. It is added to the export's position in the data. So
+        the best state counts as a new export, even if it was exported before the last state.
     """
     if self._cfg.export.base or self._cfg.export.delta_every_passes:
       self._write(self._base, kept_at=last_step)

@@ -64,9 +64,10 @@ def open_run(
     checkpoint: 'best' or 'last'. The best state is chosen by validation; if there is none, the last
       one is taken.
     here: the place of this process among the ranks that share the work; by default it is alone.
-    only_trained: if no step has trained the config's model, raises an error if true, else warns.
+    only_trained: what to do if no step has trained the model of the config, for example because an
+      override changed it: raise an error if true, warn if false.
   Raises:
-    UserError: if there is no checkpoint, or the model is untrained and `only_trained` is set.
+    UserError: if there is no checkpoint, or the model is untrained and `only_trained` is true.
   """
   if here.host and is_remote(run_dir):
     raise UserError(f'--run_dir {run_dir}: is in a bucket; wanted all ranks on one host to read it')

@@ -70,7 +70,7 @@ class Inputs:
     self._stopped = threading.Event()
 
   def read_by(self, cfg: config.Config) -> 'Inputs':
-    """Returns Inputs that read passes by another config, and convert them into the same folder."""
+    """Returns Inputs that read passes as `cfg` says, and convert them into the same folder."""
     return Inputs(cfg, self.communicator, self.step, self.progress_made, self._folder, self.show)
 
   def prepared(
@@ -299,8 +299,9 @@ class Inputs:
     """Yields this process's share of each global batch, as tensors that another thread makes.
 
     Args:
-      epoch: the epoch, the config's seed and the pass decide the order of shuffled samples.
-      shuffle: whether to shuffle the samples.
+      epoch: the number of the epoch, from 0.
+      shuffle: whether to shuffle the samples. The order depends on the config's seed, the epoch and
+        the pass.
       start: the index of the first batch to yield.
       ready: a function (batch of NumPy arrays, number of the step) -> batch, which changes each
         batch before tensors are made of it. With model.retrieval, it adds negatives.

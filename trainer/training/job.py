@@ -297,12 +297,14 @@ class Job:
     return prepared
 
   def _check_classes(self, prepared: PreparedPass) -> None:
-    """Refuses a pass in which all values of a label are alike. Every process calls it.
+    """Refuses a pass in which a label has the same value in all samples. Every process calls it.
 
-    In a stream (data.watch), a pass without clicks may be right. The first such pass is reported.
+    In a stream (data.watch), such a pass may be right, for example one without clicks. So a stream
+    accepts it, and reports the first one. But it refuses a pass whose log has the text of the
+    positive label in other capitals than the config.
 
     Raises:
-      BadPass: if the label looks misread, or the run does not follow a stream.
+      BadPass: if the pass is refused.
     """
     # Retrieval learns from positives alone.
     alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)

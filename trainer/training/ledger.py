@@ -155,10 +155,11 @@ class Ledger:
   def trained_before(self, entry: Entry, by_name: bool) -> str | None:
     """Returns a text that names the trained pass that a new pass repeats; None if there is none.
 
+    A pass repeats another pass if both have the same bytes.
+
     Args:
       entry: the entry of the new pass.
-      by_name: whether a pass repeats another if both have the same name and day. A pass with the
-        same bytes always repeats the other.
+      by_name: whether a pass also repeats another pass if both have the same name and day.
     """
     epoch, name = entry.epoch, (entry.name, entry.day)
     for how, path, what in (

@@ -233,7 +233,7 @@ class RankingEvaluation:
     return np.concatenate(self._communicator.gather(own_vectors)) if size > 1 else own_vectors
 
   def _vectors(self, batch: SlotBatch) -> np.ndarray:
-    """Returns the query vectors of these samples, float32 [B, d]."""
+    """Returns the query vector of each sample in a batch, float32 [B, d]."""
     self._inputs.progress_made()
     return self._step.predict(self._step.stage(batch))[:, 0]
 

@@ -26,7 +26,13 @@ class RunLog:
     self.open(active=False)
 
   def open(self, active: bool, keep_bytes: int | None = None) -> None:
-    """Opens the files if `active`; `keep_bytes` is the argument of `EventLog`."""
+    """Opens the files, if this process writes them.
+
+    Args:
+      active: whether this process writes; only process 0 does.
+      keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues; later
+        events are removed. None: all are kept.
+    """
     self.events = EventLog(self._run_dir, active, keep_bytes)
     self._live = LiveLine(active, runtime.is_terminal())
 
@@ -39,7 +45,7 @@ class RunLog:
 
 
 def quality(values: JsonObject) -> str:
-  """Returns the main metrics as text for the live line; with several tasks, those of each task."""
+  """Returns the main metrics, of each task if there are several, as text for the live line."""
   if 'tasks' in values:
     return ' · '.join(f'{name} {quality(of_task)}' for name, of_task in values['tasks'].items())
   shown = {'rmse': 'rmse'} if 'rmse' in values else {'logloss': 'logloss', 'auc': 'AUC'}

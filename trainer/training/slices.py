@@ -53,8 +53,8 @@ def slices(
   Args:
     scored: this process's batches with their predictions, [B] or [B, T].
     names: names of slots; any other name stands for the column data.group.
-    most: how many values of a slot, the most frequent ones, get a slice of their own. The samples
-      with other values form the slice OTHER.
+    most: the largest number of slices for one slot. The most frequent values get a slice each; the
+      samples with other values form the slice OTHER.
   Returns:
     {name: slices}. A slice has `key` (a key, or BLANK, OTHER or ALL), `task` (None if there is only
     one) and the figures of trainer.model.slices.

@@ -128,10 +128,11 @@ class Step(abc.ABC):
 
   @abc.abstractmethod
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
-    """Predicts, and finds which features of the batch the model has learned.
+    """Predicts, and finds which features of the batch the model was trained on.
 
     Returns:
-      The result of `predict`, and for each feature of the batch whether it is known, bool [nnz].
+      The result of `predict`; and bool [nnz], true for each feature of the batch that has factors
+      or a linear weight other than 0.
     """
 
   def consolidate(self) -> None:
@@ -147,7 +148,10 @@ class Step(abc.ABC):
         variable.assign(total / self._communicator.size)
 
   def traffic(self) -> dict[str, float]:
-    """Returns further figures of a pass for metrics.jsonl; {} except on parameter servers."""
+    """Returns fields for metrics.jsonl: the bytes per sample exchanged with parameter servers.
+
+    Without servers, the result is {}.
+    """
     return {}
 
   @property

@@ -89,12 +89,11 @@ class Validation:
     return values
 
   def pass_begins(self, prepared: PreparedPass) -> None:
-    """Forgets the best state if it has not been trained on the pass that begins.
+    """Warns if data.valid or data.test has the samples of the pass that begins.
 
-    That is so if the pass was added after the best state was found. The learning rates that
-    train.plateau has lowered are then restored too.
-
-    It also warns if data.valid or data.test has a pass with the same samples.
+    If the pass was added to the run after the best state was found, it also forgets the best state,
+    which was not trained on this pass. Learning rates that train.plateau has lowered then return to
+    their first values.
     """
     progress, name = self._state.progress, prepared.name
     if progress.epoch == 0 or progress.done >= progress.best_passes:

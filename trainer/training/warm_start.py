@@ -194,17 +194,23 @@ def _lay_out(
 
 
 def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
-  """Returns {kind of ops.row_store.FactorPart: its columns in the factors of the table}."""
+  """Returns which columns of a table's factors are of kind 'plain' (fm, dnn) and 'field' (ffm).
+  Returns:
+    {kind of an ops.row_store.FactorPart: range of columns}.
+  """
   ends = list(itertools.accumulate(part.width for part in spec.parts))
   return {p.kind: range(end - p.width, end) for p, end in zip(spec.parts, ends)}
 
 
 def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str, str]:
-  """Returns {name that does not depend on other layers: name in the checkpoint}.
+  """Gives the variables of a checkpoint names by which another model's variables are matched.
 
-  The variable '012/dnn_2/kernel_0/m:0' becomes 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn. In
-  layers of kind din, a unit is named after its history. Arrays whose name does not begin with a
-  number are left out.
+  The variable '012/dnn_2/kernel_0/m:0' is named 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn, so
+  the name does not depend on the layers of other kinds. In layers of kind din, a unit is named
+  after its history. Arrays whose name does not begin with a number are left out.
+
+  Returns:
+    {new name: name in the checkpoint}.
   """
   names, layers, histories = {}, {}, _histories(cfg)
   for name in arrays:
@@ -246,7 +252,11 @@ _AXES = (
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
-  """Returns the names of layers' inputs, in order, as {key used in `_AXES`: names}."""
+  """Returns the names of the inputs that layers read: one name for each column, in order.
+
+  Returns:
+    {kind of inputs: names}; the kinds are the keys that `_AXES` uses, such as 'dense' or 'joined'.
+  """
   slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
   vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
@@ -286,16 +296,19 @@ def _places(
   n: int,
   m: int,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the indices, in the old and in the new variable, of the entries to copy along an axis.
+  """Chooses the entries of an old variable to copy into a new variable, along one axis.
 
   Args:
     before: the `_inputs` of the old model.
     now: the `_inputs` of the new model.
-    own: the names of layers that a user wrote. Their axes are recognised by length alone, so if
-      the inputs differ but not their number, no entry is copied along an axis of that length.
+    own: the names of layers that a user wrote. Only the length of an axis shows which inputs of
+      such a layer it is for. So if the inputs differ but not their number, no entry is copied.
     variable: the variable's name, as `_by_layer` returns it.
+    axis: the number of the axis.
     n: the length of the axis in the old variable.
     m: the length of the axis in the new variable.
+  Returns:
+    The indices of the entries in the old variable, and their indices in the new one, int64 [k].
   """
   keys = [
     match[1] if match.re.groups else key

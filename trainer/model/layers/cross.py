@@ -17,8 +17,8 @@ class Cross(tf.keras.layers.Layer):
       x_{l+1} = x_0 ⊙ (x_l W_l + b_l) + x_l,  with `low_rank` r: W_l = V_l U_l, V [W, r], U [r, W]
       logit = x_L · head
 
-  `cross` and `dnn` in one list of interactions are the parallel form of DCN V2: one linear layer
-  over both joined outputs equals the sum of two heads.
+  `cross` and `dnn` in one list of interactions are the parallel form of DCN V2. The paper applies
+  one linear layer to both joined outputs. This equals the sum of two logits, one from each output.
 
   Args:
     layers: L, the number of cross layers.
