@@ -67,7 +67,11 @@ class Communicator(abc.ABC):
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
-    """Sends `per_process[r]` to each process r; returns what each sent here, in order of ranks."""
+    """Sends `per_process[r]` to each process r.
+
+    Returns:
+      The values that the processes have sent to this one, in the order of ranks.
+    """
 
   def gather(self, value: Plain) -> list[Plain]:
     """Returns the values of all processes, in the order of ranks."""
@@ -82,7 +86,7 @@ class Communicator(abc.ABC):
     self.gather(None)
 
   def together(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action` on every process. If it fails on one, all raise, so that none waits forever.
+    """Runs `action` on every process; if it fails on any process, raises an error on all of them.
 
     Args:
       what: begins the message on an error of the operating system, such as 'cannot read F'.
@@ -90,8 +94,8 @@ class Communicator(abc.ABC):
     Returns:
       The result of this process's `action`.
     Raises:
-      UserError: if `action` fails on any process: this process's own error if it has one, else that
-        of the lowest rank with an error.
+      UserError: if `action` fails on any process. A process raises its own error or, if it has
+        none, the error of the lowest rank on which `action` failed.
     """
     value, own = None, None
     try:
@@ -138,7 +142,15 @@ class RowExchange(Protocol):
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank and returns theirs, as ops.connections.Connections describes."""
+    """Sends rows to every rank, and receives rows from every rank; every rank calls it.
+
+    Args:
+      values: tensors [n, …], each of which holds the rows for rank 0, then for rank 1, and so on.
+      counts: int32 [N], how many rows go to each rank; they sum to n.
+    Returns:
+      The received rows, a tensor [m, …] for each of `values`, in the order of ranks; and how many
+      rows each rank sent, int32 [N].
+    """
     ...
 
 

@@ -116,10 +116,15 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Meeting
 
   def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
-    """Writes `data` to horovodrun's key-value store, or waits to read what rank 0 has written.
+    """Publishes the address of rank 0 in horovodrun's key-value store, or waits to read it there.
 
-    Rank 0 passes `data`, its address and name; other ranks pass None. After
-    `sync.lost_peer_seconds` without success, it prints why and ends the process.
+    After `sync.lost_peer_seconds` without success, it prints why and ends the process.
+
+    Args:
+      rendezvous: the URL of the key-value store.
+      data: on rank 0, its address and name, as JSON; None on other ranks.
+    Returns:
+      On ranks other than 0, the `data` of rank 0.
     """
     method = 'GET' if data is None else 'PUT'
     request = urllib.request.Request(f'{rendezvous}/{_RENDEZVOUS_KEY}', data, method=method)
@@ -225,7 +230,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     _exit(text, EXIT_STATUS)  # only rank 0 can be lost here
 
   def _end_all(self, text: str, status: int) -> NoReturn:
-    """Ends all ranks; only rank 0 calls it. If several threads do, the first gives the reason."""
+    """Prints the text and ends all ranks; only rank 0 calls it, and only the first call counts."""
     with self._lock:
       first, self._ending = not self._ending, True
       members = list(self._members.values())

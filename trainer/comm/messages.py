@@ -106,6 +106,7 @@ class Listener:
     host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
       this machine can reach.
     ports: the first and the last port to try; None: any port.
+    secret: the secret that all processes of the job know.
     lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
   Attributes:
@@ -147,8 +148,13 @@ class Listener:
 
 
 def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
-  """Connects to the Listener at `address`; `Listener` describes the other arguments.
+  """Connects to a Listener.
 
+  Args:
+    address: the `address` of the Listener.
+    secret: the secret that all processes of the job know.
+    lost_seconds: the time limit for connecting, for authentication, and for the rest of a message
+      that has begun.
   Raises:
     ConnectionError: if no process that knows the secret answers; the message says why.
   """
@@ -277,6 +283,7 @@ def _authenticated(
   """Authenticates both sides of a connection.
 
   Args:
+    seconds: how long to wait for each answer of the other side.
     steps: `deliver_challenge` and `answer_challenge`; the other side runs them in reverse order.
   Raises:
     ConnectionError: if the other side did not prove in time that it knows the secret.

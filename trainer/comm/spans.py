@@ -31,7 +31,8 @@ class Spans:
     """Adds an exchange to the graph, with clocks before and after; returns the exchange's outputs.
 
     Args:
-      inputs: the exchange and its measured span begin when these tensors have been computed.
+      exchange: adds the ops of the exchange to the graph, and returns their outputs.
+      inputs: the tensors that the exchange needs; its measured time begins when they are computed.
     """
     with tf.device(HOST), tf.control_dependencies(inputs):
       begins = _clock(inputs[-1])

@@ -54,11 +54,12 @@ class Embedding:
     num_slots: the number of slots, F.
     tables: the layout of each table's rows.
     slot_table: for each slot id, the index of its table; −1 for unused ids.
-    catches_up: whether a row that is not in a batch takes the batch's penalty step (L1, L2) later,
-      as `l2_mode: catch_up` asks.
+    catches_up: whether any table has `l2_mode: catch_up`. With it, a row that is not in a batch
+      takes the batch's step of the penalty on weights (L1, L2) later.
     counted: the indices, in `Config.ordered_slots`, of the slots with `counts`.
     stats: float32 [2, Dn], the means and standard deviations that standardise the Dn dense columns.
-      If a slot has `counts`, one more column has the log-odds of a click in the first pass, and 1.
+      If a slot has `counts`, one more column is appended: the log-odds of a click in the first pass
+      in place of a mean, and 1.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):

@@ -55,7 +55,7 @@ class LayerInputs(NamedTuple):
   """Name of a slot -> its histories."""
 
   def of_rows(self) -> list[tf.Tensor]:
-    """Returns the inputs through which gradients flow to the rows."""
+    """Returns the inputs that are computed from rows. Through them, gradients flow to the rows."""
     histories = (self.histories or {}).values()
     given = [self.linear, self.squares, self.field_factors, self.field_squares]
     given += [*self.factors, *self.totals, *(h.vectors for h in histories)]

@@ -128,10 +128,10 @@ class SlotStatistics:
     return figures
 
   def norm_histograms(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Counts the rows of each slot by the octave in which the norm of their factors lies.
+    """Returns a histogram of the norms of rows' factors for each slot; edges are powers of 2.
 
     Returns:
-      {slot: float64 [octaves, 3]}, the left edge, the right edge and the number of rows.
+      {slot: float64 [bins, 3]}: for each bin its left edge, its right edge and its number of rows.
     """
     edges = 2.0 ** (_LEAST_OCTAVE + np.arange(_OCTAVES + 1))
     histograms = {}

@@ -25,7 +25,7 @@ from ops.sharding import SHARDS
 
 
 class PackedRows(NamedTuple):
-  """The packed rows of those keys of a pull that belong to one table."""
+  """The packed rows that a pull has read from one table."""
 
   places: tf.Tensor  # int32 [n], the indices of these keys among the keys of the pull
   rows: tf.Tensor  # float32 [n, R], R floats for each key
@@ -231,8 +231,8 @@ class TfraStore(FeatureLifecycle):
       offsets: int32 [u + 1], the indices at which the factors of each key of the pull begin.
       places: int32 [n], the indices of the table's keys in the pull.
     Returns:
-      For the m keys that have factors: their positions within `places`, int32 [m], and the
-      positions of their factors in the flat array of all factors of the pull, int32 [m, D].
+      For the m keys of the table that have factors: the indices of the keys within `places`, int32
+      [m], and the indices of their factors in the flat array of the pull's factors, int32 [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)

@@ -163,7 +163,8 @@ class Servers:
     """Adds the placeholders of a push.
 
     Returns:
-      The placeholders; and for each server, its part of the keys, shows, clicks and buffer.
+      The placeholders; and for each server, the keys, shows, clicks and values of `Push.buffer`
+      that go to it.
     """
     with self._on_worker():
       feeds = Push(

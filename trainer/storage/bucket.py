@@ -102,7 +102,7 @@ class Bucket:
       lock.release()
 
   def refresh(self, below: str = '') -> None:
-    """Makes the directory equal to the bucket, without the lock that `download` takes.
+    """Makes the directory equal to the bucket. Unlike `download`, it takes no lock.
 
     Args:
       below: the part of the run_dir to copy, such as `exports`; by default all.

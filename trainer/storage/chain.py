@@ -193,7 +193,7 @@ class RowExport:
   def rows(self) -> Iterator[Rows]:
     """Yields batches of rows, ordered by logical shard, then by key.
 
-    Each file is read twice: its checksum is verified before its first row is yielded.
+    Each file is read twice: first to verify its checksum, then for its rows.
     """
     for name in self._parts('rows', range(SHARDS)):
       files.check_crc32(self.path, name, self._manifest['files'])
@@ -222,7 +222,12 @@ class RowExport:
     return np.concatenate(parts)
 
   def _parts(self, content: str, shards: range) -> Iterator[str]:
-    """Yields the names of the files that may hold keys of some shards; arguments as in `keys`."""
+    """Yields the names of the files that may hold keys of `shards`.
+
+    Args:
+      content: 'rows' or 'tombstones', as in `keys`.
+      shards: logical shards.
+    """
     parts = self._manifest['parts']
     for rank in owners_with(shards, parts):
       if (name := part_name(content, rank, parts)) in self._manifest['files']:
@@ -300,9 +305,9 @@ def chain(directory: str, last: str | None = None) -> list[RowExport]:
 class Replay:
   """Applies the deltas of a chain to its base, and keeps the result for the next export.
 
-  An export is read again only if another one has taken its place. So the time to write an export
-  does not grow with the length of its chain. The keys of the chain, 8 bytes each, and its items
-  stay in memory.
+  The keys of the chain, 8 bytes each, and its items stay in memory. So each export is read once,
+  and the time to write the next export does not grow with the length of the chain. If another
+  export has taken the place of one that was read, the chain is read anew.
   """
 
   def __init__(self):
@@ -388,10 +393,10 @@ class Replay:
     empty: Result,
     added: Callable[[Result, RowExport], Result],
   ) -> Result:
-    """Reduces a chain to a result, by a function that adds one export at a time.
+    """Replays a chain: calls `added` with each export in order, and returns the last result.
 
-    If the chain begins with the exports of the last call with the same `name`, only the exports
-    after these are read.
+    The result is kept for the next call with the same `name`. If the chain then begins with the
+    same exports, only the exports after these are read.
 
     Args:
       name: the name under which the result is kept.
@@ -412,5 +417,8 @@ class Replay:
 
 
 def _done_at(path: str) -> int:
-  """Returns the time at which an export was completed, in ns; it changes if the path is reused."""
+  """Returns when an export was completed, in ns since 1970.
+
+  Another time at the same path shows that another export has taken its place.
+  """
   return os.stat(f'{path}/{files.DONE}').st_mtime_ns

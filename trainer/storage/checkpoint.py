@@ -114,11 +114,10 @@ def _serial(path: str) -> int | None:
 
 
 def candidates(directory: str) -> dict[str, int | None]:
-  """Returns {path: serial number} of the checkpoints that are DONE.
+  """Returns {path: serial number} of the checkpoints that are DONE; a damaged one has None.
 
-  The number of a damaged one is None. Damaged checkpoints come first, then the others from new to
-  old. So a reader that tries them in this order reports every damaged one before it takes the
-  newest good one.
+  Damaged checkpoints come first, then the others from new to old. So a reader that tries them in
+  this order reports all damaged checkpoints before it takes the newest intact one.
   """
   names = os.listdir(directory) if os.path.exists(directory) else []
   paths = [os.path.join(directory, name) for name in names if _NAME.fullmatch(name)]
@@ -227,7 +226,7 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
 def link(path: str, directory: str) -> None:
   """Copies a checkpoint into `directory`, and removes everything else there.
 
-  Instead of copying files, it makes hard links where the file system supports them.
+  Where the file system supports hard links, it makes hard links instead of copies.
   """
 
   def link_or_copy(source: str, target: str) -> None:
@@ -315,11 +314,10 @@ def _read_block(
 def read_texts(
   path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
 ) -> Iterator[bytes]:
-  """Yields a checkpoint's dumps of `KeptTexts` that can hold features of `shards`.
+  """Yields the texts of features in a checkpoint, as results of `KeptTexts.dump`.
 
-  They may hold features of other shards too.
-
-  Arguments and errors are those of `read_rows`.
+  Only dumps that may hold features of `shards` are read; they may hold other features too. The
+  arguments and errors are those of `read_rows`.
   """
   parts, listed = manifest['parts'], manifest['files']
   for rank in owners_with(shards, parts):

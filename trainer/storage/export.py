@@ -115,7 +115,7 @@ class _Plan(NamedTuple):
 
 
 class _Selection(NamedTuple):
-  """The keys of one process that an export concerns, int64 [n] each.
+  """The keys that an export of one process writes, deletes and keeps, int64 [n] each.
 
   `rows` and `tombstones` are ordered by logical shard, then by key.
   """
@@ -127,7 +127,10 @@ class _Selection(NamedTuple):
 
 
 class _Part(NamedTuple):
-  """What one process wrote. The last four numbers are 0 unless the policy filters exports."""
+  """What one process wrote.
+
+  If the policy cannot keep features out of exports, the last four numbers are not counted but 0.
+  """
 
   rows: int = 0
   tombstones: int = 0
@@ -140,7 +143,7 @@ class _Part(NamedTuple):
 
 
 def _layout(cfg: config.Config) -> JsonObject:
-  """Returns the parts of the config that determine keys and the layout of rows, for manifests."""
+  """Returns what a manifest records of the config: the settings that determine keys and rows."""
   return {
     'slots': cfg.slot_ids(),
     'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
@@ -185,7 +188,10 @@ def _begin(
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys that serving looks up: all, or with model.retrieval those of query slots."""
+  """Returns the keys that serving looks up.
+
+  These are all keys or, with model.retrieval, the keys in slots that the query tower reads.
+  """
   if cfg.model.retrieval is None:
     return keys
   ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
@@ -264,10 +270,10 @@ def _write_part(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Removes the exports of a kind that are older than its newest `keep`.
+  """Keeps the newest `keep` exports of a kind, and removes the older ones.
 
-  Of bases, it also removes the deltas that are older than the oldest base left. For kind delta, it
-  does nothing.
+  For the kinds 'base' and 'items', it also removes the deltas before the oldest export that it
+  keeps. For the kind 'delta', it does nothing.
   """
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
@@ -310,8 +316,8 @@ def write(
     folder: the directory to write into; it has a chain of its own. None: `run_dir/exports`.
     items: on process 0 of a run with model.retrieval, all its items: kind 'items' writes all of
       them, 'delta' those that changed. None on other processes and for other runs.
-    step: the step at which the model is exported.
-    since: the step of the last base or delta, after which delta_score counts changes.
+    step: the number of training steps of the exported model.
+    since: the step of the last base or delta; a delta writes what has changed since.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
     UserError: on every process, if any process cannot write; no delta_score is lowered then.
@@ -394,11 +400,12 @@ def _manifest(
   parts: Sequence[_Part],
   entries: dict[str, dict[str, int]],
 ) -> JsonObject:
-  """Returns the manifest without `position` and `step`.
+  """Returns the manifest of an export, without `position` and `step`.
 
   Args:
     parts: what each process wrote.
-    entries: {name of a file: its entry}. Entries of rows and tombstones receive `keys_crc32`.
+    entries: {name of a file: its size and checksum}. To the entries of row and tombstone files, it
+      adds `keys_crc32`, the checksum of the keys in the file.
   """
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:

@@ -43,7 +43,11 @@ class Items(NamedTuple):
   vectors: np.ndarray  # float32 [C, d]
 
   def take(self, places: np.ndarray) -> 'Items':
-    """Returns some of the items; `places` are their indices, or a bool mask [C]."""
+    """Returns some of the items.
+
+    Args:
+      places: the indices of these items; or bool [C], true for these items.
+    """
     return Items(*(column[places] for column in self))
 
   def by_key(self) -> 'Items':

@@ -50,7 +50,12 @@ class KeptTexts:
     self._add(keys, pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
 
   def _add(self, keys: np.ndarray, texts: pa.Array) -> None:
-    """Adds the texts of those keys [n] that are admitted, new, and owned by this process."""
+    """Adds the texts of features that are admitted and new, and that this process owns.
+
+    Args:
+      keys: int64 [n].
+      texts: the text of each key; keys that do not qualify are skipped.
+    """
     keys, first = np.unique(keys, return_index=True)
     new = within(keys, self._own) & ~np.isin(keys, self._keys)
     new &= np.isin(keys >> HASH_BITS, list(self._ids.values()))

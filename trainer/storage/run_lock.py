@@ -78,8 +78,10 @@ class RunLock:
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
 
   def follow(self, lock_id: str) -> None:
-    """Takes over the lock with this id, whose owner in the same job has died or left.
+    """Takes over the lock from another process of this job, which has died or called `leave`.
 
+    Args:
+      lock_id: the `id` of the lock.
     Raises:
       UserError: if another job has taken the run_dir in the meantime.
     """

@@ -1,15 +1,15 @@
 """Writes the whole model as a SavedModel, which computes predictions from the columns of the log.
 
 The rows of features are variables, sorted by key. A look-up is a binary search (`tf.searchsorted`).
-The weight and the factors of an unknown feature are 0, as in evaluation. Features that have no
-factors, and whose other values are all 0, are not written. There are two signatures:
+The weight and the factors of an unknown feature are 0, as in evaluation. A feature is left out if
+it has no factors and its other values are all 0. There are two signatures:
 
-- `serving_default` takes a tensor for every column. For a slot it is a string, written as in the
-  log: with the slot's separators, and blank for no feature. For a slot among `integer_slots` it is
-  int64. For a dense column it is float32, NaN where a number is missing. If a slot
-  and a dense column read the same column of the log, its tensor is a string. Every tensor has
-  length B or 1. One of length 1 is repeated B times, so that one user can be scored with B items. A
-  tensor is named as `input_name` says.
+- `serving_default` takes one tensor for every column of the log, under the name that `input_name`
+  gives it. A slot's tensor has strings, written as in the log: with the slot's separators, and
+  blank for no feature. For a slot among `integer_slots`, it is int64. A dense column's tensor is
+  float32, NaN where a number is missing. If a slot and a dense column read the same column of the
+  log, its tensor has strings. Every tensor has length B or 1. A tensor of length 1 is repeated B
+  times, so that one user can be scored with B items.
 - `examples` takes serialised tf.Examples, string [B]. Each holds the same columns, under their
   names in the log. A slot is a bytes list or an int64 list; each element is written as in the log,
   and several elements are several features. A dense column is a float, which may be left out.
@@ -251,15 +251,16 @@ class Serving(ServedModel):
   ) -> HistoryVectors:
     """Returns the history in one slot: the factors of each sample's features there, in order.
 
-    `samples`, `slot` and `place` describe the n features of the batch, those of all slots together.
+    `samples`, `slot` and `place` describe the n features of the batch in all slots.
 
     Args:
       field: the index of the history's slot among all slots.
       sums: for each table t, float32 [B, slots of t, width of t]: the sums of the factors in each
         slot. The candidate's vector is taken from them.
-      samples: int64 [n], the sample that a feature belongs to.
-      slot: int64 [n], the index of its slot.
-      place: int32 [n], its row in `self.factors` of its table; negative if it has no factors.
+      samples: int64 [n], the sample that each feature belongs to.
+      slot: int64 [n], the index of each feature's slot.
+      place: int32 [n], the index of each feature's row in `self.factors[table]`; negative if the
+        feature has no factors.
       size: B, int64 [].
     """
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)

@@ -21,7 +21,10 @@ Graph = tf.types.experimental.ConcreteFunction
 
 
 def input_name(column: str) -> str:
-  """Returns the name of a column's tensor: letters, digits and underscores, a letter first."""
+  """Returns the name that the tensor of a log's column has in a signature.
+
+  It has only letters, digits and underscores, and begins with a letter.
+  """
   name = re.sub(r'[^A-Za-z0-9_]', '_', column)
   return name if name[:1].isalpha() else f'column_{name}'
 

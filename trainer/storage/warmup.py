@@ -25,7 +25,9 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def write(path: str, specs: Mapping[str, tf.TensorSpec]) -> None:
-  """Writes warm-up requests, for `serving_default` and with all values 0, into a SavedModel.
+  """Writes two warm-up requests into a SavedModel, one of 1 sample and one of 100 samples.
+
+  They call `serving_default` with 0 in place of every number and the text '0' in every string.
 
   Args:
     path: the directory of the SavedModel.
