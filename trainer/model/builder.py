@@ -134,8 +134,7 @@ def _make_layer(
 
 
 def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
-  """Returns the LayerInputs of a batch of 0 samples; all other dimensions are those of `cfg`.
-
+  """Returns the LayerInputs of a batch of 0 samples; `cfg` decides the other dimensions.
   Args:
     needs: names of the inputs that layers read; the other inputs are None or [].
   """

@@ -1,8 +1,8 @@
 """Metrics with the influence of each sample, from which confidence intervals are computed.
 
 The influence of a sample is how far it moves a metric from its expectation. The variance of a
-metric is the sum of the squared influences. The difference of two metrics on the same samples has
-the differences of their influences.
+metric is the sum of the squared influences. For the difference of two metrics on the same samples,
+a sample's influence is the difference of its two influences.
 """
 
 from typing import NamedTuple
@@ -54,7 +54,10 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
 
 
 def logloss(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Measured | None:
-  """Returns the log loss; None without samples. The arguments are those of `auc`."""
+  """Returns the log loss; None without samples.
+
+  All arguments are float [n]; the labels are 0 or 1, and the weights above 0.
+  """
   inside = np.clip(probabilities, 1e-15, 1 - 2.0**-25)
   return _mean(-labels * np.log(inside) - (1 - labels) * np.log1p(-inside), weights)
 

@@ -68,7 +68,7 @@ LOSSES: dict[str, RankingLoss] = {
 
 @tf.custom_gradient
 def leave_out(logits: tf.Tensor, hits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Returns the logits of negatives, with NEVER in place of the logits to leave out.
+  """Returns the logits of negatives, with NEVER (−1e30) in place of the logits to leave out.
 
   Every loss has gradient 0 where a logit is NEVER, so this function passes gradients on unchanged.
 

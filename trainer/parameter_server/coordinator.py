@@ -279,11 +279,11 @@ class Coordinator:
     self._advance()
 
   def _send_back(self, text: str, when: str = '') -> None:
-    """Restarts all workers, which go back to the last checkpoint; then the job forms again.
+    """Restarts all workers at the last checkpoint; the job forms again once they have joined.
 
     Args:
-      text: why, for the line that users read.
-      when: the time at which the job forms again, which is added to that line.
+      text: the reason, for the line that users read.
+      when: text for the end of that line: when the job forms again.
     """
     text += f'. All go back to the last checkpoint{when}'
     self._cluster.say(text)

@@ -83,8 +83,9 @@ class DenseServing(ServedModel):
 def save(cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str) -> None:
   """Writes the dense part of a model, as a SavedModel, into the directory `path`.
 
-  The other arguments are those of `ServedModel`.
-
+  Args:
+    model: a CTRModel, or a RetrievalModel.
+    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
   Raises:
     UserError: if an interaction reads histories, which slot sums do not contain.
   """

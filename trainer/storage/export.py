@@ -94,7 +94,7 @@ PATIENCE = 600.0  # seconds that an export waits for another one
 
 
 class WrittenExport(NamedTuple):
-  """What `write` returns: the export that it has written, or that was there already."""
+  """An export that `write` has written or, if the same export existed already, found."""
 
   path: str
   rows: int  # over all processes
@@ -162,7 +162,7 @@ def _begin(
 ) -> _Plan:
   """Plans an export: where it goes and which export it follows. Only process 0 calls this.
 
-  Makes the directory of the export, unless this position in the data has been exported already. A
+  If this position in the data has not been exported yet, it makes the directory of the export. A
   delta holds the rows that changed after step `since`. So a delta can follow only an export whose
   step lies between `since` and `step`; otherwise it begins a new chain.
   """
@@ -301,7 +301,7 @@ def write(
   since: int = 0,
   replay: chain.Replay | None = None,
 ) -> WrittenExport:
-  """Writes an export unless it is there already; every process calls it.
+  """Writes an export, if it does not exist yet; every process calls it.
 
   A feature's delta_score is the score that it has gained since it was last written. When a base or
   delta has been written, the delta_score of each exported feature is lowered by its value at the

@@ -163,7 +163,12 @@ class Serving(ServedModel):
     return self._from_log(columns, size)
 
   def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs (see `_outputs`); `columns` are those of the log, `size` is B."""
+    """Returns the outputs (see `_outputs`), from columns of the log.
+
+    Args:
+      columns: {name of a column: its values}; a column that is absent is blank in all samples.
+      size: the number of samples, B.
+    """
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
     made = GraphReader(self._cfg, columns, size)
@@ -286,8 +291,11 @@ def save(
 ) -> None:
   """Writes the whole model, as a SavedModel, into the directory `path`.
 
-  The other arguments are those of `Serving`.
-
+  Args:
+    model: a CTRModel, or a RetrievalModel.
+    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
+    rows: the rows of all features.
+    integer_slots: the slots whose columns are int64 in the signature `serving_default`.
   Raises:
     UserError: if two columns have the same `input_name`, or an integer slot does not exist.
   """

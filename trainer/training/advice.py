@@ -45,7 +45,7 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
 
 
 def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
-  """Returns a warning if data.valid has too few clicks to choose the best epoch by; else None."""
+  """Returns a warning if data.valid has too few clicks for choosing the best epoch; else None."""
   label, plateau = cfg.deciding_label, cfg.train.plateau
   has_clicks = label.loss != 'squared_error' and not cfg.model.retrieval
   if not (has_clicks and valid and cfg.train.epochs > 1):

@@ -25,13 +25,13 @@ class Catalogue:
   occur in the current pass or have a row. So an item joins with the first pass in which it occurs,
   and leaves when its row is evicted.
 
-  The shows of an item are those of its row at the start of the pass, plus its samples in the pass.
-  Items and shows do not change during a pass. Checkpoints hold them.
+  An item has the shows of its row at the start of the pass, plus one for each of its samples in the
+  pass. Items and shows do not change during a pass. Checkpoints hold them.
 
   Attributes:
     keys: the keys of the items, int64 [C], ascending.
     shows: float64 [C], in the order of `keys`.
-    table: the content of data.items, which the caller sets; None if the config has no data.items.
+    table: the content of data.items; the caller sets it. None if the config has no data.items.
     field: the index in Config.ordered_slots of the slot that holds the items.
   """
 
@@ -129,11 +129,12 @@ class Catalogue:
     """Prepares a batch of NumPy arrays for a training step.
 
     Samples with a negative label, or with an item that is not in the catalogue, get weight 0.
-    Unless the loss is in_batch_softmax, negative items are drawn and appended to the batch.
+    Negative items are drawn and appended to the batch. Only the loss in_batch_softmax needs none,
+    because it compares a sample with the items of the other samples.
 
     Args:
-      step: the number of the step, from 0. It and the config's seed decide which negatives are
-        drawn.
+      step: the number of the step, from 0. Together with the config's seed, it decides which
+        negatives are drawn.
     Returns:
       The batch with `item`, `log_share` (see `_log_share_of`) and the columns of data.items.
     """

@@ -94,8 +94,8 @@ class Evaluation:
 
       - For clicks: auc, logloss, base_logloss, calibration, ctr, examples and, with data.group,
         gauc. Also the figures of trainer.model.calibration: deciles, ranking and spread.
-      - For squared error: rmse, examples, and base_rmse, which is the RMSE of predicting the mean
-        label for every sample.
+      - For squared error: rmse, examples, and base_rmse (the RMSE of predicting the mean label for
+        every sample).
       - With several tasks: the figures of the first task, and `tasks`, {name: figures of the task}.
       - `slots`: the result of SlotCalibration.
     """

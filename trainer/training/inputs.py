@@ -208,7 +208,7 @@ class Inputs:
 
     Args:
       split: the name of the folder that converted passes go to.
-      processes: how many processes, from rank 0 on, take turns.
+      processes: the number of processes that convert; the passes go to rank 0, rank 1, … in turn.
     """
     for data_pass in passes:
       path = self._path(data_pass, split)

@@ -182,7 +182,10 @@ class Ledger:
     return dict(self._folded + collections.Counter(entry.fate for entry in self))
 
   def fold(self, whole: int = WHOLE_ENTRIES) -> None:
-    """Folds the oldest entries (see `Ledger`) until `whole` are left. Passes in training stay."""
+    """Folds the oldest entries (see `Ledger`) until `whole` are left.
+
+    The entry of a pass whose training has not ended is never folded.
+    """
     old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
     newest = max((epoch for epoch, _ in self._entries), default=0)
     if newest != self._epoch:

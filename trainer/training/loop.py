@@ -31,7 +31,7 @@ def train_in_lockstep(
 
   Ranks may have different numbers of batches, and do not agree on a number of steps beforehand. A
   rank without further batches takes part in a step with an empty batch. Each step counts the ranks
-  that have another batch; once there is none, all ranks stop together.
+  that have another batch. When no rank has one, all ranks stop together.
 
   Args:
     state: the run's state, whose `progress.batch` counts the steps of the pass.

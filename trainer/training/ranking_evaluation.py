@@ -52,9 +52,8 @@ class RankingEvaluation:
   ) -> dict[str, float | int]:
     """Measures how high the rankings place the positives that users have in the passes.
 
-    A user's positives in data.train are neither ranked for that user nor counted as positives. The
-    same holds for data.valid, unless it is the split that is evaluated. With data.watch, all items
-    are ranked.
+    The items that a user has as positives in other passes of data.train and data.valid are neither
+    ranked for the user nor counted as positives. With data.watch, all items are ranked.
 
     Args:
       in_log: has no effect.
@@ -92,9 +91,10 @@ class RankingEvaluation:
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the best k items of each sample, in the order of samples, for n samples at a time.
 
-    Positives that the sample's user has in data.train or data.valid are left out, unless the run
-    follows a stream (data.watch). A sample gets no items if its query's vector is 0 because none of
-    the query's features has a row. A warning tells how many samples get none.
+    Items that the sample's user has as positives in data.train or data.valid are left out. In a run
+    that follows a stream (data.watch), no items are left out. A sample gets no items if none of its
+    query's features has a row and the query's vector is 0. A warning tells how many samples get
+    none.
 
     Yields:
       The keys of the items, int64 [n, k], −1 where there are fewer than k items, and their scores,

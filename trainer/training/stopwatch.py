@@ -40,7 +40,7 @@ class Stopwatch:
       self._running.pop()
 
   def move(self, seconds: float, part: str, within: str) -> None:
-    """Moves seconds that were counted as the part `within` to another part."""
+    """Counts seconds as time of `part` that were counted as time of `within` until now."""
     self._tick()
     self._seconds[part] += seconds
     self._seconds[within] -= seconds

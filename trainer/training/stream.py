@@ -180,10 +180,10 @@ class Stream:
     return entry
 
   def _count_refused(self, entry: Entry) -> None:
-    """Counts a refused pass, unless its file has vanished.
+    """Counts a refused pass; a pass whose file has vanished does not count.
 
     Raises:
-      BadPass: if no pass may be refused.
+      BadPass: if data.max_refused_passes is 0.
     """
     self._state.progress.refused_in_a_row += entry.size is not None
     self._refusal = entry.reason

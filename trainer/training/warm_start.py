@@ -381,10 +381,12 @@ def dense(
 
 
 def parts(cfg: config.Config) -> dict[str, JsonObject]:
-  """Returns {part: the settings that decide what the model predicts from this part's weights}.
+  """Returns the settings that decide what a model predicts from its weights.
 
-  The parts are slots, tables and layers. Two models with equal settings predict the same from the
-  same weights.
+  Two models with equal settings predict the same from the same weights.
+
+  Returns:
+    {part: its settings}. The parts are the slots, tables and layers.
   """
   settings = {
     f'data.slots: {s.name}': {'pooling': p} for s, p in zip(cfg.ordered_slots, cfg.poolings())
