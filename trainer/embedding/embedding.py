@@ -165,7 +165,7 @@ class Embedding:
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]
   ) -> dict[str, HistoryVectors]:
-    """Returns {slot: the factors of its histories}, which are differentiable in `rows.factors`.
+    """Returns {slot: the factors of its histories}; gradients flow from these to `rows.factors`.
 
     Args:
       batch, deduped, rows: B samples, their distinct keys, and the rows of these keys.

@@ -111,7 +111,8 @@ def _make_layer(
 
   Args:
     key: the layer's key in the config, for messages.
-    passed: {name in PASSED: value}; the constructor gets the values that it has parameters for.
+    passed: {name: value} for the names in PASSED, which a config cannot set. The constructor gets
+      the values of those names that are its parameters.
   Raises:
     UserError: if the layer does not take an argument of the config, or its constructor fails.
   """
@@ -135,6 +136,7 @@ def _make_layer(
 
 def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
   """Returns the LayerInputs of a batch of 0 samples; `cfg` decides the other dimensions.
+
   Args:
     needs: names of the inputs that layers read; the other inputs are None or [].
   """

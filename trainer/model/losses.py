@@ -14,7 +14,7 @@ SampleLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def per_sample_loss(model: Model) -> SampleLoss:
-  """Returns the loss that the config selects.
+  """Returns a function that computes the loss of each sample, as the config selects it.
 
   With y the label, z the logit and p = σ(z):
     log_loss: −y log p − (1 − y) log(1 − p)

@@ -239,9 +239,9 @@ class Servers:
     """Adds the push of modes ps_async and ps_geo: servers apply it without waiting for others.
 
     Args:
-      differences: false in ps_async: a push has gradients, which are divided by the weight of this
-        worker's samples. True in ps_geo: a push has changes to add to rows and dense variables, and
-        `counts[0]` is the number of steps that made them.
+      differences: what a push has. If false (ps_async), it has gradients, and the servers divide
+        them by the weight of this worker's samples. If true (ps_geo), it has changes to add to rows
+        and dense variables, and `counts[0]` is the number of steps that made the changes.
     """
     feeds, parts = self._push_feeds()
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
@@ -350,11 +350,11 @@ class Servers:
       return self.state()[1]
 
   def _repeat(self, read: Callable[..., Fetched]) -> Fetched:
-    """Runs a read until it is answered: again after each time-out, and once more if it is aborted.
+    """Runs a read until it is answered. It repeats it after every time-out, and after one abort.
 
     About one run in 50,000 is aborted by chance: TensorFlow draws the ids of requests at random,
-    and a server aborts a request whose id is among its last 100,000. Runs have a time limit because
-    a server waits forever for the part of a run that a worker has aborted.
+    and a server aborts a request whose id is among its last 100,000. If a worker has aborted a part
+    of a run, a server waits for this part forever; so each run has a time limit.
     """
     seconds, was_aborted = self.patience, False
     while True:

@@ -61,7 +61,11 @@ class DenseServing(ServedModel):
     return {spec.name: spec for spec in specs}
 
   def from_sums(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, as `_outputs` describes them; the inputs are those in `specs`."""
+    """Returns the outputs (see `_outputs`).
+
+    Args:
+      **inputs: a tensor for each name in `specs`.
+    """
     size = common_size({name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()})
 
     def tensor(name: str) -> tf.Tensor | None:

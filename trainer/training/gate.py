@@ -27,7 +27,7 @@ def judge(
   values: Mapping[str, float | int | None],
   present: Mapping[str, float],
 ) -> None:
-  """Checks a pass, and sets `progress.withheld` to the reason to withhold exports, or to None.
+  """Checks a pass. Sets `progress.withheld` to what is wrong with it; to None if nothing is wrong.
 
   Args:
     progress: the run's progress. Its `gate_reference` moves towards the figures of the pass if the

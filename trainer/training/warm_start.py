@@ -195,6 +195,7 @@ def _lay_out(
 
 def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
   """Returns which columns of a table's factors are of kind 'plain' (fm, dnn) and 'field' (ffm).
+
   Returns:
     {kind of an ops.row_store.FactorPart: range of columns}.
   """
@@ -412,8 +413,9 @@ def differences(
   """Returns a text for each difference between a model and the trained one.
 
   Args:
-    trained: the `parts` of the trained model, None for a part that was dropped; {} if untrained.
-    now: the `parts` of the model.
+    trained: the result of `parts` for the trained model, with None for a part whose trained weights
+      were dropped; {} if no model was trained.
+    now: the result of `parts` for the model.
   """
   if not trained:
     return ['all of it is new']
