@@ -1,4 +1,4 @@
-"""The interface through which the processes of a job communicate; its form for a single process.
+"""The interface through which the processes of a job communicate, and a class for one process.
 
 All processes call the same methods in the same order, even a process that has no samples left. If
 another process is lost, a call raises an error or ends the process; it never waits forever.

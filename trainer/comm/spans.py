@@ -44,7 +44,7 @@ class Spans:
     return outputs
 
   def collect(self) -> tf.Tensor:
-    """Returns when each exchange begins and ends, in seconds, float64 [n, 2]; clears the list."""
+    """Returns when each exchange begins and ends, in seconds, float64 [n, 2]; then forgets them."""
     stamps, self._stamps = self._stamps, []
     return tf.stack(stamps) if stamps else tf.zeros([0, 2], tf.float64)
 

@@ -21,7 +21,10 @@ NumberOfBins = Annotated[int, pydantic.Field(ge=2, le=MOST_BINS, strict=True)]
 
 
 class Made(Section):
-  """How a column is computed from others, as in `bins: age`: the kind and the columns to read."""
+  """How a made column is computed: the kind of computation, and the columns that it reads.
+
+  In `bins: age` the kind is `bins`, and the column that it reads is `age`.
+  """
 
   # A kind in which one of these depends on other keys has a property of that name.
   how: ClassVar[Literal['number', 'text', 'features']]  # how it reads columns

@@ -202,7 +202,7 @@ def unknown_jumps(
   """
 
   def share(of_slot: Mapping[str, float | None]) -> float:
-    """Returns the share of unknown samples among those that are not blank."""
+    """Returns, for one slot, how many of the samples with a feature have only unknown ones."""
     filled = 1 - (of_slot.get('blank') or 0)
     return (of_slot.get('unknown') or 0) / filled if filled > 0 else 0.0
 

@@ -239,9 +239,10 @@ class Servers:
     """Adds the push of modes ps_async and ps_geo: servers apply it without waiting for others.
 
     Args:
-      differences: what a push has. If false (ps_async), it has gradients, and the servers divide
-        them by the weight of this worker's samples. If true (ps_geo), it has changes to add to rows
-        and dense variables, and `counts[0]` is the number of steps that made the changes.
+      differences: whether a push carries changes instead of gradients. False (ps_async): it carries
+        gradients, which the servers divide by the weight of this worker's samples. True (ps_geo):
+        it carries changes to add to rows and dense variables, and `counts[0]` is the number of
+        steps that made the changes.
     """
     feeds, parts = self._push_feeds()
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)

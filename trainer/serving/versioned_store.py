@@ -142,7 +142,8 @@ class VersionedStore(abc.ABC):
       exports: the exports to apply, oldest first. The first one follows the version that the store
         holds, or is a base, which replaces all that the store holds.
       expected: the version that the store holds now.
-      withdrawn: in a rollback, the checksum of the newest export; see `Version`.
+      withdrawn: in a rollback, the checksum of the newest of the exports that it undoes (see
+        `Version`); otherwise None.
     Returns:
       The new version.
     Raises:

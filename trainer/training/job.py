@@ -403,7 +403,7 @@ class Job:
       callback.on_epoch_end(self.progress.epoch, values)
 
   def _finish(self) -> None:
-    """Ends a run that has trained all epochs: evaluates and exports the state that is kept."""
+    """Ends a run that has trained all epochs: evaluates and exports its best, or last, state."""
     fates = ', '.join(f'{n:,} {fate}' for fate, n in self.state.ledger.counts().items())
     progress = self.progress
     epochs = f' in {progress.epoch + 1} epochs' if progress.epoch else ''

@@ -253,10 +253,11 @@ _AXES = (
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
-  """Returns the names of the inputs that layers read: one name for each column, in order.
+  """Names the entries of the tensors that layers read, along their last axis.
 
   Returns:
-    {kind of inputs: names}; the kinds are the keys that `_AXES` uses, such as 'dense' or 'joined'.
+    {tensor: the name of each entry, in order}; the tensors are the keys that `_AXES` uses, such as
+    'dense' or 'joined'.
   """
   slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}

@@ -105,7 +105,7 @@ class ArrowReader:
     self._drop(wrong, 'made', column, wanted + of_own)
 
   def _is_made(self, name: str) -> bool:
-    """Returns whether `name` means a made column for this reader, and not a column of the log."""
+    """Returns whether this reader takes `name` as a made column, not as a column of the log."""
     return name in self._made and name != self._own
 
   def _array(self, name: str) -> tuple[pa.Array, str, list[str]]:
