@@ -237,10 +237,11 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_rank_histogram(self.handle, prefix)
 
   def evict_below(self, cut: TensorLike) -> tf.Tensor:
-    """Deletes the features whose sort keys are below a cut; returns their keys, int64 [m].
+    """Deletes the features that rank below a cut; returns their keys, int64 [m].
 
     Args:
-      cut: int32 [d], what `capacity_cut` returned.
+      cut: int32 [d], the first digits of a sort key (see `rank_histogram`), as `capacity_cut`
+        returned them. Features whose sort keys begin with less are deleted.
     """
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 

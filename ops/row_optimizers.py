@@ -17,7 +17,7 @@ from ops.row_kinds import HYPER_FIELDS, ROW_OPTIMIZERS
 
 
 class RowHyperparameters(Protocol):
-  """The settings of a row optimizer, such as a `trainer.config.RowOptimizer`.
+  """The settings of a row optimizer; a `trainer.config.RowOptimizer` has them.
 
   Each key of `row_kinds.HYPERPARAMETERS` is an attribute too.
   """

@@ -279,7 +279,7 @@ def _run(setup: _Search, trial: optuna.Trial) -> tuple[TrialState, float | None]
 
 
 def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
-  """Returns the evaluations of a run on data.valid that have the metric, a row for each epoch."""
+  """Returns a run's evaluations on data.valid that have the metric, a row for each epoch."""
   from trainer.reporting.events import read_events
 
   columns = list(dict.fromkeys(['split', metric, 'auc', 'ctr', 'examples']))

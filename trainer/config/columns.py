@@ -195,8 +195,8 @@ _MOST_NODES = 200
 
 
 class Expression(Made):
-  """Computes a number from others in float64. The result is missing if a number that it needs is
-  missing, or if it is not finite."""
+  """Computes a number from others in float64. The result is missing if one of the numbers that the
+  expression needs is missing, or if the result would not be finite."""
 
   how, is_fraction = 'number', True
   expression: str

@@ -89,9 +89,9 @@ def open_values(
   """Reads the look-up tables and measures the bins whose values the config does not give.
 
   Args:
-    known: {key: value} of the keys that already have a value.
+    known: {key of the config: its value}, for tables and bins that need not be read or measured.
   Returns:
-    {key: value} of the other keys.
+    {key of the config: its value}, for all other tables and bins.
   Raises:
     UserError: if a table cannot be read, or bins cannot be measured.
   """

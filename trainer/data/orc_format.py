@@ -24,8 +24,8 @@ def blocks(
 ) -> Iterator[Callable[[], Block]]:
   """Reads an ORC file in blocks; arguments and results are those of `csv_format.blocks`.
 
-  Messages give record numbers, from 1. Whole stripes are read. ORC does not say how many rows a
-  stripe has, so one column of the stripes before the part is read too, to count their rows.
+  Messages give record numbers, from 1. Whole stripes are read. Pyarrow does not say how many rows
+  a stripe has, so one column of the stripes before the part is read too, to count their rows.
   """
   with open_table(path, 'an ORC') as f:
     table = pa.orc.ORCFile(f)

@@ -13,7 +13,7 @@ from ops.row_store import PulledRows, TableSpec
 
 
 class RowTable(Protocol):
-  """Holds rows: a row store or TFRA store in this process, or the stores of all servers as one.
+  """What holds rows: a store of ours or TFRA's in this process, or all servers together.
 
   `ops.row_store.RowStore` describes each method.
 

@@ -111,8 +111,8 @@ def _make_layer(
 
   Args:
     key: the layer's key in the config, for messages.
-    passed: {name: value} for the names in PASSED, which a config cannot set. The constructor gets
-      the values of those names that are its parameters.
+    passed: {name: value} for the names in PASSED, which a config cannot set. The layer gets only
+      those that its constructor has as parameters.
   Raises:
     UserError: if the layer does not take an argument of the config, or its constructor fails.
   """

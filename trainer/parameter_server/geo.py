@@ -7,10 +7,11 @@ worker's copy, `server` the value on the servers, and `old` what `server` was at
   send its own changes:    difference = (local − old) / N;  server += difference;  old += difference
   take others' changes:    local += server − old;  old = server
 
-The optimizer state stays on the worker. A merge changes nothing of it but FTRL's z, from which FTRL
-computes the weight. Copies are float32, even if the table is bfloat16. The servers admit features:
-a merge sends them shows and clicks, and a copied row gets factors once the row on the server has
-them. A copied row that was not used in the previous pass is updated when it is next used.
+The optimizer state stays on the worker, and a merge leaves it as it is. Only FTRL's z is changed
+together with the weight, because FTRL computes the weight from z. Copies are float32, even if the
+table is bfloat16. The servers admit features: a merge sends them the features' shows and clicks,
+and a copied row gets factors once the row on the server has factors. A copied row that was not used
+in the previous pass is updated when it is next used.
 """
 
 import dataclasses

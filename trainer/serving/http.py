@@ -226,7 +226,7 @@ class App:
   def _counted(self, body: bytes) -> Iterator[bytes]:
     """Yields the body, and counts its request as under way until the context ends.
 
-    A request is counted only once its body has arrived, so that slow clients cannot use up the
+    A request is not counted before its body has arrived, so that slow clients cannot use up the
     limit.
 
     Raises:
@@ -282,7 +282,7 @@ class App:
     some[0].answer.get_loop().call_soon_threadsafe(deliver)
 
   def _score(self, bodies: Sequence[bytes]) -> list[bytes | Exception]:
-    """Returns, for each body of a request, the body of the answer or the error that refuses it."""
+    """Returns, for the body of each request, the answer's body or the error that refuses it."""
     try:
       requests = [self._parse(body) for body in bodies]
       columns = requests[0].columns.keys()

@@ -56,8 +56,8 @@ def open_run(
   """Restores a run, for a `with` statement. Every rank that shares the work calls it.
 
   It leaves the run's files as they are, because a trainer may be at work in the run_dir. Passes are
-  converted in a temporary directory, which is removed at the end. That directory lies in the
-  run_dir only if the ranks run on several hosts, because these may share no other directory.
+  converted in a temporary directory, which is removed at the end. If the ranks run on several
+  hosts, that directory is made inside the run_dir, because all hosts can reach it there.
 
   Args:
     overrides: strings `a.b=value` that change the run's config.

@@ -22,9 +22,9 @@ def _pattern(made: config.Text) -> str:
 
 
 def _pieces(texts: pa.Array, made: config.Text) -> pa.Array:
-  """Returns the runs of characters or the prefixes of each text, as a list array [u].
+  """Returns the character n-grams or the prefixes of each text, as a list array [u].
 
-  Where runs or prefixes would be longer than the text, the text itself takes their place, once.
+  The lengths that exceed the length of a text give, all together, the whole text once.
 
   Args:
     texts: string [u], without nulls.
