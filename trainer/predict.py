@@ -17,6 +17,7 @@ import shutil
 import sys
 import tempfile
 
+import pyarrow as pa
 from absl import flags
 
 from trainer import api, command_line, runtime
@@ -57,6 +58,13 @@ def main() -> None:
   is_text = suffix in carried.TEXT_DELIMITERS
   # A bad record is an error, because dropping it would shift the lines after it.
   overrides = [*SET.value, 'data.max_bad_share=0']
+  items = 0
+
+  def counted(table: pa.Table) -> pa.Table:
+    nonlocal items
+    items += len(table)
+    return table
+
   with (
     open_run(RUN_DIR.value, overrides, CHECKPOINT.value, here) as run,
     tempfile.TemporaryDirectory(prefix='ctr-predict-') as folder,
@@ -74,7 +82,7 @@ def main() -> None:
     names = [label.name for label in cfg.data.labels] or ['probability']
 
     if cfg.model.retrieval:
-      predicted = recommendations(run, prepared, K.value)
+      predicted = map(counted, recommendations(run, prepared, K.value))
     else:
       predicted = api.predictions(run, prepared)
     if here.rank > 0:
@@ -97,8 +105,8 @@ def main() -> None:
       carried.write_tables(tables, out, suffix)
   if OUT.value != '-':
     count = sum(data_pass.num_samples for data_pass in prepared)
-    what = 'samples with recommendations' if cfg.model.retrieval else 'predictions'
-    print(f'{count:,} {what} in {OUT.value}', file=sys.stderr)
+    told = f'{items:,} recommendations for {count:,} samples' if cfg.model.retrieval else ''
+    print(f'{told or f"{count:,} predictions"} in {OUT.value}', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -33,12 +33,16 @@ DATA = flags.DEFINE_string('data', None, 'The log.', required=True)
 OUT = flags.DEFINE_string('out', None, 'A directory for the three files.', required=True)
 BY_TIME = flags.DEFINE_string('by_time', None, 'A column of numbers, or texts that sort by time.')
 BY_HASH = flags.DEFINE_string('by_hash', None, 'A column whose equal values stay together.')
-SHARES = flags.DEFINE_list('shares', ['80', '10', '10'], 'Per cent for train, valid and test.')
+SHARES = flags.DEFINE_list(
+  'shares',
+  ['80', '10', '10'],
+  'Per cent of samples, or of values of --by_hash, for train, valid, test.',
+)
 AT = flags.DEFINE_list(
   'at', None, 'In place of --shares: when valid and test begin, as 2024-01-30,2024-01-31.'
 )
 TIME_FORMAT = flags.DEFINE_string('time_format', None, 'Of --by_time, as %d.%m.%Y %H:%M:%S.')
-DELIMITER = flags.DEFINE_string('delimiter', None, 'Of a CSV file; by default that of its names.')
+DELIMITER = flags.DEFINE_string('delimiter', None, 'Of a CSV file; default: as between its names.')
 COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
 
 SPLITS = ('train', 'valid', 'test')

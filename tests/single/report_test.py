@@ -311,7 +311,7 @@ class WordsTest(tf.test.TestCase):
       events.append(
         {'event': 'train', 'pass': 'log', 'slots': {'user': of_user}} | figures | where | size
       )
-      slots = {'user': {'unknown': 1.0}}
+      slots = {'user': {'unknown': 0.99}}
       scored = {'auc': new, 'examples': 4_000, 'ctr': 0.2, 'calibration': 1.0, 'slots': slots}
       events.append({'event': 'eval', 'split': 'valid', 'pass': 'valid'} | scored | where)
       if new == max(valid_auc[: epoch + 1]):
@@ -347,7 +347,7 @@ class WordsTest(tf.test.TestCase):
       (
         self.static_events(features=30_000, shows=90_000.0),
         "Slot 'user' has a new value in almost every sample: 30,000 features of 45,000 "
-        'impressions, in 95% of the bytes; the model does not know 100% of those it evaluates.',
+        'impressions, in 95% of the bytes; the model does not know 99% of those it evaluates.',
       ),
       (
         self.static_events(admitted=100_000),
@@ -356,6 +356,15 @@ class WordsTest(tf.test.TestCase):
     ):
       (found,) = findings.faults(self.run_of(events))
       self.assertStartsWith(found, wanted)
+
+  def test_a_slot_whose_values_are_all_new(self):
+    events = self.static_events()
+    slots = {'user': {'unknown': 1.0}, 'item': {'unknown': 0.9}}
+    for e in events:
+      if e.get('split') == 'valid':
+        e['slots'] = slots
+    (found,) = findings.faults(self.run_of(events))
+    self.assertStartsWith(found, "Slot 'user': in data.valid every sample has a value that was")
 
   def test_few_clicks_are_told(self):
     events = self.static_events((0.8, 0.763), (0.7, 0.66))

@@ -44,8 +44,9 @@ def read_yaml(text: str, where: str) -> Json:
     at = f':{mark.line + 1}' if mark else ''
     problem = ' '.join(str(getattr(e, 'problem', None) or e).split())
     is_syntax = isinstance(e, yaml.scanner.ScannerError | yaml.parser.ParserError)
-    quote = '; a text that holds [ ] { } , : # or % wants quotes' * is_syntax
-    raise ConfigError(f'{where}{at}: not YAML: {problem}{quote}') from None
+    hint = '; a text that holds [ ] { } , : # or % wants quotes, and keys of one section the same '
+    hint = f'{hint}indentation' * is_syntax
+    raise ConfigError(f'{where}{at}: not YAML: {problem}{hint}') from None
   except RecursionError:
     raise ConfigError(f'{where}: values are nested too deep; wanted a config') from None
   except (ValueError, TypeError, LookupError, AttributeError) as e:  # such as !!int ""

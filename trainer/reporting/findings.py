@@ -398,17 +398,36 @@ def _unique_values(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence for each slot that has a new value in almost every sample."""
   scored = next(iter(run.scores.values()), {}).get('slots')
   for slot, values in kept_slots(run).items():
-    features, shows = values.get('features', 0), values.get('shows', 0)
-    if features < LEAST_UNIQUE or features < UNIQUE * shows:
+    if not _is_unique(values):
       continue
     of_slot = scored.get(slot, {}) if isinstance(scored, dict) else {}
     unknown = of_slot.get('unknown')
     told = f'; the model does not know {unknown:.0%} of those it evaluates' if unknown else ''
+    features, shows = (f'{values[key]:,.0f}' for key in ('features', 'shows'))
     yield (
-      f"Slot '{slot}' has a new value in almost every sample: {features:,.0f} features of "
-      f'{shows:,.0f} impressions, in {values.get("bytes_share", 0):.0%} of the bytes{told}. '
+      f"Slot '{slot}' has a new value in almost every sample: {features} features of {shows} "
+      f'impressions, in {values.get("bytes_share", 0):.0%} of the bytes{told}. '
       'Leave it out, or make its values coarser.'
     )
+
+
+def _unseen_values(run: RecordedRun) -> Iterator[str]:
+  """Yields a sentence for each slot of which data.valid, or data.test, has only new values."""
+  kept = kept_slots(run)
+  for split, figures in run.scores.items():
+    slots = figures.get('slots')
+    for slot, of_slot in slots.items() if isinstance(slots, dict) else ():
+      if of_slot.get('unknown') == 1 and not _is_unique(kept.get(slot, {})):
+        yield (
+          f"Slot '{slot}': in data.{split} every sample has a value that was never trained on. "
+          'Predictions lack what the slot has learned: train on more days, or leave it out.'
+        )
+
+
+def _is_unique(values: Mapping[str, float]) -> bool:
+  """Returns whether a slot has a new value in almost every sample, by its `kept_slots`."""
+  features, shows = values.get('features', 0), values.get('shows', 0)
+  return features >= max(LEAST_UNIQUE, UNIQUE * shows)
 
 
 def kept_slots(run: RecordedRun) -> dict[str, dict]:
@@ -430,6 +449,7 @@ _CHECKS = (
   _uncalibrated,
   _labels,
   _blank_slots,
+  _unseen_values,
   _drift,
   _leaks,
   _factors,

@@ -104,7 +104,8 @@ class RankingEvaluation:
     """
     self._refresh()
     self._check_k('k', k)
-    unknown = 0
+    unknown: list[int] = []  # numbers of samples
+    before = 0  # samples of earlier passes
     rank, size = self._communicator.rank, self._communicator.size
     keys, items = np.append(self.catalogue.keys, -1), self.item_vectors()
     seen = self._positives(self._seen_passes(prepared))
@@ -119,10 +120,12 @@ class RankingEvaluation:
         places, scores = self.rank(queries, left_out, k, items)
         is_unknown = ~queries.any(1)
         places[is_unknown] = len(keys) - 1
-        unknown += np.sum(is_unknown)
+        unknown += (before + samples[is_unknown]).tolist()
         yield keys[places], scores
+      before += data_pass.num_samples
     if unknown and rank == 0:
-      logging.warning('%d queries have no feature with a row: no items are found for them', unknown)
+      told = 'no items for %d of %d samples, whose queries have no feature with a row: sample %d%s'
+      logging.warning(told, len(unknown), before, unknown[0], ' and others' * (len(unknown) > 1))
 
   def _refresh(self) -> None:
     self.catalogue.table = self._inputs.items()

@@ -3,15 +3,16 @@
 import contextlib
 import dataclasses
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from absl import logging
 
 from trainer import config, files
 from trainer.comm.communicator import Communicator
 from trainer.errors import DataLoss, UserError
-from trainer.plain_data import JsonObject
+from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
 from trainer.storage.kept_texts import KeptTexts
 from trainer.training import warm_start
@@ -282,12 +283,21 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
   if not mine & others:
     names = ', '.join(sorted(others))
     raise UserError(f'{other}: data.slots has none of its slots, {names}; wanted some, {wanted}')
+  was, now = ('interactions' if x.model.retrieval is None else 'retrieval' for x in (before, cfg))
+  if was != now:
+    differs = f'its config.yaml has model.{was}, this config model.{now}'
+    raise UserError(f'{other}: {differs}; wanted the same, {wanted}')
   old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
   for key in sorted(old.keys() | new.keys()):
-    was, now = old.get(key), new.get(key)
-    if was != now and not warm_start.may_change(key, before, cfg):
-      differs = f'its config.yaml has {key} = {was!r}, this config {now!r}'
+    if old.get(key) != new.get(key) and not warm_start.may_change(key, before, cfg):
+      differs = f'its config.yaml has {key} = {_shown(old, key)}, this config {_shown(new, key)}'
       raise UserError(f'{other}: {differs}; wanted the same, {wanted}')
+
+
+def _shown(flat: Mapping[str, Json], key: str) -> str:
+  """Returns a flat config's value of a key as text; of a list of sections, their names."""
+  names = [v for k, v in flat.items() if re.fullmatch(rf'{re.escape(key)}\.\d+\.name', k)]
+  return f'[{", ".join(map(str, names))}]' if names else repr(flat.get(key))
 
 
 def _tell_differences(before: config.Config, cfg: config.Config) -> None:
