@@ -98,7 +98,9 @@ def _tables() -> Iterator[pa.Table]:
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
   if name not in table.column_names:
-    raise UserError(f"{DATA.value}: has no column '{name}'{nearest(name, table.column_names)}")
+    flag = '--by_time' if BY_TIME.value else '--by_hash'
+    near = nearest(name, table.column_names)
+    raise UserError(f'{flag} {name}: {DATA.value} has no column of this name{near}')
   return table[name]
 
 
