@@ -127,6 +127,8 @@ def right_calls(rng: np.random.Generator) -> list:
   ):
     with contextlib.suppress(tf.errors.UnimplementedError):  # the processor has no avx512_bf16
       call()
+  sums, histogram = (tf.Variable(tf.zeros(shape, tf.float64)) for shape in ([5], [2, 8]))
+  ops.ctr_metric_sums(shows, shows, shows, sums.handle, [histogram.handle], 'clicks', 8)
   text = np.frombuffer(b'onetwo', np.uint8)
   key_ops.text_keys(text, np.array([0, 3, 6], np.int32), 3)
   filled = counts.reshape([batch, fields]).astype(np.int32)
@@ -159,7 +161,7 @@ def right_calls(rng: np.random.Generator) -> list:
   alone.counters()
   store.clear()
   store.import_state(state)
-  return [store, lifecycle, alone, deduped]
+  return [store, lifecycle, sums, histogram, alone, deduped]
 
 
 def wrong(value, draw: random.Random, handles: list):
@@ -218,7 +220,10 @@ def main(seed: int, calls: int, log: str) -> int:
   recorder = Recorder()
   kept = right_calls(np.random.default_rng(seed))
   recorder.stop()
-  handles = [kept[0].handle, kept[1].handle, recorder.calls['ctr_all_reduce']['connections']]
+  handles = [
+    *(resource.handle for resource in kept[:4]),
+    recorder.calls['ctr_all_reduce']['connections'],
+  ]
   used = psutil.Process().memory_info().vms
   resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30),) * 2)  # so that none takes all there is
   missing = set(recorder.functions) - set(recorder.calls)

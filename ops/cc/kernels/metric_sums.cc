@@ -108,7 +108,7 @@ class MetricSumsOp : public tensorflow::OpKernel {
           // float32 rounds numbers within 2^-25 of 1 to 1.
           const double inside = std::clamp(p, 1e-15, 1 - 0x1p-25);
           const double log_p = std::log(inside), log_not_p = std::log(1 - inside);
-          places[i] = (y > 0.5 ? buckets_ : 0) + BucketOf(log_p - log_not_p, buckets_);
+          places[i] = (y > 0.5 ? int64_t{buckets_} : 0) + BucketOf(log_p - log_not_p, buckets_);
           loss -= w * (y * log_p + (1 - y) * log_not_p);
           expected += w * p;
           clicked += w * y;
