@@ -101,6 +101,11 @@ class RunDirTest(tf.test.TestCase):
       (['data.slots=[{name: x}, {name: y}]'], 'data.slots'),
       (['data.label=click'], 'data.label'),
       (['seed=3'], 'seed'),
+      (['data.dense=[{name: price}]'], r'data.dense = \[\], this config \[price\];'),
+      (
+        ['model={retrieval: {query: {slots: [user]}, item: {slots: [item]}}}', 'data.group=user'],
+        'model.interactions, this config model.retrieval;',
+      ),
     ):
       with self.assertRaisesRegex(errors.UserError, f'holds another model: .*{key}'):
         self.told(*overrides)

@@ -73,8 +73,8 @@ class Config(Section):
   def settings(self) -> JsonObject:
     """Returns {key: value} of the settings by which runs are compared.
 
-    Left out are empty values, boundaries of bins that the run measured, and the content of look-up
-    tables.
+    Empty values, boundaries of bins that the run measured, and the content of look-up tables are
+    left out.
     """
     measured = [key for key, origin in self._origins.items() if origin == 'measured']
     of_data = tuple(key for key in measured if '.from.' in key)

@@ -351,7 +351,7 @@ class Servers:
       return self.state()[1]
 
   def _repeat(self, read: Callable[..., Fetched]) -> Fetched:
-    """Runs a read until it is answered. It repeats it after every time-out, and after one abort.
+    """Repeats a read until it is answered: after every time-out, and after one abort.
 
     About one run in 50,000 is aborted by chance: TensorFlow draws the ids of requests at random,
     and a server aborts a request whose id is among its last 100,000. If a worker has aborted a part

@@ -62,7 +62,7 @@ def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
 def _parts(
   columns: list[tuple[TensorLike, TensorLike]], most: int, xp: ModuleType
 ) -> tuple[list[TensorLike], TensorLike]:
-  """Combines the features of each record.
+  """Combines the features that a record has in several columns.
 
   Args:
     columns: for each column, the hashes of the features of all records, int64 [m], and how many of
