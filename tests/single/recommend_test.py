@@ -123,7 +123,10 @@ class ServedTest(tf.test.TestCase):
       self.assertNotIn('predict', paths)
 
   def test_an_unknown_user_finds_nothing(self):
-    expected = self.run_.recommend(pd.DataFrame({'user': ['7', 'nobody']}), k=5)
+    with self.assertLogs(level='WARNING') as told:
+      expected = self.run_.recommend(pd.DataFrame({'user': ['7', 'nobody']}), k=5)
+    wanted = 'no items for 1 of 2 samples, whose queries have no feature with a row: sample 1'
+    self.assertIn(wanted, ' '.join(' '.join(told.output).split()))
     self.assertAllEqual(expected['sample'], [0] * 5)
     with served(self.service) as client:
       _, answer = self.ask(client, {'inputs': {'user': ['nobody']}, 'k': 5})

@@ -281,6 +281,7 @@ class RunTest(tf.test.TestCase):
       flags = '--run_dir', cfg.run_dir, '--data', path, '--out', out, '--checkpoint', 'last'
       done = commands.run('-m', 'trainer.predict', *flags, '--k', '5', *options)
       self.assertEqual(done.returncode, 0, done.stderr)
+      self.assertIn(f'20 recommendations for 4 samples in {out}', done.stderr)
       table = pd.read_csv(out, dtype={'item': str})
       self.assertEqual(list(table), [*columns, 'item', 'score'])
       self.assertAllEqual(table['item'], found['item'])
