@@ -107,7 +107,6 @@ def pool(
     segments=segments,
     batch_size=batch_size,
     starts=deduped.starts,
-    order=deduped.order,
     **layout.attributes(),
   )
   return Pooled(linear, norm, *map(layout.by_table, (slots, totals, squares)))
@@ -115,7 +114,7 @@ def pool(
 
 @tf.RegisterGradient('CtrPool')
 def _pool_gradient(op: tf.Operation, *gradients: tf.Tensor | None) -> list[tf.Tensor | None]:
-  _, _, factors, offsets, values, segments, batch_size, starts, order = op.inputs
+  _, inverse, factors, offsets, values, segments, batch_size, starts = op.inputs
   linear, _, *of_parts = [tf.zeros([0]) if g is None else g for g in gradients]
   parts = op.get_attr('parts')
   attributes = ('table_of_field', 'poolings', 'part_tables', 'part_widths')
@@ -126,15 +125,15 @@ def _pool_gradient(op: tf.Operation, *gradients: tf.Tensor | None) -> list[tf.Te
     values=values,
     segments=segments,
     batch_size=batch_size,
+    inverse=inverse,
     starts=starts,
-    order=order,
     linear_grad=linear,
     slots_grads=of_parts[:parts],
     totals_grads=of_parts[parts : 2 * parts],
     squares_grads=of_parts[2 * parts :],
     **{name: op.get_attr(name) for name in attributes},
   )
-  return [linear_grad, None, factors_grad] + [None] * 6
+  return [linear_grad, None, factors_grad] + [None] * 5
 
 
 def histories(

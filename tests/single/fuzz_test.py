@@ -31,7 +31,6 @@ class FuzzTest(tf.test.TestCase):
         segments=tf.zeros([0], tf.int32),
         batch_size=0,
         starts=[0],
-        order=tf.zeros([0], tf.int32),
         parts=0,
         table_of_field=[2**31 - 1],
         poolings=[],

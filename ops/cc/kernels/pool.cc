@@ -94,7 +94,7 @@ class PoolOp : public PoolOpKernel {
   using PoolOpKernel::PoolOpKernel;
 
   void Compute(tensorflow::OpKernelContext* context) override {
-    // linear, inverse, factors, offsets, values, segments, batch_size, starts, order
+    // linear, inverse, factors, offsets, values, segments, batch_size, starts
     OP_REQUIRES_OK(context, CheckVector(context->input(1), "inverse"));
     PoolBatch batch;
     OP_REQUIRES_OK(context, ReadBatch(context, 2, context->input(1).dim_size(0), &batch));
@@ -139,13 +139,13 @@ class PoolGradOp : public PoolOpKernel {
   using PoolOpKernel::PoolOpKernel;
 
   void Compute(tensorflow::OpKernelContext* context) override {
-    // factors, offsets, values, segments, batch_size, starts, order, linear_grad, slots_grads…,
+    // factors, offsets, values, segments, batch_size, inverse, starts, linear_grad, slots_grads…,
     // totals_grads…, squares_grads…
-    const tensorflow::Tensor &starts = context->input(5), &order = context->input(6),
+    const tensorflow::Tensor &inverse = context->input(5), &starts = context->input(6),
                              &linear = context->input(7);
-    OP_REQUIRES_OK(context, CheckVector(order, "order"));
+    OP_REQUIRES_OK(context, CheckVector(inverse, "inverse"));
     PoolBatch batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 0, order.dim_size(0), &batch));
+    OP_REQUIRES_OK(context, ReadBatch(context, 0, inverse.dim_size(0), &batch));
     OP_REQUIRES_OK(context, CheckOffsets(starts, "starts", batch.u, batch.n));
     PoolGradients gradients;
     if (linear.NumElements() > 0) {
@@ -181,11 +181,11 @@ class PoolGradOp : public PoolOpKernel {
     OP_REQUIRES_OK(context, context->allocate_output(0, {batch.u}, &linear_out));
     OP_REQUIRES_OK(context, context->allocate_output(1, context->input(0).shape(), &factors_out));
     OP_REQUIRES(context,
-                PoolGradient(layout_, batch, gradients, starts.flat<int32_t>().data(),
-                             order.flat<int32_t>().data(), ParallelForOf(context),
+                PoolGradient(layout_, batch, gradients, inverse.flat<int32_t>().data(),
+                             starts.flat<int32_t>().data(), ParallelForOf(context),
                              linear_out->flat<float>().data(), factors_out->flat<float>().data()),
                 absl::InvalidArgumentError(absl::StrCat(
-                    "order, offsets: wanted positions in [0, ", batch.n,
+                    "inverse, offsets: wanted indices in [0, ", batch.u,
                     ") of features that have no factors or those of their field's table")));
   }
 };

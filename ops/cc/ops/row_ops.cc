@@ -312,7 +312,7 @@ updated: [n, dim + state].
 
 Status PoolShape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(Vectors(c, 0, 5));
-  TF_RETURN_IF_ERROR(Vectors(c, 7, 8));
+  TF_RETURN_IF_ERROR(Vectors(c, 7, 7));
   std::vector<int> table_of_field, part_tables, part_widths;
   std::vector<bool> part_field, part_slots, part_totals;
   TF_RETURN_IF_ERROR(c->GetAttr("table_of_field", &table_of_field));
@@ -358,7 +358,6 @@ REGISTER_OP("CtrPool")
     .Input("segments: int32")
     .Input("batch_size: int32")
     .Input("starts: int32")
-    .Input("order: int32")
     .Attr("parts: int >= 0")
     .Attr("table_of_field: list(int)")
     .Attr("part_tables: list(int)")
@@ -387,7 +386,6 @@ values: [n], the values x; or [0] if all are 1.
 segments: [n], sample * F + field, ascending; or [0] if each field of each sample has one occurrence.
 batch_size: B.
 starts: [u + 1], from CtrDedupe, for the gradient.
-order: [n], from CtrDedupe, for the gradient.
 table_of_field: [F], ascending.
 part_tables: for each part its table, in the order of a row's columns.
 part_widths: for each part D.
@@ -410,8 +408,8 @@ REGISTER_OP("CtrPoolGrad")
     .Input("values: float")
     .Input("segments: int32")
     .Input("batch_size: int32")
+    .Input("inverse: int32")
     .Input("starts: int32")
-    .Input("order: int32")
     .Input("linear_grad: float")
     .Input("slots_grads: parts * float")
     .Input("totals_grads: parts * float")

@@ -37,12 +37,9 @@ CTR_INLINE const typename Floats<N>::Type& At(const float* p) {
 // Calls work.template Do<N>(c) for columns [c, c + N) until all are done.
 template <typename Work>
 CTR_INLINE void ByColumns(int columns, const Work& work) {
+  // Not by 16 columns: for AVX2, GCC 12 makes vectors of 16 floats in memory, number by number.
   int c = 0;
-  for (; c + 16 <= columns; c += 16) work.template Do<16>(c);
-  if (c + 8 <= columns) {
-    work.template Do<8>(c);
-    c += 8;
-  }
+  for (; c + 8 <= columns; c += 8) work.template Do<8>(c);
   if (c + 4 <= columns) {
     work.template Do<4>(c);
     c += 4;
@@ -196,12 +193,23 @@ CTR_MULTIVERSION bool PoolSamples(const PoolLayout& layout, const PoolBatch& bat
   return true;
 }
 
-// Computes the gradients for distinct features [begin, end). slopes: [parts], working memory.
+// Working memory of PoolGradientOf, for the features of its range.
+struct GradientScratch {
+  std::vector<int32_t> tables;  // [features]: the table of a feature; -1: no occurrence had factors
+  std::vector<float> slopes;    // [features, parts]: the sum of 2 x^2 times the gradient of squares
+};
+
+// Computes the gradients for distinct features [begin, end).
+//
+// It goes through the batch in its order, so that it reads the gradients of slots from front to
+// back. The rows that it adds to are either few or, within their shard, in order of their first
+// occurrence (see Dedupe::Write). By feature, almost every read would be of another page.
 CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& batch,
-                                     const PoolGradients& gradients, const int32_t* starts,
-                                     const int32_t* order, int64_t begin, int64_t end,
-                                     float* linear, float* factors, float* slopes) {
-  const PoolBatch in = batch;  // a copy, as above
+                                     const PoolGradients& gradients, const int32_t* inverse,
+                                     int64_t begin, int64_t end, float* linear, float* factors,
+                                     GradientScratch* scratch) {
+  constexpr int64_t kChunk = 4096;  // occurrences
+  const PoolBatch in = batch;       // a copy, as above
   const int* const table_of_field = layout.table_of_field.data();
   const int* const first_part = layout.first_part.data();
   const float* const weights = gradients.linear;
@@ -210,52 +218,66 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
   const float* const* const of_squares = gradients.squares.data();
   const uint32_t fields = static_cast<uint32_t>(layout.num_fields());
   const PoolPart* parts = layout.parts.data();
-  const bool one_table = layout.fields.size() == 1;
+  const int64_t num_parts = static_cast<int64_t>(layout.parts.size());
+  const uint32_t first_feature = static_cast<uint32_t>(begin);
+  const uint32_t features = static_cast<uint32_t>(end - begin), u = static_cast<uint32_t>(in.u);
+  scratch->tables.assign(features, -1);
+  scratch->slopes.assign(features * num_parts, 0.0f);
+  int32_t* const tables = scratch->tables.data();
+  float* const slopes = scratch->slopes.data();
+  std::fill_n(linear + begin, features, 0.0f);
   const auto segment_of = [&in](uint32_t i) {
     return in.segments == nullptr ? i : static_cast<uint32_t>(in.segments[i]);
   };
-  for (int64_t j = begin; j < end; ++j) {
-    const int32_t offset = in.offsets[j];
-    const int width = in.offsets[j + 1] - offset;
-    float weight = 0.0f;
-    float* const row = factors + offset;
-    int table = -1;
-    for (int64_t z = starts[j]; z < starts[j + 1]; ++z) {
-      const uint32_t next = z + kAhead < in.n ? static_cast<uint32_t>(order[z + kAhead]) : 0;
-      if (next < in.n) {
-        const uint32_t segment = segment_of(next);
-        int t = 0;
-        int64_t place = segment;
-        if (!one_table) {
-          const uint32_t b = segment / fields, f = segment - b * fields;
-          t = table_of_field[f];
-          place = static_cast<int64_t>(b) * layout.fields[t] + (f - layout.first_field[t]);
-        }
-        if (weights != nullptr) __builtin_prefetch(weights + segment);
+  // Where the slots of sample b and field f lie, among those of all samples.
+  const auto place_of = [&](uint32_t b, uint32_t f) {
+    const int t = table_of_field[f];
+    return static_cast<int64_t>(b) * layout.fields[t] + (f - layout.first_field[t]);
+  };
+  uint32_t own[kChunk + 1];  // the occurrences of a chunk whose feature is in the range
+  for (int64_t chunk = 0; chunk < in.n; chunk += kChunk) {
+    const uint32_t chunk_end = static_cast<uint32_t>(std::min(chunk + kChunk, in.n));
+    int64_t count = 0;
+    bool good = true;
+    for (uint32_t i = static_cast<uint32_t>(chunk); i < chunk_end; ++i) {
+      const uint32_t j = static_cast<uint32_t>(inverse[i]);
+      good &= j < u;
+      own[count] = i;
+      count += j - first_feature < features;
+    }
+    if (!good) return false;
+    for (int64_t k = 0; k < count; ++k) {
+      if (k + 2 * kAhead < count) {
+        const int32_t far = inverse[own[k + 2 * kAhead]], next = inverse[own[k + kAhead]];
+        __builtin_prefetch(in.offsets + far);
+        __builtin_prefetch(linear + far, 1);
+        Prefetch(factors + in.offsets[next], in.offsets[next + 1] - in.offsets[next]);
+        const uint32_t segment = segment_of(own[k + kAhead]), b = segment / fields;
+        const int t = table_of_field[segment - b * fields];
+        const int64_t place = place_of(b, segment - b * fields);
         for (int p = first_part[t]; p < first_part[t + 1]; ++p) {
-          if (of_slots[p] == nullptr) continue;
-          Prefetch(of_slots[p] + place * parts[p].columns, parts[p].columns);
+          if (of_slots[p] != nullptr)
+            Prefetch(of_slots[p] + place * parts[p].columns, parts[p].columns);
         }
       }
-      const uint32_t i = static_cast<uint32_t>(order[z]);
-      if (i >= in.n) return false;
-      const uint32_t segment = segment_of(i);
+      const uint32_t i = own[k], segment = segment_of(i);
+      const uint32_t j = static_cast<uint32_t>(inverse[i]), place_in_range = j - first_feature;
       const float x = in.values == nullptr ? 1.0f : in.values[i];
-      if (weights != nullptr) weight += x * weights[segment];
+      if (weights != nullptr) linear[j] += x * weights[segment];
+      const int32_t offset = in.offsets[j];
+      const int width = in.offsets[j + 1] - offset;
       if (width == 0) continue;
       const uint32_t b = segment / fields, f = segment - b * fields;
-      const bool first = table < 0;
-      if (table_of_field[f] != table) {
-        if (!first || layout.row_width[table_of_field[f]] != width) return false;
-        table = table_of_field[f];
-        for (int p = first_part[table]; p < first_part[table + 1]; ++p) slopes[p] = 0.0f;
+      const int table = table_of_field[f];
+      const bool first = tables[place_in_range] < 0;
+      if (tables[place_in_range] != table) {
+        if (!first || layout.row_width[table] != width) return false;
+        tables[place_in_range] = table;
       }
-      const int64_t place = one_table ? segment
-                                      : static_cast<int64_t>(b) * layout.fields[table] +
-                                            (f - layout.first_field[table]);
+      const int64_t place = place_of(b, f);
       for (int p = first_part[table]; p < first_part[table + 1]; ++p) {
         const PoolPart& part = parts[p];
-        float* const to = row + part.begin;
+        float* const to = factors + offset + part.begin;
         const float* const slots = of_slots[p];
         const float* const totals = of_totals[p];
         if (slots != nullptr || totals != nullptr) {
@@ -268,23 +290,28 @@ CTR_MULTIVERSION bool PoolGradientOf(const PoolLayout& layout, const PoolBatch& 
         if (of_squares[p] == nullptr) continue;
         const float slope = 2.0f * x * x * of_squares[p][b];
         if (part.field) {
-          const int own = static_cast<int>(f) * part.width;
-          const float* __restrict v = in.factors + offset + part.begin + own;
-          for (int c = 0; c < part.width; ++c) to[own + c] += slope * v[c];
-        } else {
-          slopes[p] +=
-              slope;  // every occurrence has the same columns, so they are added once, below
+          const int of_field = static_cast<int>(f) * part.width;
+          const float* __restrict v = in.factors + offset + part.begin + of_field;
+          for (int c = 0; c < part.width; ++c) to[of_field + c] += slope * v[c];
+        } else {  // every occurrence has the same columns, so they are added once, below
+          slopes[place_in_range * num_parts + p] += slope;
         }
       }
     }
-    if (table < 0) std::memset(row, 0, sizeof(float) * width);
-    linear[j] = weight;
-    if (table < 0) continue;
+  }
+  for (uint32_t k = 0; k < features; ++k) {
+    const int32_t offset = in.offsets[begin + k];
+    const int table = tables[k];
+    if (table < 0) {
+      std::memset(factors + offset, 0, sizeof(float) * (in.offsets[begin + k + 1] - offset));
+      continue;
+    }
     for (int p = first_part[table]; p < first_part[table + 1]; ++p) {
       if (of_squares[p] == nullptr || parts[p].field) continue;
-      float* __restrict to = row + parts[p].begin;
+      float* __restrict to = factors + offset + parts[p].begin;
       const float* __restrict v = in.factors + offset + parts[p].begin;
-      for (int c = 0; c < parts[p].width; ++c) to[c] += slopes[p] * v[c];
+      const float slope = slopes[k * num_parts + p];
+      for (int c = 0; c < parts[p].width; ++c) to[c] += slope * v[c];
     }
   }
   return true;
@@ -379,12 +406,13 @@ bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear,
 }
 
 bool PoolGradient(const PoolLayout& layout, const PoolBatch& batch, const PoolGradients& gradients,
-                  const int32_t* starts, const int32_t* order, const ParallelFor& parallel_for,
+                  const int32_t* inverse, const int32_t* starts, const ParallelFor& parallel_for,
                   float* linear, float* factors) {
   int64_t columns = 0;
   for (const PoolPart& part : layout.parts) columns += part.columns;
-  // Blocks of about equal work: most of it is for occurrences, a little for each feature.
-  constexpr int64_t kWork = 2048;
+  // Blocks of about equal work: most of it is for occurrences, a little for each feature. They are
+  // large, because whoever works on blocks goes through the whole of `inverse`.
+  constexpr int64_t kWork = 16384;
   const int64_t work = batch.n + batch.u;
   const int64_t blocks = (work + kWork - 1) / kWork;
   const auto first_of =
@@ -403,11 +431,9 @@ bool PoolGradient(const PoolLayout& layout, const PoolBatch& batch, const PoolGr
   std::atomic<bool> good(true);
   parallel_for(blocks, kWork * (10 + columns / 2), [&](int64_t begin, int64_t end) {
     const int64_t first = first_of(begin), last = end == blocks ? batch.u : first_of(end);
-    std::vector<float> slopes(layout.parts.size());
-    if (!PoolGradientOf(layout, batch, gradients, starts, order, first, last, linear, factors,
-                        slopes.data())) {
+    static thread_local GradientScratch scratch;
+    if (!PoolGradientOf(layout, batch, gradients, inverse, first, last, linear, factors, &scratch))
       good = false;
-    }
   });
   return good;
 }

@@ -91,10 +91,14 @@ struct PoolGradients {
   std::vector<const float*> squares;
 };
 // Writes the gradients with respect to linear [u] and factors [offsets[u]]. For each distinct
-// feature j it sums over the occurrences order[starts[j]:starts[j + 1]], in this order; threads
-// share no row. Returns false as Pool does, or if starts or order is out of range.
+// feature it sums over its occurrences in their order; threads share no row.
+//
+// starts: [u + 1], from 0 to n: feature j has starts[j + 1] - starts[j] occurrences. They share the
+// work out evenly and have no effect on the result.
+//
+// Returns false as Pool does.
 bool PoolGradient(const PoolLayout& layout, const PoolBatch& batch, const PoolGradients& gradients,
-                  const int32_t* starts, const int32_t* order, const ParallelFor& parallel_for,
+                  const int32_t* inverse, const int32_t* starts, const ParallelFor& parallel_for,
                   float* linear, float* factors);
 
 }  // namespace ctr
