@@ -128,7 +128,11 @@ def loss_of(cfg: config.Config, batch: SlotBatch, vectors: Mapping[int, np.ndarr
   count = size - 1 if in_batch else len(drawn)
   losses = []
   for i in range(size):
-    own = {int(items[j]) for j in range(size) if batch.group[j] == batch.group[i]}
+    own = {
+      int(items[j])
+      for j in range(size)
+      if batch.group[j] == batch.group[i] and batch.label[j] > 0.5
+    }
     negatives = []
     for c in drawn:
       if int(batch.item[c]) not in own:

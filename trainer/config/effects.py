@@ -128,7 +128,9 @@ def _of_model(cfg: Config) -> Idle:
     yield from _changed('model', cfg.model, of_clicks, 'on squared_error, which predicts no clicks')
   if (retrieval := cfg.model.retrieval) and retrieval.loss == 'in_batch_softmax':
     why = 'on in_batch_softmax, which draws nothing'
-    yield from _changed('model.retrieval', retrieval, ['negatives', 'sampling'], why)
+    yield from _changed(
+      'model.retrieval', retrieval, ['negatives', 'sampling', 'own_positives'], why
+    )
 
 
 def _of_sync(cfg: Config) -> Idle:

@@ -34,6 +34,9 @@ class SlotBatch(NamedTuple):
   # has an item, but no label, weight or group.
   item: np.ndarray = np.zeros([0], np.int64)  # int64 [B + C]: keys of the items, −1 where blank
   log_share: np.ndarray = np.zeros([0], np.float32)  # float32 [B + C]: log P(the item is drawn)
+  # int64 [n, 2]: sample and candidate of each pair that the loss leaves out; only where the setting
+  # model.retrieval.own_positives is 'pass'.
+  left_out: np.ndarray = np.zeros([0, 2], np.int64)
 
 
 def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:

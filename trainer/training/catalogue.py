@@ -13,6 +13,7 @@ from trainer.data.item_table import ItemTable
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.row_table import RowTable
 from trainer.errors import UserError
+from trainer.training.own_positives import OwnPositives
 
 _SAMPLES_AT_ONCE = 65536
 _DRAWS = 0x6E65676174697665  # makes these draws differ from others of the config's seed
@@ -44,6 +45,7 @@ class Catalogue:
     self.field = cfg.ordered_slots.index(cfg.item_slot)
     self._slot_id = cfg.slot_ids()[self._name]
     self._dense = len(cfg.data.dense)
+    self._own_positives: OwnPositives | None = None
     self._set(np.zeros([0], np.int64), np.zeros([0]))
 
   def refresh(
@@ -84,6 +86,22 @@ class Catalogue:
         logging.warning('%s: they are left out', told)
     place = values.places(merged, self.table.keys)
     self._set(self.table.keys, np.where(place < 0, 0, np.append(shows, 0)[place]))
+
+  def learn_positives(self, prepared: PreparedPass) -> None:
+    """Reads which items a pass has for each user; does nothing if own_positives is 'step'.
+
+    Call it before training on a pass, after `refresh` or, if a job resumes within the pass, `load`.
+    """
+    if self._settings.own_positives == 'step':
+      return
+    users, items = [np.zeros([0], np.int64)], [np.zeros([0], np.int64)]
+    for batch in prepared.batches(_SAMPLES_AT_ONCE):
+      place = self.places(sole_features(batch, self.field, self._slots))
+      is_positive = (batch.label > 0.5) & (place >= 0)
+      users.append(batch.group[is_positive])
+      items.append(place[is_positive])
+    positives = np.concatenate(users), np.concatenate(items)
+    self._own_positives = OwnPositives(*positives, len(self.keys))
 
   def _of_pass(self, prepared: PreparedPass) -> tuple[np.ndarray, np.ndarray]:
     """Returns the items of a pass, including those that occur only in histories.
@@ -136,7 +154,8 @@ class Catalogue:
       step: the number of the step, from 0. Together with the config's seed, it decides which
         negatives are drawn.
     Returns:
-      The batch with `item`, `log_share` (see `_log_share_of`) and the columns of data.items.
+      The batch with `item`, `log_share` (see `_log_share_of`) and the columns of data.items; with
+      `left_out` too if own_positives is 'pass'.
     """
     items = sole_features(batch, self.field, self._slots)
     if self.table is not None:
@@ -153,6 +172,8 @@ class Catalogue:
       segments = np.arange(samples * self._slots, dtype=np.int32)
     of_drawn = (samples + np.arange(len(drawn))) * self._slots + self.field
     items = np.append(items, negatives)
+    if self._own_positives is not None:
+      batch = batch._replace(left_out=self._own_positives.among(drawn, batch.group))
     batch = batch._replace(
       keys=np.append(batch.keys, negatives),
       values=np.append(values, ones) if len(values) else values,

@@ -255,8 +255,10 @@ class Job:
     if progress.batch == 0:
       self.validation.pass_begins(prepared)
       self.step.dense.metrics.reset()
-      if isinstance(self.step.dense, RetrievalPart):
+    if isinstance(self.step.dense, RetrievalPart):
+      if progress.batch == 0:
         self.step.dense.catalogue.refresh(self.step.store, self.communicator, prepared)
+      self.step.dense.catalogue.learn_positives(prepared)
     meter = PassMeter(self.inputs, progress, self.log, prepared, data_pass.name)
     with self.log.clock.of('step'):
       is_finished = self.train_on(prepared, meter.on_step)

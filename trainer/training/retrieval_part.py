@@ -16,6 +16,9 @@ from trainer.training.dense_part import DensePart
 # Dropout depends on the number of a sample among those of all ranks. Drawn negatives, which are the
 # same on all ranks, are numbered from here on.
 _CANDIDATES_FROM = 1 << 40
+# Stands for the item of a sample whose label is negative, where positives are wanted. It differs
+# from -1, which samples without an item have.
+_NO_ITEM = np.int64(-2)
 
 
 class RetrievalPart(DensePart):
@@ -50,7 +53,9 @@ class RetrievalPart(DensePart):
       """Concatenates the rows of `t` on all ranks; differentiable if `t` is of floats."""
       return self._communicator.all_reduce_with_gradient(tf.pad(t, [place, [0, 0]]))
 
-    of_users = of_all(tf.stack([batch.group, items], 1))
+    of_users = of_all(
+      tf.stack([batch.group, items, tf.where(batch.label > 0.5, items, _NO_ITEM)], 1)
+    )
     if self._in_batch:
       joined = of_all(tf.concat([positives, shares[:, None]], 1))
       vectors, negative_shares = joined[:, :-1], joined[:, -1]
@@ -71,10 +76,13 @@ class RetrievalPart(DensePart):
         positive -= shares + expected
     if self._in_batch:
       negatives += blank
-    hits = retrieval_losses.own_positives(
-      batch.group, of_users[:, 0], of_users[:, 1], negative_items
-    )
-    losses = self._ranking_loss(positive, retrieval_losses.leave_out(negatives, hits))
+    if self._settings.own_positives == 'pass':
+      left_out = batch.left_out
+    else:
+      left_out = retrieval_losses.own_positives(
+        batch.group, of_users[:, 0], of_users[:, 2], negative_items
+      )
+    losses = self._ranking_loss(positive, retrieval_losses.leave_out(negatives, left_out))
     return tf.reduce_sum(weights * losses), losses
 
   def state(self) -> dict[str, np.ndarray]:

@@ -36,6 +36,7 @@ def batch_spec(cfg: config.Config) -> SlotBatch:
     group=tf.TensorSpec([None], tf.int64),
     item=tf.TensorSpec([None], tf.int64),
     log_share=tf.TensorSpec([None], tf.float32),
+    left_out=tf.TensorSpec([None, 2], tf.int64),
   )
 
 
