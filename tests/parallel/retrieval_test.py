@@ -24,7 +24,15 @@ HISTORY = {
   ],
 }
 VARIANTS = (
-  ({}, {'loss': 'sampled_softmax', 'sampling': 'frequency', 'logq': 'shows'}),
+  (
+    {},
+    {
+      'loss': 'sampled_softmax',
+      'sampling': 'frequency',
+      'logq': 'shows',
+      'own_positives': 'pass',
+    },
+  ),
   (
     {},
     {

@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -42,7 +43,14 @@ LOSSES = (
   {'loss': 'in_batch_softmax', 'similarity': 'dot', 'logq': 'shows', 'logq_positive': True},
   {'loss': 'bpr', 'similarity': 'dot', 'temperature': 1.0},
   {'loss': 'nce', 'logq': 'uniform'},
+  {'loss': 'sampled_softmax', 'own_positives': 'pass'},
+  {'loss': 'bpr', 'own_positives': 'pass'},
 )
+
+
+# The pass that a step's batch is of; 'own_positives: pass' leaves its positives out.
+PASS = [make_batch(np.random.default_rng(seed), 15) for seed in (8, 9)]
+PASS[0].label[::2] = 0
 
 
 def keys_of(slot, names):
@@ -55,8 +63,10 @@ def with_catalogue(cfg, batch):
   items = np.unique(batch.keys.reshape(-1, 2)[:, 1])
   keys = np.concatenate([items, [(2 << 52) + i * 7919 for i in (50, 51, 52)]])
   shows = np.arange(1.0, len(keys) + 1)
-  step.dense.catalogue.load({'catalogue/keys': np.sort(keys), 'catalogue/shows': shows})
-  return step, step.dense.catalogue.for_step(batch, 0)
+  catalogue = step.dense.catalogue
+  catalogue.load({'catalogue/keys': np.sort(keys), 'catalogue/shows': shows})
+  catalogue.learn_positives(mock.Mock(batches=lambda size: PASS))
+  return step, catalogue.for_step(batch, 0)
 
 
 class LossTest(tf.test.TestCase):
@@ -64,8 +74,10 @@ class LossTest(tf.test.TestCase):
     for settings in LOSSES:
       with self.subTest(**settings):
         cfg, rng = make_config(**settings), np.random.default_rng(0)
-        step, batch = with_catalogue(cfg, make_batch(rng, 14))
-        losses = loss_of(cfg, batch, vectors_of(step, batch.keys))
+        batch = make_batch(rng, 14)
+        batch.label[::5] = 0
+        step, batch = with_catalogue(cfg, batch)
+        losses = loss_of(cfg, batch, vectors_of(step, batch.keys), PASS)
         counts = train(step, batch)
         self.assertAllClose(counts.loss, batch.weight @ losses, rtol=1e-5)
         self.assertAllClose(counts.weight, batch.weight.sum(), rtol=1e-6)
@@ -84,7 +96,7 @@ class LossTest(tf.test.TestCase):
             for change in (1e-4, -1e-4):
               moved = {k: v.astype(np.float64) for k, v in before.items()}
               moved[key][column] += change
-              means.append(batch.weight @ loss_of(cfg, batch, moved) / counts.weight)
+              means.append(batch.weight @ loss_of(cfg, batch, moved, PASS) / counts.weight)
             gradient = (means[0] - means[1]) / 2e-4
             self.assertAllClose(
               after[key][column] - before[key][column], -0.5 * gradient, rtol=2e-3, atol=2e-5
@@ -102,7 +114,7 @@ class LossTest(tf.test.TestCase):
     kept = np.array([after[user] != vectors[user] for user in users])
     self.assertBetween(kept.mean(), 0.5, 0.7)
     dropped = {user: vectors[user] * mask / 0.6 for user, mask in zip(users, kept)}
-    losses = loss_of(cfg, batch, vectors | dropped)
+    losses = loss_of(cfg, batch, vectors | dropped, PASS)
     self.assertAllClose(counts.loss, batch.weight @ losses, rtol=1e-5)
 
   def test_a_sample_that_is_no_positive_weighs_nothing(self):
@@ -338,8 +350,9 @@ class RunTest(tf.test.TestCase):
     self.assertLen(eval(last, names), 20)
 
   def test_goes_on_after_a_kill_as_if_nothing_had_been(self):
-    whole = self.train(self.make_config('whole'))
-    cfg = self.make_config('killed', **{'checkpoint.every_steps': 4})
+    own = {'model.retrieval.own_positives': 'pass'}
+    whole = self.train(self.make_config('whole', **own))
+    cfg = self.make_config('killed', **own, **{'checkpoint.every_steps': 4})
 
     class Killed(Exception):
       pass

@@ -106,13 +106,19 @@ def vectors_of(step: Step, keys: np.ndarray) -> dict[int, np.ndarray]:
   return {int(k): factors[a:b] for k, a, b in zip(keys, offsets, offsets[1:])}
 
 
-def loss_of(cfg: config.Config, batch: SlotBatch, vectors: Mapping[int, np.ndarray]) -> np.ndarray:
+def loss_of(
+  cfg: config.Config,
+  batch: SlotBatch,
+  vectors: Mapping[int, np.ndarray],
+  of_pass: Sequence[SlotBatch],
+) -> np.ndarray:
   """The loss of each sample of one step, float64 [B].
 
   Args:
     cfg: its config.
     batch: as trainer.training.catalogue.Catalogue.for_step returned it.
     vectors: of every key.
+    of_pass: the pass, as batches of the slots user and item.
   """
   settings, size = cfg.model.retrieval, len(batch.label)
 
@@ -128,10 +134,15 @@ def loss_of(cfg: config.Config, batch: SlotBatch, vectors: Mapping[int, np.ndarr
   count = size - 1 if in_batch else len(drawn)
   losses = []
   for i in range(size):
+    if settings.own_positives == 'pass':
+      positives = [(b, b.keys.reshape(-1, 2)[:, 1]) for b in of_pass]
+    else:
+      positives = [(batch, items)]
     own = {
-      int(items[j])
-      for j in range(size)
-      if batch.group[j] == batch.group[i] and batch.label[j] > 0.5
+      int(right[j])
+      for b, right in positives
+      for j in range(len(b.label))
+      if b.group[j] == batch.group[i] and b.label[j] > 0.5
     }
     negatives = []
     for c in drawn:

@@ -73,7 +73,7 @@ class Retrieval(Section):
   """How these negatives are drawn: each item alike, or in proportion to 1 + its impressions."""
   own_positives: Literal['step', 'pass'] = 'step'
   """Which items that were right for a user are left out of this user's negatives: those of the
-  step, on all ranks, or those of the whole pass, which take 8 bytes of memory each on every rank."""
+  step on all ranks, or those of the whole pass, which take 8 bytes of memory each on every rank."""
   logq: Literal['none', 'uniform', 'shows'] = 'none'
   """Lowers the logit of each negative by the log of how often it is expected among the negatives.
   uniform: as if all items were equally frequent; shows: in proportion to an item's impressions, in
