@@ -12,7 +12,7 @@ import functools
 import html
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -227,10 +227,9 @@ def fit(
         raise UserError(f'data.{split}: found a frame; wanted fit(config, {split}=frame)')
   frames_by_split = {s: f for s, f in zip(SPLITS, (train, valid, test)) if f is not None}
   if frames_by_split:
-    overrides = [*overrides, *frames.SETTINGS]
     placeholders = [f'data.{split}=[frame]' for split in frames_by_split]
     cfg = Source(configuration, [*overrides, *placeholders], run_dir).parsed()
-    overrides += frames.write_passes(cfg, frames_by_split)
+    overrides = [*overrides, *frames.write_passes(cfg, frames_by_split)]
   source = Source(configuration, overrides, run_dir)
   cfg = source.cfg
   if cfg.sync.mode != 'allreduce':
@@ -292,7 +291,12 @@ class Source:
       raise ConfigError(f"{where}: data.watch: found '{watch}', which is no directory")
     return cfg
 
-  def with_measured_values(self, tells: bool = True, init_from: str | None = None) -> config.Config:
+  def with_measured_values(
+    self,
+    tells: bool = True,
+    init_from: str | None = None,
+    on_first: Callable[[str, Callable], Sequence] = lambda what, action: action(),
+  ) -> config.Config:
     """Returns `cfg` with the values that are measured on the log: batch size, bins, look-up tables.
 
     This imports TensorFlow, and may read the beginning of the log.
@@ -300,6 +304,7 @@ class Source:
     Args:
       tells: whether to print what was measured, and to warn of settings without effect.
       init_from: a run_dir whose bins a new run takes over.
+      on_first: `Communicator.on_first` of several ranks: they might see different passes.
     """
     cfg = self.cfg
     if tells:
@@ -313,7 +318,7 @@ class Source:
           logging.warning(told, split, files)
     from trainer.data.measured import measured
 
-    values, told = measured(cfg, init_from)
+    values, told = on_first('cannot read the log', lambda: list(measured(cfg, init_from)))
     for line in told if tells else ():
       print(line, flush=True)
     return self.parsed(values)
@@ -381,7 +386,7 @@ def train_here(
     bucket = Bucket(source.bucket, cfg.run_dir) if source.bucket else None
     if bucket:
       communicator.together('', lambda: None if here.rank else bucket.download())
-    cfg = source.with_measured_values(here.rank == 0, init_from)
+    cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first)
     step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     progress_made = heartbeat.progress if heartbeat else lambda: None
     job = Job(cfg, communicator, step, progress_made, init_from, callbacks, bucket)

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,8 +16,6 @@ from trainer import config, files
 from trainer.errors import UserError
 
 Frame = pd.DataFrame | pa.Table  # or a Polars frame, or anything else that exports an Arrow stream
-# How frames for training are read.
-SETTINGS = ('data.format=parquet', 'data.columns=null')
 
 
 def is_frame(data: object) -> bool:
@@ -108,6 +107,8 @@ def write_passes(
       paths.append(os.path.join(folder, f'{split}-{i:03}-{files.crc32_of(unfinished):08x}.parquet'))
       os.replace(unfinished, paths[-1])
     yield f'data.{split}={json.dumps(paths)}'
+  if cfg.data.format not in (None, 'parquet'):
+    yield 'data.format=null'  # the suffix decides, here and for what is scored later
 
 
 @contextlib.contextmanager
@@ -123,14 +124,16 @@ def patterns_of(
   if not is_frame(data):
     yield [data] if isinstance(data, str) else data or []
     return
+  from trainer.data.conversion import format_of
   from trainer.data.schema import wanted_columns
 
   table = _arrow(cfg, data)
   with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
-    if cfg.data.format not in (None, 'csv'):
+    if format_of(cfg.data, next(iter(cfg.data.train), '')) != 'csv':
       path = os.path.join(folder, 'frame.parquet')
       pq.write_table(table, path)
-      yield [path]
+      with _named(path):
+        yield [path]
       return
     path = os.path.join(folder, 'frame.csv')
     columns, wanted = cfg.data.columns, wanted_columns(cfg, labelled)
@@ -142,4 +145,14 @@ def patterns_of(
     frame = frame.assign(**_lists_as_texts(cfg, table), **dict.fromkeys(missing, ''))
     separator, has_header = cfg.data.delimiter or ',', columns is None
     frame.to_csv(path, sep=separator, index=False, columns=columns, header=has_header)
-    yield [path]
+    with _named(path):
+      yield [path]
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+  """Lets messages of errors call the file at `path`, which holds a frame, the frame."""
+  try:
+    yield
+  except UserError as e:
+    raise type(e)(re.sub(rf'{re.escape(path)}(:1\b)?', 'the frame', str(e))) from None

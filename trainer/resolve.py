@@ -13,8 +13,7 @@ from absl import flags
 
 from trainer import command_line, config
 from trainer.config import schema_text
-from trainer.data.log_files import matching
-from trainer.errors import ConfigError, UserError
+from trainer.errors import UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file to show.')
 SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
@@ -33,15 +32,11 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
   if os.path.isdir(path):
     run_dir, path = path, os.path.join(path, config.GIVEN)
   cfg = config.load(path, overrides, run_dir)
-  try:
-    has_log = bool(matching(cfg.data.train, 'data.train'))
-  except ConfigError:
-    has_log = False
-  if not has_log:
-    return config.load(path, overrides, run_dir, config.measured_of_run(cfg, cfg.run_dir))
   from trainer.data.measured import measured
+  from trainer.data.passes import paths_of_log
 
-  return config.load(path, overrides, run_dir, measured(cfg)[0])
+  values = measured(cfg)[0] if paths_of_log(cfg) else config.measured_of_run(cfg, cfg.run_dir)
+  return config.load(path, overrides, run_dir, values)
 
 
 def explained(cfg: config.Config) -> str:

@@ -1,8 +1,10 @@
 """trainer.fit, and what a run answers on frames."""
 
 import inspect
+import json
 import os
 import pathlib
+import shutil
 import signal
 import tempfile
 
@@ -12,6 +14,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 import trainer
+from tests.support import commands
 from trainer import api
 from trainer.errors import UserError
 
@@ -152,11 +155,37 @@ class ApiTest(tf.test.TestCase):
     events = api.load(f'{folder}/stopped').metrics['status'].tolist()
     self.assertEqual(events[-1], 'stopped')
 
+  def test_a_run_on_frames_reads_every_file_by_its_suffix(self):
+    folder, frame = pathlib.Path(self.get_temp_dir()), log(300)
+    frame.to_csv(folder / 'new.csv', index=False)
+    frame.to_csv(folder / 'new.tsv', index=False, sep='\t')
+    frame.to_parquet(folder / 'new.parquet')
+    frame.to_json(folder / 'new.json', orient='records', lines=True)
+    for form in (None, 'csv', 'jsonl'):
+      data = {'label': 'click', 'slots': [{'name': 'user'}], 'format': form}
+      tree = {'data': data, 'model': {'interactions': ['linear']}}
+      run_dir = tempfile.mkdtemp(dir=folder)
+      run = api.fit(tree, (), run_dir, train=frame, valid=frame)
+      self.assertIsNone(run.cfg.data.format)
+      wanted = run.predict(frame)
+      for suffix in ('csv', 'tsv', 'parquet', 'json'):
+        self.assertAllEqual(run.predict(f'{folder}/new.{suffix}'), wanted)
+    said = commands.run(
+      *('-m', 'trainer.evaluate', '--run_dir', run_dir, '--data', folder / 'new.tsv', '--json')
+    )
+    self.assertEqual(json.loads(said.stdout)['auc'], run.evaluate(frame)['auc'], said.stderr)
+    # A format that the user gave stays.
+    shutil.copy(folder / 'new.parquet', folder / 'new')
+    run = api.fit(tree, ['data.format=parquet'], tempfile.mkdtemp(dir=folder), train=frame)
+    self.assertLen(run.predict(f'{folder}/new'), 300)
+    with self.assertRaisesRegex(UserError, "^the frame: no column 'user'"):
+      run.predict(frame[['click']])
+
   def test_nothing_is_made_up_for_a_frame(self):
     run, _ = self.fit(log(300))
-    with self.assertRaisesRegex(UserError, "no column 'click'"):
+    with self.assertRaisesRegex(UserError, "^the frame: no column 'click'"):
       run.evaluate(log(10)[['user']])
-    with self.assertRaisesRegex(UserError, "no column 'user'"):
+    with self.assertRaisesRegex(UserError, "^the frame: no column 'user'"):
       run.predict(log(10)[['click']])
     with self.assertRaisesRegex(UserError, "'user': found 1.5; .* dtype=str"):
       run.predict(pd.DataFrame({'user': [1.5, None]}))

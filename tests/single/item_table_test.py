@@ -185,8 +185,12 @@ class ItemTableTest(tf.test.TestCase):
       (rows, 'item,knd,tags,price', "items.csv:1: no column 'kind' .*is 'knd'"),
       ([(4, ('k', 't', 'x'))], None, "items.csv:2: column 'price': found 'x'"),
       ([(99, ('k', 't', '1'))], None, 'lacks the items of 180 of 180 samples; wanted the items of'),
+      (None, None, '^data.items: .*items.csv: no such file$'),
     ):
-      write_items(self.table, table, *([header] if header else []))
+      if table is None:
+        pathlib.Path(self.table).unlink()
+      else:
+        write_items(self.table, table, *([header] if header else []))
       run_dir = tempfile.mkdtemp(dir=self.folder)
       with self.subTest(wanted), self.assertRaisesRegex(UserError, wanted) as caught:
         train_run(self.make_config(run_dir.rpartition('/')[2]))

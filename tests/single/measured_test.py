@@ -11,6 +11,7 @@ import tensorflow as tf
 import yaml
 
 from tests.support import commands
+from tests.support.threads import on_threads
 from trainer import api, config, resolve
 from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
@@ -69,6 +70,78 @@ class BatchSizeTest(tf.test.TestCase):
     self.tree['data']['watch'] = f'{self.folder}/incoming'
     self.assertEqual(self.suitable(), (128, 4000))
 
+  def announce(self, name, samples):
+    folder = self.folder / 'incoming'
+    folder.mkdir(exist_ok=True)
+    log(samples, samples).to_csv(folder / name, index=False)
+    (folder / f'{name}.done').touch()
+
+  def begin_run(self):
+    """Returns the batch size of a start, what it prints, and what ctr-config says of the size."""
+    told, (config_file, run) = io.StringIO(), (self.folder / 'c.yaml', self.folder / 'run')
+    config_file.write_text(yaml.safe_dump(self.tree))
+    with contextlib.redirect_stdout(told):
+      cfg = api.Source(str(config_file)).with_measured_values()
+    before = resolve.resolved(str(config_file)).origin('train.batch_size')
+    run.mkdir(exist_ok=True)
+    config.write_of_run(cfg)
+    after = resolve.resolved(str(run)).origin('train.batch_size')
+    self.assertEqual(before, after)
+    return cfg.train.batch_size, told.getvalue().strip(), after
+
+  def test_a_stream_is_measured_on_what_is_there_when_it_begins(self):
+    self.tree['data'] |= {'train': [], 'watch': f'{self.folder}/incoming'}
+    self.announce('a.csv', 9000)
+    self.announce('b.csv', 8112)
+    (self.folder / 'incoming' / 'c.csv').write_text('user,item,click\n1,2,0\n' * 9000)
+    self.assertEqual(self.suitable(), (512, 17_112), 'c.csv is not announced')
+    (self.folder / 'incoming' / 'c.csv').write_text('other\n1\n')
+    (self.folder / 'incoming' / 'c.csv.done').touch()
+    self.assertEqual(self.suitable(), (512, 17_112), 'c.csv is refused')
+    self.tree['data']['train'] = [f'{self.folder}/incoming/a.csv']
+    self.assertEqual(self.suitable(), (512, 17_112), 'a.csv counts once')
+    size, told, origin = self.begin_run()
+    wanted = 'train.batch_size: 512, measured: the log has 17,112 samples (4096 in a large one)'
+    self.assertEqual((size, told, origin), (512, wanted, 'measured'))
+    self.announce('d.csv', 150_000)
+    wanted = 'train.batch_size: 512, measured when the run began'
+    self.assertEqual(self.begin_run(), (512, wanted, 'measured'))
+    dry_run = commands.run(
+      '-m',
+      'trainer.run',
+      '--dry_run',
+      '--config',
+      self.folder / 'c.yaml',
+      '--run_dir',
+      self.folder / 'n',
+    )
+    self.assertIn('an epoch: about 41 steps of 4,096 samples', dry_run.stdout)
+
+  def test_a_stream_without_a_pass_begins_with_the_default_and_keeps_it(self):
+    self.tree['data'] |= {'train': [], 'watch': f'{self.folder}/incoming'}
+    (self.folder / 'incoming').mkdir()
+    (self.folder / 'incoming' / 'late.csv.done').touch()
+    found = f'found no pass in {self.folder}/incoming that it could be measured on'
+    wanted = f'train.batch_size: 4096, the default: {found}'
+    self.assertEqual(self.begin_run(), (4096, wanted, 'default'))
+    self.announce('a.csv', 17_112)
+    wanted = 'train.batch_size: 4096, the default, as when the run began'
+    self.assertEqual(self.begin_run(), (4096, wanted, 'default'))
+
+  def test_ranks_agree_though_they_see_different_passes(self):
+    def begin(communicator):
+      folder = self.folder / f'seen_by_{communicator.rank}'
+      tree = self.tree | {'data': self.tree['data'] | {'train': [], 'watch': str(folder)}}
+      source = api.Source(tree)
+      return source.with_measured_values(False, None, communicator.on_first).train.batch_size
+
+    for rank in range(2):
+      folder = self.folder / f'seen_by_{rank}'
+      folder.mkdir()
+      log(8000 * (1 + rank), 0).to_csv(folder / 'a.csv', index=False)
+      (folder / 'a.csv.done').touch()
+    self.assertEqual(on_threads(2, begin), [256, 256])
+
   def test_files_of_every_kind_count(self):
     log(9000, 0).to_parquet(self.folder / 'train_1.parquet')
     log(8000, 0).to_csv(self.folder / 'train_2.csv.gz', index=False)
@@ -89,6 +162,7 @@ class BatchSizeTest(tf.test.TestCase):
       'train.batch_size: 128, measured: the log has 4,000 samples (4096 in a large one)',
       told.getvalue(),
     )
+    self.assertRegex(told.getvalue(), r'\nvalid · logloss')
     valid = run.metrics.query("event == 'eval' and split == 'valid'")
     self.assertLess(valid['logloss'].min(), 0.95 * valid['base_logloss'].iloc[0])
     self.assertGreater(valid['auc'].max(), 0.7)  # the true probabilities reach .74
@@ -246,12 +320,16 @@ class BinsTest(tf.test.TestCase):
     self.assertIn('items.parquet has changed since', told.getvalue())
     (self.folder / 'items.parquet').unlink()
     self.assertAllEqual(api.load(run.run_dir).predict(frame), before)
-    with self.assertRaisesRegex(UserError, 'items.parquet: no such file'):
+    missing = r'^data.slots.0.from.table: .*/items.{}: no such file$'
+    with self.assertRaisesRegex(UserError, missing.format('parquet')):
       open_values(self.config())
-    (self.folder / 'items.csv').write_text('x,kind\n1,a\n1.0,b\n')
     self.tree['data']['slots'] = [
       {'name': 'k', 'from': kind | {'table': f'{self.folder}/items.csv'}}
     ]
+    (self.folder / 'items.csv').unlink()
+    with self.assertRaisesRegex(UserError, missing.format('csv')):
+      open_values(self.config())
+    (self.folder / 'items.csv').write_text('x,kind\n1,a\n1.0,b\n')
     with self.assertRaisesRegex(UserError, "items.csv: the key '1' is there twice"):
       open_values(self.config())
     # A text that is no number is told with its place in the table, unless it stands for missing.

@@ -73,7 +73,7 @@ MISTAKES = [
   ),
   (
     {'dnn': {'batch_norm': True}},
-    "model.interactions.0: 'dnn': batch_norm: found True; wanted none, local or sync",
+    "model.interactions.0: 'dnn': batch_norm: found true; wanted none, local or sync",
   ),
   ({'dnn': {'activation': 'relux'}}, "model.interactions.0: 'dnn': activation: found 'relux'"),
   (

@@ -264,6 +264,11 @@ class WordsTest(tf.test.TestCase):
       'reason': 'day_9.csv: late',
       'time': 1.0,
     }
+    refused_then_trained = [
+      *runs.healthy_events(),
+      late | {'fate': 'refused', 'reason': 'day_9.csv: damaged'},
+      next(e for e in runs.healthy_events() if e['event'] == 'train') | {'pass': 'day_9'},
+    ]
     reason = 'rank 1 was lost: it hung up. The job ends; run the same command again.'
     lost = {'event': 'lost', 'step': 50, 'reason': reason, 'time': 1.0}
     again = {'event': 'start', 'step': 50, 'processes': 3, 'time': 1.0}
@@ -288,6 +293,8 @@ class WordsTest(tf.test.TestCase):
         'On data.test, the kept state does not help: logloss 0.036200 is worse than the 0.0334',
       ),
       ([*runs.healthy_events(), late], '1 pass was late: day_9.csv: late.'),
+      (refused_then_trained, '1 pass was refused: day_9.csv: damaged (trained on since).'),
+      (refused_then_trained[:-1], '1 pass was refused: day_9.csv: damaged.'),
       ([*runs.healthy_events(), again], 'The job ended and was continued once, at step 50.'),
       ([*runs.healthy_events(), lost], 'The job ended at step 50: rank 1 was lost: it hung up.'),
     ):

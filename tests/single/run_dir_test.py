@@ -53,11 +53,15 @@ class RunDirTest(tf.test.TestCase):
       'train.epochs=3',
       'data.slots=[{name: item}, {name: user, pooling: sum}]',
       'train.batch_size=9',
+      'checkpoint.every_passes=null',
+      'train.progressive_validation=true',
     )
     for key, old, new in (
       ('train.epochs', 2, 3),
       ('train.batch_size', 64, 9),
       ('data.slots.user.pooling', 'mean', 'sum'),
+      ('checkpoint.every_passes', 1, 'null'),
+      ('train.progressive_validation', 'false', 'true'),
     ):
       self.assertIn(f'{key}: {new} from here on; the run had {old}', lines)
 

@@ -162,7 +162,7 @@ class WarmStartTest(tf.test.TestCase):
       (
         [user, item | {'shares': 'user'}],
         [price, rate],
-        "slot item has shares None, this .* 'user'",
+        "slot item has shares null, this .* 'user'",
       ),
     ):
       with self.assertRaisesRegex(UserError, f'^--init_from {self.folder}/run.*: its .*{told}'):

@@ -9,7 +9,7 @@ from trainer.config.model import READ_NO_DENSE
 from trainer.config.schema import Config
 from trainer.config.section import Section
 from trainer.config.yaml_text import flatten
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, short
 
 # Hyperparameters that only some row optimizers read.
 _KIND_KEYS = sorted(frozenset().union(*(kind.reads for kind in ROW_OPTIMIZERS.values())))
@@ -38,15 +38,15 @@ def check_effects(cfg: Config, where: str) -> None:
   ):
     if value != off:
       raise ConfigError(
-        f"{where}: key '{key}': found {value!r}, which happens at the end of each day, and without "
-        'data.day_pattern there are no days; wanted data.day_pattern, or this left out'
+        f"{where}: key '{key}': found {short(value)}, which happens at the end of each day, and "
+        'without data.day_pattern there are no days; wanted data.day_pattern, or this left out'
       )
 
 
 def warnings(cfg: Config) -> Iterator[str]:
   """Yields a line for each setting that has no effect in this job, or that harms the model."""
   for key, value, why in (*_of_rows(cfg), *_of_lifecycle(cfg), *_of_model(cfg), *_of_sync(cfg)):
-    yield f'{key}: found {value!r}, which has no effect {why}'
+    yield f'{key}: found {short(value)}, which has no effect {why}'
   train = cfg.train
   if train.dense_optimizer.kind == 'ftrl' and (train.plateau or train.schedule):
     changing = 'train.plateau' if train.plateau else 'train.schedule'

@@ -12,6 +12,7 @@ from trainer.config.checks import check
 from trainer.config.messages import one_line
 from trainer.config.model import interaction
 from trainer.config.schema import Config
+from trainer.config.train import BATCH_SIZE
 from trainer.config.yaml_text import flatten, put, read_yaml, set_key
 from trainer.errors import ConfigError, printable
 from trainer.plain_data import Json, JsonObject
@@ -142,7 +143,7 @@ def parse(
     tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
   for key, value in measured.items():
     put(tree, key, value, key)
-    origins[key] = 'measured'
+    origins[key] = 'default' if (key, value) == ('train.batch_size', BATCH_SIZE) else 'measured'
   for key, value in flatten(tree).items():
     try:
       (key + value if isinstance(value, str) else key).encode()

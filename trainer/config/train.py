@@ -136,7 +136,8 @@ class Train(Section):
   """Samples of a step, over all ranks or workers together; with ps_async, of one worker. If
   it is not given, a run measures it when it begins, and keeps it: on a small log, the greatest
   power of two, at least 64, that gives thirty steps an epoch and, without data.watch, 200 over
-  all epochs."""
+  all epochs. With data.watch, the log is what is there when the run begins; if there is no pass
+  yet, the default holds."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. The default is 20 with a plateau, for a log
   without days."""

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -14,8 +14,8 @@ from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.conversion import blocks_of_pass, config_of_table
 from trainer.data.features import WHOLE
-from trainer.data.log_files import matching
-from trainer.data.passes import announced, passes
+from trainer.data.log_files import exists, normal
+from trainer.data.passes import announced, passes, paths_of_log
 from trainer.data.prepared import is_prepared, read_meta
 from trainer.data.schema import wanted_columns
 from trainer.data.values import Writing, as_text, floats, trim
@@ -34,8 +34,7 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
   """Measures or reads the values that a config leaves to the run, such as the boundaries of bins.
 
   Values that this run measured when it began are kept. Bins that the run in `init_from` measured
-  are taken from there. All other values are measured now, from files alone, so every process gets
-  the same values.
+  are taken from there. All other values are measured now, on the passes that are there.
 
   Args:
     init_from: the run_dir of another run; None: there is none.
@@ -61,6 +60,9 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
         f'train.batch_size: {size}, measured: the log has {samples:,} samples '
         f'({cfg.train.batch_size} in a large one)'
       )
+    elif cfg.data.watch and not samples:
+      found = f'found no pass in {cfg.data.watch} that it could be measured on'
+      told.append(f'train.batch_size: {size}, the default: {found}')
   new = open_values(cfg, values)
   return values | new, told + [in_words(cfg, key, value) for key, value in new.items()]
 
@@ -74,7 +76,8 @@ def in_words(cfg: config.Config, key: str, value: Json) -> str:
   if table := _table_of(cfg, key):
     return f"'{column.name}': {table}, read"
   of_column = f" of '{column.name}'" if column else ''
-  return f'{key}{of_column}: {value}, measured'
+  is_default = (key, value) == ('train.batch_size', config.BATCH_SIZE)
+  return f'{key}{of_column}: {value}, {"the default, as" if is_default else "measured"}'
 
 
 def _table_of(cfg: config.Config, key: str) -> str | None:
@@ -107,6 +110,8 @@ def _content(cfg: config.Config, key: str) -> str:
   """Reads the look-up table that a config key names; returns its content as a config stores it."""
   made = cfg.data.left_open()[key].made
   names, table = (made.key or made.lookup, made.value), {}
+  if not exists(normal(made.table)):
+    raise UserError(f'{key.removesuffix("content")}table: {made.table}: no such file')
   with plain_errors(f'{key}: cannot read {made.table}'):
     plain = config_of_table(cfg, made.table, names, {'slots': [], 'dense': []})
     keys = [key.removesuffix('content') + of for of in ('key', 'value')]
@@ -138,35 +143,39 @@ def _content(cfg: config.Config, key: str) -> str:
 def suitable(cfg: config.Config) -> tuple[int, int]:
   """Returns the batch size for a config that gives none, and the number of samples in its log.
 
-  Counting ends when there are enough samples for the default batch size.
+  Counting ends when there are enough samples for the default batch size. If there are none, it is
+  the default.
   """
   steps = LEAST_STEPS
   if not cfg.data.watch:  # with data.watch, more passes will come
     steps = max(steps, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
   most = steps * config.BATCH_SIZE
-  samples = _count(cfg, most) if cfg.data.train else most
-  size = config.BATCH_SIZE
-  while size > SMALLEST and samples < steps * size:
+  samples, size = _count(cfg, most), config.BATCH_SIZE
+  while size > SMALLEST and 0 < samples < steps * size:
     size //= 2
   return size, samples
 
 
 def _count(cfg: config.Config, most: int) -> int:
-  """Counts the samples of data.train, up to `most`; returns `most` if the files cannot be read."""
+  """Counts the samples of the log, up to `most`. A pass counts up to where it cannot be read."""
   samples = 0
-  try:
-    for path in matching(cfg.data.train, 'data.train'):
-      if is_prepared(cfg.data, path):
-        samples += read_meta(path)['samples']
-        continue
-      with contextlib.closing(blocks_of_pass(cfg, path, wanted_columns(cfg))) as blocks:
-        for block in blocks:
-          samples += len(block.lines)
-          if samples >= most:
-            return most
-  except Exception:
-    return most
+  for path in paths_of_log(cfg):
+    with contextlib.suppress(Exception):  # the run refuses the pass, and says why
+      for length in _lengths(cfg, path):
+        samples += length
+        if samples >= most:
+          return most
   return samples
+
+
+def _lengths(cfg: config.Config, path: str) -> Iterator[int]:
+  """Yields numbers of samples that sum to those of a pass."""
+  if is_prepared(cfg.data, path):
+    yield read_meta(path)['samples']
+    return
+  with contextlib.closing(blocks_of_pass(cfg, path, wanted_columns(cfg))) as blocks:
+    for block in blocks:
+      yield len(block.lines)
 
 
 def _texts(array: pa.Array, column: str) -> list[str]:

@@ -1,6 +1,7 @@
 """Finds the passes among files: their names, their days and their order."""
 
 import collections
+import contextlib
 import dataclasses
 import datetime
 import glob
@@ -21,7 +22,7 @@ from trainer.data.log_files import (
   walk,
 )
 from trainer.data.prepared import META, is_prepared, read_meta
-from trainer.errors import BadPass, UserError, printable
+from trainer.errors import BadPass, ConfigError, UserError, printable
 
 _FORMATS = '|'.join(map(re.escape, [*CSV_SUFFIXES, *SUFFIXES]))
 _CODECS = '|'.join(map(re.escape, CODECS))
@@ -215,6 +216,15 @@ def passes(
       )
   by_day = cfg.data.day_pattern is not None and key == 'data.train'
   return in_order(named.values()) if by_day else list(named.values())
+
+
+def paths_of_log(cfg: Config) -> list[str]:
+  """Returns the paths of the passes of data.train and of those that data.watch announces now."""
+  paths: list[str] = []
+  with contextlib.suppress(ConfigError, OSError):  # what is not there is reported elsewhere
+    paths += map(normal, matching(cfg.data.train, 'data.train'))
+    paths += [p.path for p in announced(cfg)[0]] if cfg.data.watch else []
+  return list(dict.fromkeys(paths))
 
 
 def announced(

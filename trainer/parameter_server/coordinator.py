@@ -22,7 +22,7 @@ from trainer.comm import messages
 from trainer.comm.heartbeat import EXIT_STATUS
 from trainer.command_line import SIGNALLED
 from trainer.config import Sync
-from trainer.errors import one_line
+from trainer.errors import one_line, short
 from trainer.parameter_server.cluster import CONTINUE, Cluster
 from trainer.parameter_server.collectives import replies
 from trainer.parameter_server.work_queue import WorkQueue
@@ -194,8 +194,8 @@ class Coordinator:
       theirs, own = settings.get(key), self._settings.get(key)
       if theirs != own:
         return (
-          f'{key}: found {theirs!r} on {member.name} and {own!r} on {self._cluster.name}; '
-          'wanted the same command on every process'
+          f'{key}: found {short(theirs)} on {member.name} and {short(own)} on '
+          f'{self._cluster.name}; wanted the same command on every process'
         )
     return ''
 

@@ -195,9 +195,14 @@ def _bad_records(run: RecordedRun) -> Iterator[str]:
 
 
 def _passes_set_aside(run: RecordedRun) -> Iterator[str]:
-  told = run.of('pass')
+  told, trained = run.of('pass'), run.of('train')['pass']
+
+  def reason(row: pd.Series) -> str:
+    is_mended = row['fate'] == 'refused' and row['pass'] in set(trained[trained.index > row.name])
+    return f'{row["reason"]}{" (trained on since)" * is_mended}'
+
   for fate, some in told.groupby('fate') if len(told) else ():
-    reasons = _list([str(reason) for reason in some['reason']], most=3)
+    reasons = _list([reason(row) for _, row in some.iterrows()], most=3)
     count = f'{len(some):,} pass{"es" * (len(some) > 1)}'
     yield f'{count} {"were" if len(some) > 1 else "was"} {fate}: {reasons}.'
 

@@ -20,11 +20,12 @@ from trainer.data.conversion import (
 )
 from trainer.data.features import SlotBatch
 from trainer.data.item_table import ItemTable, config_of_items
-from trainer.data.log_files import LogFile, exists, refusing
+from trainer.data.log_files import LogFile, exists, normal, refusing
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import META, PreparedPass, is_prepared
 from trainer.data.shares import count_lines, parts_of, shareable
+from trainer.errors import UserError
 from trainer.files import UNFINISHED
 from trainer.plain_data import Plain
 from trainer.reporting.live_line import short_name
@@ -120,7 +121,13 @@ class Inputs:
     """
     if self.cfg.data.items is None:
       return None
-    cfg = self.communicator.together('cannot read data.items', lambda: config_of_items(self.cfg))
+
+    def look() -> config.Config:
+      if not exists(normal(self.cfg.data.items)):
+        raise UserError(f'data.items: {self.cfg.data.items}: no such file')
+      return config_of_items(self.cfg)
+
+    cfg = self.communicator.together('cannot read data.items', look)
     table = Pass('items', self.cfg.data.items)
     (prepared,) = self.read_by(cfg).prepared([table], 'items', labelled=False)
     if self._items is None or self._items.meta != prepared.meta:

@@ -11,7 +11,8 @@ from absl import logging
 
 from trainer import config, files
 from trainer.comm.communicator import Communicator
-from trainer.errors import DataLoss, UserError
+from trainer.config.schema_text import one_line_yaml
+from trainer.errors import DataLoss, UserError, short
 from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
 from trainer.storage.kept_texts import KeptTexts
@@ -297,7 +298,7 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
 def _shown(flat: Mapping[str, Json], key: str) -> str:
   """Returns a flat config's value of a key as text; of a list of sections, their names."""
   names = [v for k, v in flat.items() if re.fullmatch(rf'{re.escape(key)}\.\d+\.name', k)]
-  return f'[{", ".join(map(str, names))}]' if names else repr(flat.get(key))
+  return f'[{", ".join(map(str, names))}]' if names else short(flat.get(key))
 
 
 def _tell_differences(before: config.Config, cfg: config.Config) -> None:
@@ -311,7 +312,8 @@ def _tell_differences(before: config.Config, cfg: config.Config) -> None:
   old, new = (by_name(x.model_dump(exclude={'run_dir'})) for x in (before, cfg))
   for key in dict.fromkeys((*old, *new)):
     if old.get(key, '-') != new.get(key, '-'):
-      print(f'{key}: {new.get(key, "nothing")} from here on; the run had {old.get(key, "nothing")}')
+      is_now, was = (one_line_yaml(x[key]) if key in x else 'nothing' for x in (new, old))
+      print(f'{key}: {is_now} from here on; the run had {was}')
 
 
 def check_run_dir(cfg: config.Config) -> None:

@@ -182,7 +182,8 @@ class Validation:
     }
     counts = table_counts(self._step.store, self._communicator)
     self._log.write('eval', **values, **counts, **fields)
-    self._log.show(f'{split:5} · {shown} · {quality(values)}', keep=True)
+    place = f'{split:5} · ' + (f'{shown} · ' if shown != split else '')
+    self._log.show(f'{place}{quality(values)}', keep=True)
     only_begins = steps < FEW_STEPS and progress.epoch + 1 < self._cfg.train.epochs
     if split == 'test' or (split == 'valid' and not only_begins):
       if (told := worse_than_constant(values)) and self._communicator.rank == 0:

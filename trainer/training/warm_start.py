@@ -25,6 +25,7 @@ from ops.sharding import shards_of, within
 from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.embedding.embedding import table_specs
+from trainer.errors import short
 from trainer.model.builder import PASSED, constructor_parameters, layer_class
 from trainer.plain_data import JsonObject
 
@@ -85,7 +86,8 @@ def too_different(old: config.Config, new: config.Config) -> str | None:
     for key in ('table', 'shares'):
       was, now = getattr(before.get(slot.name, slot), key), getattr(slot, key)
       if was != now:
-        return f'its slot {slot.name} has {key} {was!r}, this config {now!r}; wanted the same'
+        differs = f'has {key} {short(was)}, this config {short(now)}'
+        return f'its slot {slot.name} {differs}; wanted the same'
   return None
 
 
@@ -429,7 +431,8 @@ def differences(
       texts.append(f'{part} is new')
     else:
       texts += [
-        f'{part}: {key} was trained as {was.get(key)!r}, the config has {wanted.get(key)!r}'
+        f'{part}: {key} was trained as {short(was.get(key))}, '
+        f'the config has {short(wanted.get(key))}'
         for key in dict.fromkeys((*was, *wanted))
         if was.get(key) != wanted.get(key)
       ]

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from trainer.embedding.layer_inputs import LayerInputs
+from trainer.errors import short
 from trainer.model.layers.arguments import check_whole
 
 
@@ -38,7 +39,7 @@ class AutoDis(tf.keras.layers.Layer):
     super().__init__(name=name)
     check_whole('bins', bins)
     if not temperature > 0:
-      raise ValueError(f'temperature: found {temperature!r}; wanted a number above 0')
+      raise ValueError(f'temperature: found {short(temperature)}; wanted a number above 0')
     self._bins, self._temperature, self._skip = bins, temperature, skip
     self._width, self._seed = table_width, seed
 

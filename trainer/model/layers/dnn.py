@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
+from trainer.errors import short
 from trainer.model.layers.arguments import check_perceptron
 from trainer.model.layers.batch_norm import BatchNorm
 
@@ -55,7 +56,7 @@ class DNN(tf.keras.layers.Layer):
     if dropout:
       self.needs = frozenset(self.needs) | {'position'}
     if batch_norm not in ('none', 'local', 'sync'):
-      raise ValueError(f'batch_norm: found {batch_norm!r}; wanted none, local or sync')
+      raise ValueError(f'batch_norm: found {short(batch_norm)}; wanted none, local or sync')
     self._hidden, self._dropout, self._seed = tuple(hidden), dropout, seed
     self._multiply = multiply
     self._activation = tf.keras.activations.get(activation)

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, vector_width
+from trainer.errors import short
 from trainer.model.layers.arguments import check_perceptron, check_whole
 from trainer.model.layers.dnn import dropout as drop
 
@@ -47,7 +48,7 @@ class SharedBottom(tf.keras.layers.Layer):
     if dropout:
       self.needs = frozenset(self.needs) | {'position'}
     if not hidden:
-      raise ValueError(f'hidden: found {hidden!r}; wanted a list of whole numbers >= 1')
+      raise ValueError(f'hidden: found {short(hidden)}; wanted a list of whole numbers >= 1')
     self._hidden, self._dropout = tuple(hidden), dropout
     self._tasks, self._seed, self._multiply = tasks, seed, multiply
     self._activation = tf.keras.activations.get(activation)
