@@ -68,6 +68,9 @@ def main() -> None:
         table = table.drop(columns='dead_columns')
       table = table.rename(columns={'shows': 'impressions'})
       text = table.to_string(float_format=_in_words, line_width=WIDTH)
+      if name == 'slots':
+        sharing = [slot for slot in inspection.cfg.data.slots if slot.shares]
+        text += ''.join(f'\n{slot.name}: with those of {slot.shares}' for slot in sharing)
     print(f'\n{name}\n{text}')
 
 

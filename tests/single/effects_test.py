@@ -79,6 +79,14 @@ class EffectsTest(absltest.TestCase):
         told = effects.warnings(load(setting, *acts.split()))
         self.assertEmpty([line for line in told if 'has no effect' in line])
 
+  def test_counts_of_a_slot_that_another_shares_are_told(self):
+    for counts in (True, False):
+      slots = [{'name': 'item', 'counts': counts}, {'name': 'last', 'shares': 'item'}]
+      tree = {'data': {'train': ['x'], 'slots': slots}, 'model': {'interactions': ['linear']}}
+      told = list(effects.warnings(config.Config.model_validate(tree)))
+      wanted = "slot 'item': its counts also count its features in slot 'last'"
+      self.assertEqual(told, [wanted] * counts)
+
   def test_a_job_tells_them_at_its_start_once(self):
     log = os.path.join(self.enter_context(tempfile.TemporaryDirectory()), 'log.csv')
     with open(log, 'w') as f:

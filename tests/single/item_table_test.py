@@ -10,6 +10,7 @@ import pandas as pd
 import tensorflow as tf
 
 import trainer
+from tests.support import commands, runs
 from tests.support.retrieval import (
   ITEM_COLUMNS,
   ITEM_TABLE,
@@ -21,13 +22,17 @@ from tests.support.retrieval import (
 )
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.data import statistics
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError, UserError
+from trainer.reporting import findings, report
+from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
+from trainer.training import dry_run
 from trainer.training.inputs import Inputs
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
@@ -107,6 +112,51 @@ class ItemTableTest(tf.test.TestCase):
       rows = found[found['sample'] == sample]
       self.assertEqual(items, rows['item'].tolist())
       self.assertAllClose(scores, rows['score'], rtol=1e-5)
+
+  def test_figures_of_its_columns_are_counted_in_the_table(self):
+    many = ITEM_TABLE | {100 + i: ('k1', 't1', '2') for i in range(1200)}  # never shown
+    write_items(self.table, many.items())
+    bins = {'name': 'bin', 'from': {'bins': 'price', 'boundaries': [3, 50]}}
+    item = ITEM_COLUMNS['model.retrieval.item']
+    cfg = self.make_config(
+      **{
+        'data.train': [f'{self.folder}/{name}.csv' for name in self.lines],
+        'data.valid': [],
+        'data.slots': [*ITEM_COLUMNS['data.slots'], bins],
+        'model.retrieval.item': item | {'slots': [*item['slots'], 'bin']},
+        'model.retrieval.negatives': 1000,  # in some step each item is drawn
+      }
+    )
+    told = '\n'.join(dry_run.tell(cfg))
+    train_run(cfg)
+    path = f'{cfg.run_dir}/report.html'
+    report.write([cfg.run_dir], path)
+    shown = runs.slots_in(path)
+    kinds, tags, prices = zip(*many.values())
+    for slot, of_items in (
+      ('kind', [{kind} - {''} for kind in kinds]),
+      ('tags', [{tag.partition(':')[0] for tag in of.split('|')} - {''} for of in tags]),
+      ('bin', [{p and (float(p) > 3) + (float(p) > 50)} for p in prices]),  # '': no number
+    ):
+      count, blank = len(set().union(*of_items)), of_items.count(set())
+      self.assertRegex(told, rf'  {slot} +{count}, in data.items\n')
+      self.assertEqual(shown[slot]['features'], str(count))
+      self.assertEqual(shown[slot]['blank'], f'{blank / len(many):.4g}')
+    self.assertRegex(told, rf'  item +{len(many):,}, with those of data.items\n')
+    self.assertRegex(told, r'  kinds +\d+, with those of kind\n')
+    run = read_run(cfg.run_dir)
+    self.assertIn(f'{run.of("train")["features"].iloc[-1]:,.0f} features ×', told)
+    self.assertEqual(shown['kinds, with those of kind']['blank'], '0')
+    (fault,) = findings.faults(run)
+    self.assertStartsWith(fault, 'The tables hold')  # of few samples
+    self.assertEmpty(run.of('drift'), 'the log has no bins')
+    done = commands.run('-m', 'trainer.inspect', '--run_dir', cfg.run_dir)
+    self.assertIn('\nkinds: with those of kind\n', done.stdout, done.stderr)
+    described = statistics.describe([self.prepared(cfg)], cfg)
+    self.assertEqual(list(described['slots']), ['user', 'kinds', 'item'])
+    self.assertEmpty(described['dense'])
+    wanted = 'not counted, because data.items has them: bin, kind, price, tags'
+    self.assertEndsWith(statistics.table(described), wanted)
 
   def test_an_item_of_which_nothing_is_known_has_no_vector(self):
     new = {31: ('', '', ''), 32: ('', '', '7'), 33: ('k9', '', '')}

@@ -10,9 +10,12 @@ import subprocess
 import tempfile
 import unittest
 
+import numpy as np
+import pandas as pd
 import tensorflow as tf
 import yaml
 
+import trainer
 from tests.support import commands, runs
 from trainer.errors import UserError
 from trainer.reporting import comparison, findings, report
@@ -177,6 +180,29 @@ class PageTest(tf.test.TestCase):
     self.assertLen(page['figures']['auc_next']['traces'], 2)
     self.assertIn('train.batch_size', page['text'])
 
+  def test_impressions_and_clicks_of_slots_are_those_of_the_log(self):
+    rng, n = np.random.default_rng(0), 2000
+    frame = pd.DataFrame({name: rng.integers(0, 9, n) for name in ('user', 'item', 'last')})
+    frame['click'] = rng.random(n) < 0.3
+    wanted = n, int(frame['click'].sum())
+    for counts in (False, True):
+      slots = [{'name': 'user', 'counts': counts}, {'name': 'item'}]
+      tree = {
+        'data': {'label': 'click', 'slots': [*slots, {'name': 'last', 'shares': 'item'}]},
+        'model': {'interactions': ['linear']},
+        'train': {'epochs': 3},
+      }
+      run = trainer.fit(tree, run_dir=f'{self.folder}/{counts}', train=frame)
+      page = run.report().path
+      shown = runs.slots_in(page)
+      self.assertEqual(list(shown), ['user', 'item', 'last, with those of item'])
+      for slot, times in (('user', 1), ('item', 2)):  # a sample has two items
+        for column, number in zip(('impressions', 'clicks'), wanted):
+          self.assertEqual(shown[slot][column], f'{times * number:,}')
+        self.assertEqual(shown[slot]['ctr'], f'{wanted[1] / wanted[0]:.4g}')
+      self.assertEqual(shown['last, with those of item']['impressions'], '')
+      self.assertIn('impressions and clicks of one epoch;', pathlib.Path(page).read_text())
+
   def test_it_needs_no_network(self):
     run_dir = self.write()
     report.write([run_dir], f'{run_dir}/report.html')
@@ -336,6 +362,17 @@ class WordsTest(tf.test.TestCase):
     # The best state is that of the first epoch, and figures of slots are its own.
     run = self.run_of(self.static_events(valid_auc=(0.75, 0.7)))
     self.assertEqual((run.scores['valid']['step'], len(run.of_kept('train'))), (10, 1))
+
+  def test_a_run_that_began_with_another_counts_its_impressions_too(self):
+    for step, shows in ((0, 32_000), (7, 64_000)):
+      events = self.static_events()
+      events[0]['step'] = step
+      run = self.run_of(events)
+      path = f'{run.directory}/report.html'
+      report.write([run.directory], path)
+      self.assertEqual(runs.slots_in(path)['user']['impressions'], f'{shows:,}')
+      told = 'impressions and clicks of all epochs, and of the run of --init_from'
+      self.assertEqual(told in pathlib.Path(path).read_text(), step > 0)
 
   def test_an_epoch_with_a_better_logloss_than_the_kept_one(self):
     for auc, logloss, found in ((0.699, 0.44, 1), (0.699, 0.499, 0), (0.65, 0.44, 0)):

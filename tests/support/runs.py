@@ -3,6 +3,7 @@
 import json
 import pathlib
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import yaml
@@ -130,6 +131,16 @@ def healthy_events(days: int = 4, seed: int = 0) -> list[dict[str, Any]]:
   )
   add('end', status='finished')
   return events
+
+
+def slots_in(report: str) -> dict[str, dict[str, str]]:
+  """The cells of the table "Slots" of a report.html, {slot: {column: text}}."""
+  table = pathlib.Path(report).read_text().partition('<h3>Slots</h3>')[2]
+  table = table[table.index('<table') : table.index('</table>') + len('</table>')]
+  _, *names = [cell.text for cell in ElementTree.fromstring(table).iterfind('./thead/tr/th')]
+  rows = ElementTree.fromstring(table).iterfind('./tbody/tr')
+  cells = [[cell.text or '' for cell in row] for row in rows]
+  return {slot: dict(zip(names, texts, strict=True)) for slot, *texts in cells}
 
 
 def write_config(tree: dict[str, Any], run_dir: str) -> None:

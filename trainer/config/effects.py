@@ -56,6 +56,10 @@ def warnings(cfg: Config) -> Iterator[str]:
     )
   if reason := cfg.uncalibrated():
     yield reason
+  counted = {slot.name for slot in cfg.data.slots if slot.counts}
+  for slot in cfg.data.slots:
+    if slot.shares in counted:
+      yield f"slot '{slot.shares}': its counts also count its features in slot '{slot.name}'"
 
 
 Idle = Iterator[tuple[str, object, str]]  # a key without effect, its value, and why

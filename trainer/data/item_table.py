@@ -36,6 +36,7 @@ class ItemTable:
     prepared: the table as a prepared pass, converted with `config_of_items`.
 
   Attributes:
+    prepared: the table as a prepared pass.
     meta: the meta.json of `prepared`.
     keys: int64 [C], the items' keys, ascending.
     dense: {dense column: [count, mean, Σ (x − mean)²]} of the columns in the table.
@@ -44,7 +45,7 @@ class ItemTable:
   """
 
   def __init__(self, cfg: config.Config, prepared: PreparedPass):
-    self._prepared, self._path, self.meta = prepared, cfg.data.items, prepared.meta
+    self.prepared, self._path, self.meta = prepared, cfg.data.items, prepared.meta
     field, of_items = cfg.ordered_slots.index(cfg.item_slot), cfg.columns_of_items()
     self.dense = {n: stats for n, stats in prepared.meta['dense'].items() if n in of_items}
     keys = np.concatenate(
@@ -65,7 +66,7 @@ class ItemTable:
   @functools.cached_property
   def texts(self) -> dict[int, str]:
     """The text of each item, {key: text}."""
-    keys, lengths, data = self._prepared.texts
+    keys, lengths, data = self.prepared.texts
     ends, data = np.cumsum(lengths, dtype=np.int64).tolist(), data.tobytes()
     texts = (data[start:end].decode(errors='replace') for start, end in zip([0, *ends], ends))
     return dict(zip(keys.tolist(), texts))
@@ -81,4 +82,4 @@ class ItemTable:
     """
     place = values.places(self.keys, keys)
     known = np.flatnonzero(place >= 0)
-    return known, self._prepared.gather(self._rows[place[known]])
+    return known, self.prepared.gather(self._rows[place[known]])

@@ -89,7 +89,9 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
     day's features that the previous day did not have).
     dense: for each, missing (the share of samples) and quantiles.
     table_bytes: the estimated bytes of all rows, as without_admission and with_admission.
+    of_items: the columns of data.items; they are not in the log, and all else leaves them out.
   """
+  of_items = cfg.columns_of_items()
   slots = {slot.name: _SlotFigures() for slot in cfg.ordered_slots}
   values: list[list[np.ndarray]] = [[] for _ in cfg.data.dense]
   missing, kept = np.zeros(len(cfg.data.dense)), 0
@@ -131,9 +133,10 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
       day: {'samples': int(n), 'label_rate': clicks / n}
       for day, (n, clicks) in sorted(days.items())
     },
-    'slots': {name: slot.described(total) for name, slot in slots.items()},
-    'dense': dense,
+    'slots': {n: slot.described(total) for n, slot in slots.items() if n not in of_items},
+    'dense': {n: figures for n, figures in dense.items() if n not in of_items},
     'table_bytes': {'without_admission': int(without), 'with_admission': int(admitted)},
+    'of_items': sorted(of_items),
   }
 
 
@@ -159,4 +162,6 @@ def table(described: JsonObject) -> str:
     f'tables: about {memory["without_admission"] / 2**20:,.0f} MiB with every feature admitted, '
     f'{memory["with_admission"] / 2**20:,.0f} MiB with the lifecycle of the config'
   )
+  if described['of_items']:
+    lines.append(f'not counted, because data.items has them: {", ".join(described["of_items"])}')
   return '\n'.join(lines)

@@ -252,9 +252,10 @@ def _blank_slots(run: RecordedRun) -> Iterator[str]:
     for place in np.flatnonzero(share > medians + BLANK_JUMP)[:1]:
       before = medians.iloc[place]
       since = 'from' if (share.iloc[place:] > before + BLANK_JUMP).all() else 'in'
+      of = 'items' if slot in run.cfg.columns_of_items() else 'samples'
       yield (
         f"Slot '{slot}' went blank {since} {names[share.index[place]]}"
-        f'{" on" * (since == "from")}: {share.iloc[place]:.0%} of its samples have no feature, '
+        f'{" on" * (since == "from")}: {share.iloc[place]:.0%} of its {of} have no feature, '
         f'{before:.0%} before.'
       )
 
@@ -402,8 +403,12 @@ def _weights(run: RecordedRun) -> Iterator[str]:
 def _unique_values(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence for each slot that has a new value in almost every sample."""
   scored = next(iter(run.scores.values()), {}).get('slots')
+  of_items = run.cfg.columns_of_items()
+  if run.cfg.data.items is not None:
+    of_items.add(run.cfg.item_slot.name)
   for slot, values in kept_slots(run).items():
-    if not _is_unique(values):
+    # An item of data.items may get a row before it is ever shown.
+    if slot in of_items or not _is_unique(values):
       continue
     of_slot = scored.get(slot, {}) if isinstance(scored, dict) else {}
     unknown = of_slot.get('unknown')
@@ -438,16 +443,20 @@ def _is_unique(values: Mapping[str, float]) -> bool:
 def kept_slots(run: RecordedRun) -> dict[str, dict]:
   """Returns statistics of each slot's rows in the state kept for prediction, {slot: {name: value}}.
 
-  `shows` is the number for one epoch. The result is {} before the first pass is trained.
+  `shows` and `clicks` are those of one epoch; if the run began with the model of another, they are
+  those of all epochs of both. The result is {} before the first pass is trained.
   """
   trained = run.of_kept('train')
   statistics = trained['slots'].dropna()
   if not len(statistics):
     return {}
   # If a slot has the key `counts`, shows are reset at the start of each epoch.
-  epochs = 1 if run.cfg.counted_fields() else max(1, trained['epoch'].nunique())
-  slots = statistics.iloc[-1].items()
-  return {slot: values | {'shows': values.get('shows', 0) / epochs} for slot, values in slots}
+  is_one = run.cfg.counted_fields() or run.begins_with_another
+  epochs = 1 if is_one else max(1, trained['epoch'].nunique())
+  return {
+    slot: values | {name: values[name] / epochs for name in ('shows', 'clicks') if name in values}
+    for slot, values in statistics.iloc[-1].items()
+  }
 
 
 _CHECKS = (

@@ -180,11 +180,17 @@ def _slots(run: RecordedRun) -> str | None:
     dead = table['dead_columns'].map(lambda c: c if isinstance(c, list) else [])
     table['dead_columns'] = dead.map(lambda columns: ', '.join(map(str, columns)))
   table.columns = [c.replace('_', ' ').replace('shows', 'impressions') for c in table]
-  note = 'In the kept state, impressions of one epoch'
+  shared = {s.name: f'{s.name}, with those of {s.shares}' for s in run.cfg.data.slots if s.shares}
+  table = table.rename(index=shared)
+  note = 'In the kept state, impressions and clicks of one epoch'
+  if run.begins_with_another:
+    note = 'In the kept state, impressions and clicks of all epochs, and of the run of --init_from'
   decay = run.cfg.policy().decay
   if run.cfg.data.day_pattern is not None and decay < 1:
     note += f', which each end of a day multiplies by {decay:g}'
   note += '; '
+  if of_items := sorted(run.cfg.columns_of_items() & set(slots)):
+    note += f'blank of {", ".join(of_items)}: the share of the items in data.items; '
   note += f'ctr-inspect --run_dir {run.directory} has more.'
   return _card('Slots', note, _table(table, index=True), True)
 

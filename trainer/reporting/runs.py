@@ -105,6 +105,12 @@ class RecordedRun:
     events = self.of(event)
     return events if self.best is None else events[events['step'] <= self.best['step']]
 
+  @property
+  def begins_with_another(self) -> bool:
+    """Whether the run began with the model of another (--init_from), so not at step 0."""
+    starts = self.of('start')
+    return len(starts) > 0 and starts.iloc[0]['step'] > 0
+
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
     """The evaluations of the state kept for prediction, {split: evaluation}.

@@ -23,7 +23,8 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
   """
   ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
   for i, slot in enumerate(cfg.ordered_slots):
-    if not isinstance(slot.made, config.Bins) or slot.shares is not None:
+    is_read = slot.shares is None and slot.name not in cfg.columns_of_items()
+    if not (is_read and isinstance(slot.made, config.Bins)):
       continue
     of_bins = hash_keys(bins.texts(slot.made), ids[slot.name]).numpy()
     order = np.argsort(of_bins)

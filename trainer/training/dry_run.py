@@ -71,14 +71,20 @@ def tell(cfg: config.Config) -> Iterator[str]:
     yield from told
     if split == 'valid' and (few := few_clicks(cfg, opened)):
       yield from textwrap.wrap(few, WIDTH, initial_indent='  ', subsequent_indent='    ')
+  of_items = cfg.columns_of_items()
   if (items := inputs.items()) is not None:
     yield f'data.items: {len(items.keys):,} items'
+    _count(cfg, items.prepared, distinct)
   yield 'slots (distinct values in the passes to train on):'
   ids = cfg.slot_ids()
   for slot in cfg.ordered_slots:
     own = '' if not slot.shares else f', with those of {slot.shares}'
     count = len(distinct.get(ids[slot.name], ()))
-    if not own and not slot.made and count > UNIQUE * samples:
+    if slot.name in of_items:
+      own += ', in data.items'
+    elif items is not None and slot == cfg.item_slot:
+      own = ', with those of data.items'
+    elif not own and not slot.made and count > UNIQUE * samples:
       own = ', nearly one a sample: new samples have others'
     yield f'  {slot.name:24} {count:>12,}{own}'
   yield from _parameter_lines(cfg, step, {i: len(keys) for i, keys in distinct.items()})

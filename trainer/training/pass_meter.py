@@ -79,7 +79,13 @@ class PassMeter:
     told = f'{self._name} · {quality(values)} · {rate:,.0f} samples/s'
     self._log.show(f'epoch {self._progress.epoch} · {told}', keep=True)
     slots = self._slot_statistics(values['features'])
-    for slot, share in gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS).items():
+    present = gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS)
+    if of_items := self._cfg.columns_of_items():
+      # The log does not have these columns.
+      table = self._step.dense.catalogue.table.prepared
+      in_table = gate.presence(self._cfg, table, _MOST_CHUNKS_FOR_BLANKS)
+      present |= {slot: share for slot, share in in_table.items() if slot in of_items}
+    for slot, share in present.items():
       slots.setdefault(slot, {})['blank'] = 1 - share
     fields = values | self._step.traffic() | self._place | self._rate() | further
     fields |= {
