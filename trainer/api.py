@@ -283,10 +283,13 @@ class Source:
     effects.check_effects(cfg, where)
     trackers.check_packages(cfg.report.to)
     for key in ('train', 'valid', 'test'):
+      place = config.place_of(f'data.{key}', where, self.overrides)
       try:
-        matching(getattr(cfg.data, key), f'{where}: data.{key}')
+        matching(getattr(cfg.data, key), f'{place}: data.{key}')
       except ConfigError as e:
-        raise ConfigError(f'{e}; {config.columns_wanted(cfg, where)}') from None
+        raise ConfigError(
+          f'{e}; {config.columns_wanted(cfg, where if place == where else None)}'
+        ) from None
     if (watch := cfg.data.watch) and not is_directory(normal(watch)):
       raise ConfigError(f"{where}: data.watch: found '{watch}', which is no directory")
     return cfg

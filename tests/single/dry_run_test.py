@@ -1,6 +1,7 @@
 """What a dry run tells of a log, against counts of the log itself."""
 
 import os
+import pathlib
 import tempfile
 
 import numpy as np
@@ -91,6 +92,9 @@ class DryRunTest(tf.test.TestCase):
     self.assertIn('data.train: 1 pass, 3 samples', text)
     with self.assertRaisesRegex(UserError, 'day_0.csv'):
       tell(train=[f'{watch}/day_0.csv', f'{watch}/day_1.csv'])
+    pathlib.Path(f'{folder}/none.csv').write_text('user,click\n1,0\n2,0\n')
+    with self.assertRaisesRegex(UserError, "none.csv: every label in the column 'click' is 0"):
+      tell(train=[f'{folder}/none.csv'], day_pattern=None)
     for day in (5, 6):
       with open(f'{watch}/day_{day}.csv', 'w', encoding='utf-8') as f:
         f.write('user,click\n"1,1\n')

@@ -1,8 +1,12 @@
 """Typed mistakes: each ends in one line that names the place and what to do."""
 
+import os
+import pathlib
+import re
+
 import tensorflow as tf
 
-from trainer import config, errors
+from trainer import api, config, errors
 
 GOOD = """
 data:
@@ -118,6 +122,10 @@ MISTAKES = [
 ]
 
 
+# The mistakes that these make are found at a key that holds theirs.
+FOUND_ABOVE = ('daat.train=', 'data.slots.1.name=', 'train.batch_size.size=')
+
+
 class MistakesTest(tf.test.TestCase):
   def test_each_ends_in_one_line(self):
     self.assertGreaterEqual(len(MISTAKES), 50)
@@ -127,6 +135,15 @@ class MistakesTest(tf.test.TestCase):
         with self.assertRaisesRegex(errors.UserError, wanted) as caught:
           config.parse(GOOD, 'my.yaml', [typed])
         self.assertNotIn('\n', str(caught.exception))
+        if '=' in typed and not typed.startswith(FOUND_ABOVE):
+          self.assertRegex(str(caught.exception), f"^--set '?{re.escape(typed[:80])}")
+
+  def test_a_log_that_set_names_and_that_is_not_there(self):
+    path = os.path.join(self.get_temp_dir(), 'my.yaml')
+    pathlib.Path(path).write_text(GOOD)
+    with self.assertRaisesRegex(errors.UserError, r'^--set data.train=\[/no.csv\]: .*') as caught:
+      _ = api.Source(path, ['data.train=[/no.csv]']).cfg
+    self.assertNotIn(path, str(caught.exception))
 
 
 if __name__ == '__main__':

@@ -231,7 +231,7 @@ class WordsTest(tf.test.TestCase):
     text = ' '.join(findings.summary(run))
     self.assertIn('A model of linear, fm, dnn over 3 slots', text)
     self.assertIn('24,000 features', text)
-    self.assertIn('150,000 samples/s on 2 processes', text)
+    self.assertIn('its passes ran at 150,000 samples/s (median) on 2 processes', text)
 
   def test_the_disk_of_a_stream_is_forecast(self):
     events = runs.healthy_events()
@@ -362,6 +362,16 @@ class WordsTest(tf.test.TestCase):
     # The best state is that of the first epoch, and figures of slots are its own.
     run = self.run_of(self.static_events(valid_auc=(0.75, 0.7)))
     self.assertEqual((run.scores['valid']['step'], len(run.of_kept('train'))), (10, 1))
+
+  def test_an_evaluation_from_before_the_last_pass_is_not_of_the_kept_state(self):
+    events = runs.healthy_events()
+    last = next(i for i, e in enumerate(events) if e['event'] == 'eval' and e['split'] == 'test')
+    bad = events[last] | {'split': 'valid', 'logloss': 0.9, 'base_logloss': 0.5}
+    events = events[:last]
+    for step, splits in ((events[-1]['step'], ['valid']), (events[-1]['step'] - 25, ['next'])):
+      run = self.run_of([*events, bad | {'step': step}])
+      self.assertEqual(list(run.scores), splits)
+      self.assertEqual('does not help' in ' '.join(findings.faults(run)), splits == ['valid'])
 
   def test_a_run_that_began_with_another_counts_its_impressions_too(self):
     for step, shows in ((0, 32_000), (7, 64_000)):

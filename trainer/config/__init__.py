@@ -38,7 +38,7 @@ from trainer.config.loading import (
   parse,
   write_of_run,
 )
-from trainer.config.messages import settings_named
+from trainer.config.messages import place_of, settings_named
 from trainer.config.metrics import METRICS, direction
 from trainer.config.model import Interaction, Model
 from trainer.config.retrieval import RANKING_METRICS, refuse_retrieval

@@ -1,6 +1,9 @@
 """Checks that involve several sections of the config; a section's class does the other checks."""
 
+from collections.abc import Sequence
+
 from trainer.config.column_checks import Mistakes, made_columns
+from trainer.config.messages import place_of
 from trainer.config.metrics import METRICS
 from trainer.config.model import NEED_ONE_WIDTH, READ_DENSE_EMBEDDING
 from trainer.config.retrieval_checks import retrieval
@@ -9,11 +12,12 @@ from trainer.config.sparse import MAX_FACTORS
 from trainer.errors import ConfigError, nearest, short
 
 
-def check(cfg: Config, where: str) -> None:
+def check(cfg: Config, where: str, overrides: Sequence[str]) -> None:
   """Checks the values of each section against those of other sections.
 
   Args:
     where: the file that the config comes from, for messages.
+    overrides: strings `a.b=value` of --set, for messages.
   Raises:
     ConfigError: if a check fails; the message describes the first mistake.
   """
@@ -32,7 +36,7 @@ def check(cfg: Config, where: str) -> None:
     _modes,
   ):
     for key, text in mistakes(cfg):
-      raise ConfigError(f"{where}: key '{key}': {text}")
+      raise ConfigError(f"{place_of(key, where, overrides)}: key '{key}': {text}")
 
 
 def _tables(cfg: Config) -> Mistakes:

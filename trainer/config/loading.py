@@ -163,7 +163,7 @@ def parse(
       section = section[int(part) if isinstance(section, list) else part]
     del section[name]
   cfg._origins.update(origins)
-  check(cfg, where)
+  check(cfg, where, overrides)
   return cfg
 
 
@@ -191,13 +191,14 @@ def _stamped(tree: Json) -> str:
   return f'{_STAMP}{zlib.crc32(text.encode()):08x}\n{text}'
 
 
-def columns_wanted(cfg: Config, path: str) -> str:
+def columns_wanted(cfg: Config, path: str | None) -> str:
   """Returns a text for the user that lists the columns that the log must have.
 
   Args:
-    path: the file of the config.
+    path: the file of the config; None if it says nothing of the log.
   """
   data = cfg.data
   names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))
   shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
-  return f'wanted files with the columns {shown}; the first lines of {path} may tell their source'
+  told = f'; the first lines of {path} may tell their source' if path else ''
+  return f'wanted files with the columns {shown}{told}'

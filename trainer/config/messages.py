@@ -126,6 +126,20 @@ def settings_named(name: str) -> str:
   return named.removeprefix('the top level.')
 
 
+def place_of(key: str, where: str, overrides: Sequence[str]) -> str:
+  """Returns the --set string that gives a key or what holds it; `where` if there is none.
+
+  Args:
+    where: the file that the config comes from.
+    overrides: strings `a.b=value` of --set.
+  """
+  for assignment in reversed(overrides):
+    given = assignment.partition('=')[0]
+    if key == given or key.startswith(given + '.'):
+      return f'--set {assignment[:80]}'
+  return where
+
+
 def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[str]) -> str:
   """Returns the first mistake that pydantic found, in one line.
 
@@ -136,11 +150,8 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
   """
   first = error.errors()[0]
   loc = first['loc']
-  key = '.'.join(str(p) for p in loc)
-  for assignment in overrides:
-    given = assignment.partition('=')[0]
-    if key == given or key.startswith(given + '.'):
-      where = f'--set {assignment[:80]}'
+  key = '.'.join(map(str, [*loc, *first.get('ctx', {}).get('key', ())]))
+  where = place_of(key, where, overrides)
   if first['type'] == 'extra_forbidden':
     if loc[0] == 'model' and loc[-1] in _OF_LAYERS and 'retrieval' not in loc:
       layer = 'model.interactions: [linear, {dnn: {hidden: [64, 32], dropout: 0.1}}]'
@@ -162,7 +173,6 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
   if first['type'] == 'missing':
     return f"{where}: key '{key}' is missing; it is required"
   if first['type'] == 'wrong':  # raised by a check of the section
-    key = '.'.join(map(str, [*loc, *first['ctx']['key']]))
     return f"{where}: key '{key}': {first['msg']}"
   wanted = _wanted(first)
   if first['type'] == 'string_type' and isinstance(first['input'], bool):

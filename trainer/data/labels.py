@@ -22,7 +22,9 @@ class OneClass(NamedTuple):
   """Describes a pass in which all labels of a task are 0, or all are 1."""
 
   text: str  # what is wrong, and what is wanted
-  is_misread: bool  # whether a text differs from label_positive only in case
+  # Whether a run refuses the pass. A stream (data.watch) accepts it, for example if it has no
+  # clicks, unless a text differs from label_positive only in case.
+  is_refused: bool
 
 
 def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
@@ -54,7 +56,7 @@ def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
     text += (
       f'; wanted both 0 and 1, or, where such passes are meant, the text of a 0 as {key}negative'
     )
-    return OneClass(text, is_misread)
+    return OneClass(text, is_misread or not cfg.data.watch)
   return None
 
 

@@ -81,12 +81,12 @@ def summary(run: RecordedRun) -> list[str]:
       text += f'; the true probabilities reach {_list(reach)}'
     told.append(text + '.')
   if len(trained):
-    speed = f'{trained["examples_per_second"].median():,.0f} samples/s'
+    speed = f'{trained["examples_per_second"].median():,.0f} samples/s (median)'
     for processes in run.of('start').tail(1).get('processes', ()):
       speed += f' on {processes:.0f} process{"es" * (processes > 1)}'
     seconds = sum(sum(parts.values()) for parts in trained['seconds'].dropna())
-    took = f'took {_duration(seconds)},' if seconds else 'ran'
-    told.append(f'Training {took} at {speed}.')
+    took = f' took {_duration(seconds)} in all; its passes' if seconds else ''
+    told.append(f'Training{took} ran at {speed}.')
   counts = run.events[run.events['event'].isin(['train', 'day_end'])]
   if len(counts):
     last = counts.iloc[-1]

@@ -188,7 +188,7 @@ def _slots(run: RecordedRun) -> str | None:
   decay = run.cfg.policy().decay
   if run.cfg.data.day_pattern is not None and decay < 1:
     note += f', which each end of a day multiplies by {decay:g}'
-  note += '; '
+  note += '; blank is of the last pass; '
   if of_items := sorted(run.cfg.columns_of_items() & set(slots)):
     note += f'blank of {", ".join(of_items)}: the share of the items in data.items; '
   note += f'ctr-inspect --run_dir {run.directory} has more.'

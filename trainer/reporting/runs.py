@@ -116,9 +116,15 @@ class RecordedRun:
     """The evaluations of the state kept for prediction, {split: evaluation}.
 
     The splits are valid and test, or one of them. If the run has neither, the split is 'next': the
-    last pass, evaluated before the model trained on it. {} if the run evaluated nothing.
+    last pass, evaluated before the model trained on it. {} if the run evaluated nothing. A stream
+    that was stopped within a day may have trained on since it evaluated; such evaluations are not
+    of the kept state.
     """
     evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
+    if self.best is None:
+      trained = self.of('train')['step'].max()
+      for split in ('valid', 'test'):
+        evaluated[split] = evaluated[split][~(evaluated[split]['step'] < trained)]
     last = {split: rows.iloc[-1] for split, rows in evaluated.items() if len(rows)}
     if self.best is not None:
       last['valid'] = self.best

@@ -51,6 +51,9 @@ def tell(cfg: config.Config) -> Iterator[str]:
     for data_pass in listed:
       try:
         (prepared,) = inputs.prepared([data_pass], split)
+        alike = None if cfg.model.retrieval else one_class(cfg, prepared)
+        if alike and alike.is_refused and split == 'train':
+          raise BadPass(alike.text)
         in_a_row = 0
         opened.append(prepared)
       except BadPass as e:
@@ -61,7 +64,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
         if in_a_row == may_refuse + 1:
           yield f'a run ends here: data.max_refused_passes allows {may_refuse} refused in a row'
         continue
-      if not told and not cfg.model.retrieval and (alike := one_class(cfg, prepared)):
+      if not told and alike:
         told.append(f'  {alike.text}')
       rows.append((data_pass.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
       if split == 'train':

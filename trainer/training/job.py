@@ -312,7 +312,7 @@ class Job:
     alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)
     if alike is None:
       return
-    if alike.is_misread or not self.cfg.data.watch:
+    if alike.is_refused:
       raise BadPass(alike.text)
     if not self._one_class_told:
       self._one_class_told = True
