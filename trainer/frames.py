@@ -151,7 +151,7 @@ def patterns_of(
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-  """Lets messages of errors call the file at `path`, which holds a frame, the frame."""
+  """Replaces `path`, a temporary file with the frame, by 'the frame' in messages of errors."""
   try:
     yield
   except UserError as e:

@@ -45,6 +45,7 @@ LOSSES = (
   {'loss': 'nce', 'logq': 'uniform'},
   {'loss': 'sampled_softmax', 'own_positives': 'pass'},
   {'loss': 'bpr', 'own_positives': 'pass'},
+  {'loss': 'in_batch_softmax', 'own_positives': 'pass'},  # has no effect there
 )
 
 

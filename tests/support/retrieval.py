@@ -134,7 +134,7 @@ def loss_of(
   count = size - 1 if in_batch else len(drawn)
   losses = []
   for i in range(size):
-    if settings.own_positives == 'pass':
+    if settings.own_positives == 'pass' and not in_batch:
       positives = [(b, b.keys.reshape(-1, 2)[:, 1]) for b in of_pass]
     else:
       positives = [(batch, items)]

@@ -34,8 +34,8 @@ class SlotBatch(NamedTuple):
   # has an item, but no label, weight or group.
   item: np.ndarray = np.zeros([0], np.int64)  # int64 [B + C]: keys of the items, −1 where blank
   log_share: np.ndarray = np.zeros([0], np.float32)  # float32 [B + C]: log P(the item is drawn)
-  # int64 [n, 2]: sample and candidate of each pair that the loss leaves out; only where the setting
-  # model.retrieval.own_positives is 'pass'.
+  # int64 [n, 2]: pairs of a sample and a candidate that is a positive of the sample's user, which
+  # the loss leaves out. Filled only with `model.retrieval.own_positives: pass`.
   left_out: np.ndarray = np.zeros([0, 2], np.int64)
 
 

@@ -22,8 +22,8 @@ class OneClass(NamedTuple):
   """Describes a pass in which all labels of a task are 0, or all are 1."""
 
   text: str  # what is wrong, and what is wanted
-  # Whether a run refuses the pass. A stream (data.watch) accepts it, for example if it has no
-  # clicks, unless a text differs from label_positive only in case.
+  # Whether a run refuses the pass. A stream (data.watch) refuses it only if the log has the text of
+  # label_positive in other capitals; otherwise the pass may truly have no clicks.
   is_refused: bool
 
 

@@ -143,8 +143,8 @@ def _content(cfg: config.Config, key: str) -> str:
 def suitable(cfg: config.Config) -> tuple[int, int]:
   """Returns the batch size for a config that gives none, and the number of samples in its log.
 
-  Counting ends when there are enough samples for the default batch size. If there are none, it is
-  the default.
+  Counting ends when there are enough samples for the default batch size. A log without samples gets
+  the default batch size too.
   """
   steps = LEAST_STEPS
   if not cfg.data.watch:  # with data.watch, more passes will come
@@ -169,7 +169,7 @@ def _count(cfg: config.Config, most: int) -> int:
 
 
 def _lengths(cfg: config.Config, path: str) -> Iterator[int]:
-  """Yields numbers of samples that sum to those of a pass."""
+  """Yields the number of samples in each block of a pass; a prepared pass is one block."""
   if is_prepared(cfg.data, path):
     yield read_meta(path)['samples']
     return

@@ -116,9 +116,8 @@ class RecordedRun:
     """The evaluations of the state kept for prediction, {split: evaluation}.
 
     The splits are valid and test, or one of them. If the run has neither, the split is 'next': the
-    last pass, evaluated before the model trained on it. {} if the run evaluated nothing. A stream
-    that was stopped within a day may have trained on since it evaluated; such evaluations are not
-    of the kept state.
+    last pass, evaluated before the model trained on it. {} if the run evaluated nothing. If the
+    last state is kept, evaluations from before the last trained pass do not count.
     """
     evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
     if self.best is None:

@@ -88,11 +88,11 @@ class Catalogue:
     self._set(self.table.keys, np.where(place < 0, 0, np.append(shows, 0)[place]))
 
   def learn_positives(self, prepared: PreparedPass) -> None:
-    """Reads which items a pass has for each user; does nothing if own_positives is 'step'.
+    """Notes which items were right for each user in a pass, where `own_positives: pass` needs it.
 
     Call it before training on a pass, after `refresh` or, if a job resumes within the pass, `load`.
     """
-    if self._settings.own_positives == 'step':
+    if self._settings.own_positives == 'step' or self._settings.loss == 'in_batch_softmax':
       return
     users, items = [np.zeros([0], np.int64)], [np.zeros([0], np.int64)]
     for batch in prepared.batches(_SAMPLES_AT_ONCE):

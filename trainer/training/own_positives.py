@@ -1,4 +1,4 @@
-"""The positives of each user in a pass, so that they are no negatives of the same user."""
+"""Finds drawn negatives that were right for the same user elsewhere in the pass."""
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class OwnPositives:
       `negatives`.
     """
     place = values.places(self._users, users)
-    counts = np.where(place < 0, 0, np.append(self._counts, 0)[place])
+    counts = np.append(self._counts, 0)[place]  # a user without positives has place -1, so 0
     items = self._items[values.ranges(np.append(self._first, 0)[place], counts)]
     samples = np.repeat(np.arange(len(users)), counts)
     # A step draws few of the catalogue's items, so most positives are dropped here, cheaply.

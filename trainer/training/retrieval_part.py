@@ -16,9 +16,9 @@ from trainer.training.dense_part import DensePart
 # Dropout depends on the number of a sample among those of all ranks. Drawn negatives, which are the
 # same on all ranks, are numbered from here on.
 _CANDIDATES_FROM = 1 << 40
-# Stands for the item of a sample whose label is negative, where positives are wanted. It differs
-# from -1, which samples without an item have.
-_NO_ITEM = np.int64(-2)
+# In a list of positives, stands for the item of a sample with a negative label. It is not -1, the
+# item of samples without one, because it must equal no negative.
+_NO_POSITIVE = np.int64(-2)
 
 
 class RetrievalPart(DensePart):
@@ -36,6 +36,7 @@ class RetrievalPart(DensePart):
     self._communicator = communicator
     self._settings = cfg.model.retrieval
     self._in_batch = self._settings.loss == 'in_batch_softmax'
+    self._of_pass = self._settings.own_positives == 'pass' and not self._in_batch
     self._ranking_loss = retrieval_losses.LOSSES[self._settings.loss]
     self.catalogue = Catalogue(cfg)
 
@@ -53,9 +54,9 @@ class RetrievalPart(DensePart):
       """Concatenates the rows of `t` on all ranks; differentiable if `t` is of floats."""
       return self._communicator.all_reduce_with_gradient(tf.pad(t, [place, [0, 0]]))
 
-    of_users = of_all(
-      tf.stack([batch.group, items, tf.where(batch.label > 0.5, items, _NO_ITEM)], 1)
-    )
+    if not self._of_pass:
+      right = tf.where(batch.label > 0.5, items, _NO_POSITIVE)
+      of_users = of_all(tf.stack([batch.group, items, right], 1))
     if self._in_batch:
       joined = of_all(tf.concat([positives, shares[:, None]], 1))
       vectors, negative_shares = joined[:, :-1], joined[:, -1]
@@ -76,7 +77,7 @@ class RetrievalPart(DensePart):
         positive -= shares + expected
     if self._in_batch:
       negatives += blank
-    if self._settings.own_positives == 'pass':
+    if self._of_pass:
       left_out = batch.left_out
     else:
       left_out = retrieval_losses.own_positives(
