@@ -438,8 +438,11 @@ TEST(DedupeThenPool) {
     double total = 0;
     for (const float x : out_linear) total += x;
     CHECK(total == n);
-    CHECK(PoolGradient(layout, batch, gradients, starts.data(), order.data(), testing::Threads(3),
+    CHECK(PoolGradient(layout, batch, gradients, inverse.data(), starts.data(), testing::Threads(3),
                        linear_grad.data(), factors_grad.data()));
+    std::vector<float> wanted(u);
+    for (int64_t i = 0; i < n; ++i) wanted[inverse[i]] += out_linear[segments[i]];
+    CHECK(linear_grad == wanted);
     // A history of field 0: what was gathered, summed by feature, is its count times 0.5.
     HistoryBatch histories{samples, n, u, 5, offsets.data(), batch.segments};
     std::vector<int64_t> begins(samples), ends(samples);
@@ -472,8 +475,7 @@ TEST(DedupeThenPool) {
       inverse[begins[samples / 2]] = inverse[n / 2] = static_cast<int32_t>(u);
       CHECK(begins[samples / 2] == ends[samples / 2] || !gather());
       CHECK(!Pool(layout, batch, linear.data(), inverse.data(), Serial, outputs));
-      order[n / 2] = static_cast<int32_t>(n);
-      CHECK(!PoolGradient(layout, batch, gradients, starts.data(), order.data(), Serial,
+      CHECK(!PoolGradient(layout, batch, gradients, inverse.data(), starts.data(), Serial,
                           linear_grad.data(), factors_grad.data()));
     }
   }
