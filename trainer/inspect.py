@@ -71,6 +71,8 @@ def main() -> None:
       if name == 'slots':
         sharing = [slot for slot in inspection.cfg.data.slots if slot.shares]
         text += ''.join(f'\n{slot.name}: with those of {slot.shares}' for slot in sharing)
+        if inspection.cfg.train.epochs > 1 and not inspection.cfg.counted_fields():
+          text += '\nImpressions and clicks are those of all epochs.'
     print(f'\n{name}\n{text}')
 
 

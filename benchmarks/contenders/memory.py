@@ -22,7 +22,9 @@ def main():
   told = {}
   for kind, threshold in (('admitted', 0.1), ('probation', 1e9)):
     step = TrainStep(
-      cfg.model_copy(update={'lifecycle': cfg.lifecycle | {'admission_threshold': threshold}}),
+      cfg.model_copy(
+        update={'lifecycle': cfg.lifecycle.model_copy(update={'admission_threshold': threshold})}
+      ),
       SingleProcess(),
     )
     rng = np.random.default_rng(cfg.seed)

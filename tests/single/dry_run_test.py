@@ -65,7 +65,8 @@ class DryRunTest(tf.test.TestCase):
 
     self.assertIn('in: No such file or directory; a run waits for it', tell(watch=watch))
     os.makedirs(f'{watch}/sub')
-    self.assertIn('in: no pass is announced there; a run waits for one', tell(watch=watch))
+    nothing = f'{watch}: no pass is announced there; a run waits for one'
+    self.assertEqual(tell(watch=watch), nothing)
     for name in ('day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_3.csv'):
       with open(f'{watch}/{name}', 'w', encoding='utf-8') as f:
         f.write('user,click\n1,1\n2,0\n3,0\n')

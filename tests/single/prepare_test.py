@@ -526,6 +526,12 @@ class BadInputTest(PrepareTestCase):
         'column of texts is a slot (data.slots); a text that stands for a missing number belongs '
         "in data.missing_values: ['cheap']",
       ),
+      (
+        '1,u,s:1,12 EUR,1',
+        'dense',
+        "column 'price': found '12 EUR'; wanted a finite number, or blank for missing; a "
+        'column of texts is a slot (data.slots); a number is written without a unit',
+      ),
       ('1,u,s:1,1,-1', 'weight', "column 'w': found '-1'; wanted a finite number >= 0"),
       ('1,u,s:1,1,', 'weight', "column 'w': found ''; wanted a finite number >= 0"),
       (

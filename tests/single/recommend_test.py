@@ -138,9 +138,9 @@ class ServedTest(tf.test.TestCase):
       for change, wanted in (
         (
           {'instances': [{'user': '7', 'usr': 1}]},
-          "column 'usr': is unknown; the nearest valid name is 'user'",
+          "column 'usr' is unknown; the nearest valid name is 'user'",
         ),
-        ({'instances': [{'usr': '7'}]}, "column 'usr': is unknown"),
+        ({'instances': [{'usr': '7'}]}, "column 'usr' is unknown"),
         ({'instances': [{'user': ''}]}, 'sample 0: an empty query; wanted a value of user'),
         ({'instances': []}, "'instances': wanted a list of objects"),
         ({'k': 26}, 'k: found 26; wanted at most 25, the items of the catalogue'),
@@ -256,7 +256,7 @@ class PairTest(tf.test.TestCase):
         set(described['example_recommend_request']['instances'][0]), {'user', 'place'}
       )
       status, text, _ = client.ask('POST', PATH, {'instances': [{'user': '3'}]})
-      self.assertEqual((status, json.loads(text)['error'][:25]), (400, "column 'place': is missin"))
+      self.assertEqual((status, json.loads(text)['error'][:25]), (400, "column 'place' is missing"))
     with served(ranker) as client:
       status, text, _ = client.ask('POST', PATH, body)
       self.assertEqual(status, 404)

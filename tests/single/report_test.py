@@ -392,6 +392,30 @@ class WordsTest(tf.test.TestCase):
         event['logloss'] = value
       self.assertLen(findings.faults(self.run_of(events)), found)
 
+  def test_a_retrieval_model_that_finds_less_on_later_samples(self):
+    slots = [{'name': slot} for slot in runs.SLOTS]
+    towers = {'query': {'slots': ['user', 'query']}, 'item': {'slots': ['item']}}
+    for found, users, told in ((0.012, 1000, 1), (0.012, 30, 0), (0.03, 1000, 0)):
+      events = [e for e in self.static_events() if e['event'] not in ('eval', 'best')]
+      for split, recall in (('valid', 0.035), ('test', found)):
+        figures = {
+          'recall@20': recall,
+          'queries': users,
+          'examples': users,
+          'step': 20,
+          'time': 2.5,
+        }
+        events.insert(-1, {'event': 'eval', 'split': split, 'pass': split} | figures)
+      run_dir = runs.write_run(f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run', events)
+      data = {'train': ['gone.csv'], 'slots': slots, 'group': 'user'}
+      model = {'retrieval': towers | {'loss': 'bpr', 'negatives': 9, 'eval_at': [20]}}
+      runs.write_config({'run_dir': run_dir, 'data': data, 'model': model}, run_dir)
+      faults = findings.faults(read_run(run_dir))
+      wanted = (
+        'On data.test recall@20 is 0.0120, on data.valid 0.0350. If the samples of data.test '
+      )
+      self.assertEqual([fault.startswith(wanted) for fault in faults], [True] * told, faults)
+
   def test_a_model_that_is_too_large_for_its_log(self):
     for events, wanted in (
       (

@@ -235,8 +235,8 @@ class ScorerTest(tf.test.TestCase):
     with served(self.service, Limits(strict=True)) as client:
       self.assertEqual(client.predict({'instances': [good]})[0], 200)
       for name, text in (
-        ('itm', "'itm': is unknown; .* 'item'"),
-        ('x' * 90_000, "^column 'x{80}':"),
+        ('itm', "'itm' is unknown; .* 'item'"),
+        ('x' * 90_000, "^column 'x{80}' is unknown"),
       ):
         status, answer = client.predict({'instances': [good | {name: 1}]})
         self.assertEqual(status, 400)
@@ -251,17 +251,17 @@ class ScorerTest(tf.test.TestCase):
       ({'instances': [good | {'tags': _nested(500)}]}, 400, 'nested more than 2 deep'),
       ({'inputs': good | {'tags': _nested(500)}}, 400, 'nested more than 2 deep'),
       ({'instances': [good | {'item': {'b64': _nested(500)}}]}, 400, "'item', sample 0: found"),
-      ({'inputs': dict.fromkeys(map(str, range(6_000)))}, 400, "'age': is missing; .* found '0'"),
+      ({'inputs': dict.fromkeys(map(str, range(6_000)))}, 400, "'age' is missing; .* found '0'"),
       (
         {'instances': [{'x' * 90_000: 1}]},
         400,
-        "'age': is missing; .* found 'x{80}', which",
+        "'age' is missing; .* found 'x{80}', which",
       ),
       ({'instances': [good], 'signature_name': _nested(500)}, 400, 'signature_name'),
       ([1], 400, 'the body: found a JSON list; wanted an object'),
       ({}, 400, "wanted either 'instances' or 'inputs'"),
       ({'instances': []}, 400, 'at least one'),
-      ({'instances': [{'item': 1}]}, 400, "column 'age': is missing"),
+      ({'instances': [{'item': 1}]}, 400, "column 'age' is missing; a missing value is null or ''"),
       ({'instances': [good | {'item': 1.5}]}, 400, "'item', sample 0: found 1.5; wanted a string"),
       ({'instances': [good | {'price': 'x'}]}, 400, "'price', sample 0: found 'x'; wanted a fin"),
       ({'instances': [good | {'price': 1e39}]}, 400, "'price', sample 0: found 1e\\+39"),

@@ -144,10 +144,12 @@ class _Records:
         elif kind == 'dense' and _DECIMAL_COMMA.fullmatch(value.strip()):
           hint = "; data.decimal: ',' reads a decimal comma"
         elif kind == 'dense':
-          hint = (
-            '; a column of texts is a slot (data.slots); a text that stands for a missing number '
-            f'belongs in data.missing_values: [{value[:MAX_TEXT]!r}]'
-          )
+          hint = '; a column of texts is a slot (data.slots); '
+          if any(map(str.isdigit, value)):
+            hint += 'a number is written without a unit'
+          else:
+            hint += 'a text that stands for a missing number belongs in data.missing_values: '
+            hint += f'[{value[:MAX_TEXT]!r}]'
       shown, line = repr(value)[:MAX_TEXT], int(self._block.lines[i])
       example = BadRecord(line, shown, wanted + hint, text[:MAX_TEXT], f"column '{column}'")
       self._examples.append(example)

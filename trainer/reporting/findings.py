@@ -383,6 +383,26 @@ def overfitting(run: RecordedRun) -> Iterator[str]:
     )
 
 
+def _finds_less(run: RecordedRun) -> Iterator[str]:
+  """Yields a sentence if a retrieval model finds far fewer items on data.test than on data.valid.
+
+  Recall and the other metrics are means over users of values between 0 and 1. The variance of such
+  a value is at most p (1 − p), where p is the mean.
+  """
+  valid, test = (run.scores.get(split, {}) for split in ('valid', 'test'))
+  found = [(of.get(run.metric), of.get('queries')) for of in (valid, test)]
+  if not run.cfg.model.retrieval or any(None in pair for pair in found):
+    return
+  (before, _), (now, _) = found
+  errors = [math.sqrt(max(0.0, p * (1 - p)) / users) for p, users in found]
+  if now < before / 2 and before - now > Z * math.hypot(*errors):
+    values = [metric_text(run.metric, value) for value in (now, before)]
+    yield (
+      f'On data.test {run.metric} is {values[0]}, on data.valid {values[1]}. If the samples of '
+      'data.test are later, train on the days between, too.'
+    )
+
+
 def _weights(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence if the tables hold far more weights than the log has samples."""
   slots = kept_slots(run)
@@ -471,6 +491,7 @@ _CHECKS = (
   _better_logloss,
   _calibration,
   _constant,
+  _finds_less,
   _weights,
   _unique_values,
   _bad_records,

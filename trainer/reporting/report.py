@@ -40,7 +40,7 @@ _SECTIONS = {
     _of('gauc', 'GAUC', 'AUC within each group, weighted by impressions.'),
   ),
   'Calibration': (
-    _Card(figures.calibration, 'Over time', 'Above 1, the model predicts too many clicks.'),
+    _Card(figures.calibration, 'Over time', 'Above 1, predictions are too high.'),
     _Card(figures.deciles, 'By decile', 'Of the kept state; bars are two standard deviations.'),
     _Card(slot_figures.slot_calibration, 'By slot', 'Where the feature is known, and elsewhere.'),
   ),

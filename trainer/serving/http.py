@@ -194,7 +194,7 @@ class App:
   def _check_name(self, request: Request) -> None:
     name = request.path_params['name']
     if name != self._name:
-      raise _Refused(404, f"model '{name[:80]}': is unknown{nearest(name[:80], [self._name])}")
+      raise _Refused(404, f"model '{name[:80]}' is unknown{nearest(name[:80], [self._name])}")
 
   async def _no_route(self, request: Request, error: HTTPException) -> Response:
     """Refuses a request to an unknown path, or one to /healthz with a wrong method."""
@@ -374,7 +374,7 @@ def _refusal(request: Request, error: _Refused | BadRequest | NotAnswered | NotR
 
 
 def _unknown_column(name: str, columns: Collection[str]) -> BadRequest:
-  return BadRequest(f"column '{name[:80]}': is unknown{nearest(name[:80], columns)}")
+  return BadRequest(f"column '{name[:80]}' is unknown{nearest(name[:80], columns)}")
 
 
 def _json(body: bytes, status: int) -> Response:

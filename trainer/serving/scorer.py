@@ -220,7 +220,7 @@ class Scorer:
       if column is None:
         continue
       if column in of_request:
-        raise BadRequest(f"column '{column}': is given twice")
+        raise BadRequest(f"column '{column}' is given twice")
       if len(values) not in (1, size):
         raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}, or 1")
       of_request[column] = values
@@ -228,9 +228,7 @@ class Scorer:
       if column not in of_request:
         unknown = self.unknown(columns)
         near = f"; found '{unknown[0][:80]}', which is unknown" if unknown else ''
-        raise BadRequest(
-          f"column '{column}': is missing; wanted it, with null or '' for missing values{near}"
-        )
+        raise BadRequest(f"column '{column}' is missing; a missing value is null or ''{near}")
     if self._plain and (samples := self._plain.read(of_request, size)):
       return samples
     arrays = {}
