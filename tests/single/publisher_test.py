@@ -16,6 +16,7 @@ from tests.support import commands
 from tests.support.exports import RedisServer, Run, contents, events
 from trainer import files
 from trainer.errors import DataLoss, UserError
+from trainer.serving import embedded_store
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.versioned_store import (
@@ -221,6 +222,29 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     store = open_store(os.path.join(self.folder, 'store'), '--to', writable=True)
     self.addCleanup(store.close)
     return store
+
+  def test_rows_that_a_reader_keeps_follow_the_versions(self):
+    store, keys = self.open(), self.run_.keys.values()
+    self.export('base')
+    self.publisher(store).advance()
+    contents(store, keys)
+    for number in range(2, 6):
+      self.check(store, self.publish_one(store))
+      # A version without the list of changed keys, as an older publisher writes it, and one unseen.
+      with mock.patch.object(embedded_store, '_MOST_KEPT', -1):
+        self.publish_one(store)
+      if number % 2:
+        contents(store, keys)
+      self.check(store, self.publish_one(store))
+
+  def publish_one(self, store):
+    sequence = self.export('delta')
+    self.publisher(store).advance()
+    return sequence
+
+  def test_few_rows_are_kept(self):
+    with mock.patch.object(embedded_store, '_MOST_KEPT', 4):
+      self.test_every_version_equals_the_full_export()
 
   def test_what_is_no_store(self):
     self.assertIsNone(open_store('/nowhere', '--store').version())  # it may come yet
