@@ -1,10 +1,11 @@
 """Splits one log: `python -m trainer.split --data FILE --out DIR --by_time COLUMN`.
 
-It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix. --by_time orders samples by
-time into train, valid and test. --shares gives their sizes, or --at the times at which valid and
-test begin; samples of the same time stay together. --by_hash keeps all samples of a user, or of
-another column's value, together. FILE is CSV, TSV, JSON lines (also .gz, .bz2) or Parquet. In JSON,
-COLUMN may be a path, as device.os. No value changes, but values of CSV may be quoted.
+It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix, but never compressed.
+--by_time orders samples by time into train, valid and test. --shares gives their sizes, or --at the
+times at which valid and test begin; samples of the same time stay together. --by_hash keeps all
+samples of a user, or of another column's value, together. FILE is CSV, TSV, JSON lines (also .gz,
+.bz2) or Parquet. In JSON, COLUMN may be a path, as device.os. No value changes, but values of CSV
+may be quoted.
 """
 
 import contextlib
@@ -218,7 +219,8 @@ def _writer(
 @command_line.command
 def main() -> None:
   if (BY_TIME.value is None) == (BY_HASH.value is None):
-    raise UserError('wanted --by_time COLUMN or --by_hash COLUMN')
+    found = 'neither' if BY_TIME.value is None else 'both'
+    raise UserError(f'found {found}; wanted --by_time COLUMN or --by_hash COLUMN')
   if not os.path.isfile(DATA.value):
     raise UserError(f'--data {DATA.value}: no such file')
   if BY_TIME.value:

@@ -105,7 +105,7 @@ class SplitTest(tf.test.TestCase):
 
   def test_mistakes_end_in_one_line(self):
     for arguments, wanted in (
-      ([], 'wanted --by_time COLUMN or --by_hash COLUMN'),
+      ([], 'found neither; wanted --by_time COLUMN or --by_hash COLUMN'),
       (['--by_hash', 'usr'], "--by_hash usr: .* no column of this name.*'user'"),
       (['--by_time', 'text'], "column 'text' is empty in 667 samples"),
       (['--by_hash', 'user', '--shares', '50,50'], 'found 50,50; wanted three'),

@@ -415,7 +415,7 @@ class ConfigTest(tf.test.TestCase):
       ('a: ' + '[' * 60 + ']' * 60, r'x: found over 40 levels'),
       ('a: &a [*a]', r'x: found over 40 levels'),
       ('a: 2024-13-45', r"x: unknown key 'a'|key 'data' is missing"),
-      ('- 1', r'x: found list; wanted keys'),
+      ('- 1', r'x: found \[1\]; wanted keys'),
       ('a: \x01', r'x: not YAML: '),
     ):
       with self.assertRaisesRegex(errors.ConfigError, wanted, msg=text[:20]) as caught:

@@ -217,7 +217,7 @@ class MistakesTest(tf.test.TestCase):
   def test_one_line_each(self):
     history = HISTORY['data.slots'][2]
     cases = [
-      (dict(history, shares=None), "data.slots.2.shares': found null; a sequence needs its"),
+      (dict(history, shares=None), "data.slots.2.shares': found null; a sequence needs the slot"),
       (dict(history, value_separator=':'), 'a sequence has no values; wanted null'),
       (dict(history, sequence={'max_length': 0}), 'max_length.: found 0'),
       (dict(history, sequence=None), "found 'din', which reads histories; wanted a slot with"),

@@ -120,6 +120,16 @@ class ImportanceTest(tf.test.TestCase):
       self.assertLess(difference, values['auc_plus_minus'] + whole['auc_plus_minus'])
       self.assertEqual(abs(values['auc']) > values['auc_plus_minus'], column != 'noise')
 
+  def test_a_column_that_is_slot_and_dense_has_two_rows(self):
+    cfg = {
+      'run_dir': tempfile.mkdtemp(),
+      'data': {'label': 'click', 'slots': [{'name': 'hour'}], 'dense': [{'name': 'hour'}]},
+      'model': {'interactions': ['linear', {'dnn': {'hidden': [2]}}]},
+    }
+    log = self.test
+    trained = api.fit(cfg, train=log)
+    self.assertCountEqual(trained.importance(log).index, ['hour', 'hour (dense)'])
+
   def test_few_clicks_say_nothing_about_auc(self):
     few = self.test[np.cumsum(self.test['click']) < 10]
     table = self.trained.importance(few)

@@ -68,7 +68,7 @@ class BatchSizeTest(tf.test.TestCase):
   def test_of_a_stream_more_passes_come(self):
     log(4000, 0).to_csv(self.folder / 'train.csv', index=False)
     self.tree['data']['watch'] = f'{self.folder}/incoming'
-    self.assertEqual(self.suitable(), (128, 4000))
+    self.assertEqual(self.suitable(), (64, 4000))
 
   def announce(self, name, samples):
     folder = self.folder / 'incoming'
@@ -91,21 +91,21 @@ class BatchSizeTest(tf.test.TestCase):
 
   def test_a_stream_is_measured_on_what_is_there_when_it_begins(self):
     self.tree['data'] |= {'train': [], 'watch': f'{self.folder}/incoming'}
-    self.announce('a.csv', 9000)
-    self.announce('b.csv', 8112)
+    self.announce('a.csv', 16_000)
+    self.announce('b.csv', 15_224)
     (self.folder / 'incoming' / 'c.csv').write_text('user,item,click\n1,2,0\n' * 9000)
-    self.assertEqual(self.suitable(), (512, 17_112), 'c.csv is not announced')
+    self.assertEqual(self.suitable(), (256, 15_612), 'c.csv is not announced')
     (self.folder / 'incoming' / 'c.csv').write_text('other\n1\n')
     (self.folder / 'incoming' / 'c.csv.done').touch()
-    self.assertEqual(self.suitable(), (512, 17_112), 'c.csv is refused')
+    self.assertEqual(self.suitable(), (256, 15_612), 'c.csv is refused')
     self.tree['data']['train'] = [f'{self.folder}/incoming/a.csv']
-    self.assertEqual(self.suitable(), (512, 17_112), 'a.csv counts once')
+    self.assertEqual(self.suitable(), (256, 15_612), 'a.csv counts once')
     size, told, origin = self.begin_run()
-    wanted = 'train.batch_size: 512, measured: the log has 17,112 samples (4096 in a large one)'
-    self.assertEqual((size, told, origin), (512, wanted, 'measured'))
+    wanted = 'train.batch_size: 256, measured: a pass has 15,612 samples (4096 in a large one)'
+    self.assertEqual((size, told, origin), (256, wanted, 'measured'))
     self.announce('d.csv', 150_000)
-    wanted = 'train.batch_size: 512, measured when the run began'
-    self.assertEqual(self.begin_run(), (512, wanted, 'measured'))
+    wanted = 'train.batch_size: 256, measured when the run began'
+    self.assertEqual(self.begin_run(), (256, wanted, 'measured'))
     dry_run = commands.run(
       '-m',
       'trainer.run',
@@ -115,14 +115,16 @@ class BatchSizeTest(tf.test.TestCase):
       '--run_dir',
       self.folder / 'n',
     )
-    self.assertIn('an epoch: about 41 steps of 4,096 samples', dry_run.stdout)
+    self.assertIn('an epoch: about 354 steps of 512 samples', dry_run.stdout)
 
   def test_a_stream_without_a_pass_begins_with_the_default_and_keeps_it(self):
     self.tree['data'] |= {'train': [], 'watch': f'{self.folder}/incoming'}
     (self.folder / 'incoming').mkdir()
     (self.folder / 'incoming' / 'late.csv.done').touch()
-    found = f'found no pass in {self.folder}/incoming that it could be measured on'
-    wanted = f'train.batch_size: 4096, the default: {found}'
+    wanted = (
+      f"train.batch_size: 4096, the default: data.watch: '{self.folder}/incoming' has no pass to "
+      'measure it on; if a pass has fewer than 245,760 samples, a smaller one learns faster'
+    )
     self.assertEqual(self.begin_run(), (4096, wanted, 'default'))
     self.announce('a.csv', 17_112)
     wanted = 'train.batch_size: 4096, the default, as when the run began'
@@ -140,7 +142,7 @@ class BatchSizeTest(tf.test.TestCase):
       folder.mkdir()
       log(8000 * (1 + rank), 0).to_csv(folder / 'a.csv', index=False)
       (folder / 'a.csv.done').touch()
-    self.assertEqual(on_threads(2, begin), [256, 256])
+    self.assertEqual(on_threads(2, begin), [128, 128])
 
   def test_files_of_every_kind_count(self):
     log(9000, 0).to_parquet(self.folder / 'train_1.parquet')

@@ -120,6 +120,17 @@ class FormatTest(tf.test.TestCase):
       self.assertEqual(list(table['name']), names, suffix)
       self.assertAllEqual(table['probability'].to_numpy().astype(np.float32), probabilities)
 
+  def test_predictions_of_a_label_stand_beside_it(self):
+    log = pa.table({'clicked': [0, 1], 'predicted_clicked': [7, 8]})
+    predicted = np.float32([[0.5, 0.25], [0.75, 0.125]])
+    (table,) = carried.beside(iter([log]), iter([predicted]), ['clicked', 'bought'])
+    wanted = {'predicted_predicted_clicked': [0.5, 0.75], 'bought': [0.25, 0.125]}
+    self.assertEqual(table.to_pydict(), log.to_pydict() | wanted)
+    items = pa.table({'sample': [0, 0, 1], 'item': ['a', 'b', 'c'], 'score': [3.0, 2.0, 1.0]})
+    (table,) = carried.joined(iter([pa.table({'item': ['x', 'y']})]), iter([items]))
+    wanted = {'item': ['x', 'x', 'y'], 'predicted_item': ['a', 'b', 'c'], 'score': [3.0, 2.0, 1.0]}
+    self.assertEqual(table.to_pydict(), wanted)
+
   def test_json_lines_hold_json_alone(self):
     table = pa.table({'x': [1.5, float('nan')], 'l': [[float('inf'), 2.0], None]})
     out = io.BytesIO()

@@ -133,7 +133,8 @@ def _metrics(cfg: Config) -> Mistakes:
   if plateau and not cfg.data.valid:
     yield 'train.plateau', 'needs data.valid; found no validation files'
   if plateau and plateau.task is not None and plateau.task not in names:
-    wanted = f'wanted a name of data.labels{nearest(plateau.task, names)}'
+    missing = '' if names else ', which the config lacks'
+    wanted = f'wanted a name of data.labels{missing}{nearest(plateau.task, names)}'
     yield 'train.plateau.task', f"found '{plateau.task}'; {wanted}"
   key, metric, retrieval = 'train.plateau.metric', cfg.deciding_metric, cfg.model.retrieval
   if retrieval is None:

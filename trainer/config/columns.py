@@ -214,8 +214,9 @@ class Expression(Made):
   def _check(cls, text: str) -> str:
     try:
       tree = ast.parse(text.strip(), mode='eval').body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-      wrong('', f'found {short(text)}; wanted an expression such as price / category_price')
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+      reason = f' ({e.msg})' if isinstance(e, SyntaxError) else ''
+      wrong('', f'found {short(text)}{reason}; wanted an expression such as price / category_price')
     if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
       wrong('', f'found over {_MOST_NODES} parts; wanted fewer')
     for problem in _problems(tree):

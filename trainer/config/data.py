@@ -66,7 +66,7 @@ class Slot(Section):
   @pydantic.model_validator(mode='after')
   def _check_sequence(self) -> 'Slot':
     if self.sequence and self.shares is None:
-      wrong('shares', "found null; a sequence needs its candidate's slot")
+      wrong('shares', 'found null; a sequence needs the slot of its candidates, as in shares: item')
     if self.sequence and self.value_separator:
       wrong('value_separator', 'a sequence has no values; wanted null')
     return self
@@ -263,7 +263,7 @@ class Data(Section):
     if len(names) < 2:
       wrong('labels', f'found {names}; wanted at least two, or the one as data.label')
     if (self.label, self.label_positive, self.label_negative) != ('label', None, None):
-      wrong('labels', 'found beside the keys of data.label; wanted either')
+      wrong('labels', 'found beside the keys of data.label; wanted one of the two')
     for name in names:
       if not re.fullmatch(r'[A-Za-z]\w*', name, re.ASCII):
         wrong('labels', f"found the name '{name}'; wanted letters, digits and underscores alone")

@@ -14,7 +14,7 @@ from trainer.config.model import interaction
 from trainer.config.schema import Config
 from trainer.config.train import BATCH_SIZE
 from trainer.config.yaml_text import flatten, put, read_yaml, set_key
-from trainer.errors import ConfigError, printable
+from trainer.errors import ConfigError, printable, short
 from trainer.plain_data import Json, JsonObject
 
 
@@ -132,7 +132,7 @@ def parse(
   """
   tree = read_yaml(text, where)
   if not isinstance(tree, dict):
-    raise ConfigError(f'{where}: found {type(tree).__name__}; wanted keys: data, model, …')
+    raise ConfigError(f'{where}: found {short(tree)}; wanted keys: data, model, …')
   for assignment in overrides:
     _expand_interactions(tree)
     set_key(tree, assignment)

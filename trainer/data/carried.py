@@ -48,6 +48,15 @@ def carried_columns(
     yield pa.table({c: _plain(block.columns[c], as_text, c) for c in columns})
 
 
+def _added(table: pa.Table, names: Sequence[str], columns: Sequence[pa.Array]) -> pa.Table:
+  """Returns a table with more columns. One whose name the table has is called predicted_NAME."""
+  for name, column in zip(names, columns):
+    while name in table.column_names:
+      name = f'predicted_{name}'
+    table = table.append_column(name, column)
+  return table
+
+
 def beside(
   tables: Iterator[pa.Table] | None, predictions: Iterator[np.ndarray], names: Sequence[str]
 ) -> Iterator[pa.Table]:
@@ -57,7 +66,8 @@ def beside(
     tables: the copied columns, in the order of the predictions; a table need not have the size of a
       batch. None: no columns are copied.
     predictions: batches [B] or [B, T].
-    names: the names of the T columns of predictions.
+    names: the names of the T columns of predictions. One that a copied column has, such as that of
+      a label, becomes predicted_NAME.
   """
   rest = None
   for batch in predictions:
@@ -70,9 +80,7 @@ def beside(
       following = next(tables)
       rest = following if rest is None else pa.concat_tables([rest, following])
     table, rest = rest.slice(0, len(batch)), rest.slice(len(batch))
-    for name, column in zip(names, columns):
-      table = table.append_column(name, column)
-    yield table
+    yield _added(table, names, columns)
 
 
 def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -88,10 +96,7 @@ def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa
     sample = table['sample'].to_numpy()
     while len(sample) and sample[-1] >= first + rest.num_rows:
       rest = pa.concat_tables([rest, next(tables)])
-    of_records = rest.take(sample - first)
-    for name in table.column_names[1:]:
-      of_records = of_records.append_column(name, table[name])
-    yield of_records
+    yield _added(rest.take(sample - first), table.column_names[1:], table.columns[1:])
     if len(sample):
       rest, first = rest.slice(sample[-1] - first), int(sample[-1])
 

@@ -25,6 +25,10 @@ from trainer.plain_data import Json, JsonObject
 # Steps of an epoch, and of all epochs. With fewer, training ends before the model has converged.
 # The second matters where a log of many days is trained on once.
 LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
+# With data.watch, each pass is trained on once, and the model must learn from the first ones. On
+# two logs of 17,000 samples a day, AUC on the last day was 0.03 and 0.08 higher with batches of 256
+# than with 2048.
+LEAST_STEPS_OF_A_PASS = 60
 SMALLEST = 64
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_SAMPLES = 1_000_000  # on which bins are measured
@@ -56,13 +60,17 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
     size, samples = suitable(cfg)
     values['train.batch_size'] = size
     if size != cfg.train.batch_size:
+      of = 'a pass' if cfg.data.watch else 'the log'
       told.append(
-        f'train.batch_size: {size}, measured: the log has {samples:,} samples '
+        f'train.batch_size: {size}, measured: {of} has {samples:,} samples '
         f'({cfg.train.batch_size} in a large one)'
       )
     elif cfg.data.watch and not samples:
-      found = f'found no pass in {cfg.data.watch} that it could be measured on'
-      told.append(f'train.batch_size: {size}, the default: {found}')
+      told.append(
+        f"train.batch_size: {size}, the default: data.watch: '{cfg.data.watch}' has no pass to "
+        f'measure it on; if a pass has fewer than {LEAST_STEPS_OF_A_PASS * size:,} samples, a '
+        'smaller one learns faster'
+      )
   new = open_values(cfg, values)
   return values | new, told + [in_words(cfg, key, value) for key, value in new.items()]
 
@@ -141,31 +149,39 @@ def _content(cfg: config.Config, key: str) -> str:
 
 
 def suitable(cfg: config.Config) -> tuple[int, int]:
-  """Returns the batch size for a config that gives none, and the number of samples in its log.
+  """Returns the batch size for a config that gives none, and how many samples it is measured on.
 
-  Counting ends when there are enough samples for the default batch size. A log without samples gets
-  the default batch size too.
+  These are the samples of the log or, with data.watch, the mean over the passes that are there.
+  Counting ends when there are enough for the default batch size. A log without samples gets the
+  default batch size too.
   """
-  steps = LEAST_STEPS
-  if not cfg.data.watch:  # with data.watch, more passes will come
-    steps = max(steps, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
+  steps = max(LEAST_STEPS, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
+  if cfg.data.watch:
+    steps = LEAST_STEPS_OF_A_PASS
   most = steps * config.BATCH_SIZE
-  samples, size = _count(cfg, most), config.BATCH_SIZE
+  (samples, passes), size = _count(cfg, most), config.BATCH_SIZE
+  if cfg.data.watch:
+    samples //= max(1, passes)
   while size > SMALLEST and 0 < samples < steps * size:
     size //= 2
   return size, samples
 
 
-def _count(cfg: config.Config, most: int) -> int:
-  """Counts the samples of the log, up to `most`. A pass counts up to where it cannot be read."""
-  samples = 0
+def _count(cfg: config.Config, most: int) -> tuple[int, int]:
+  """Counts the samples of the log up to `most`, and the passes that have them.
+
+  A pass counts up to where it cannot be read.
+  """
+  samples = passes = 0
   for path in paths_of_log(cfg):
+    before = samples
     with contextlib.suppress(Exception):  # the run refuses the pass, and says why
       for length in _lengths(cfg, path):
         samples += length
         if samples >= most:
-          return most
-  return samples
+          return most, passes + 1
+    passes += samples > before
+  return samples, passes
 
 
 def _lengths(cfg: config.Config, path: str) -> Iterator[int]:

@@ -150,7 +150,8 @@ class _Records:
           else:
             hint += 'a text that stands for a missing number belongs in data.missing_values: '
             hint += f'[{value[:MAX_TEXT]!r}]'
-      shown, line = repr(value)[:MAX_TEXT], int(self._block.lines[i])
+      shown = 'null' if value is None else repr(value)[:MAX_TEXT]
+      line = int(self._block.lines[i])
       example = BadRecord(line, shown, wanted + hint, text[:MAX_TEXT], f"column '{column}'")
       self._examples.append(example)
 

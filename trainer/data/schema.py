@@ -4,6 +4,7 @@ The log comes in passes, such as a file for each day. A pass that was converted 
 a prepared pass.
 """
 
+import difflib
 import zlib
 from collections.abc import Collection, Sequence
 
@@ -13,6 +14,9 @@ from trainer.errors import UserError, nearest
 from trainer.plain_data import JsonObject
 
 CARRIED = '--columns'  # the flag that asks for columns to copy beside predictions
+_SHOWN = 8  # the most names of missing columns in a message
+# From this difflib ratio on, a missing column is a misspelt column that is made from others.
+_ALIKE = 0.85
 
 
 def briefly(made: config.Made) -> JsonObject:
@@ -113,11 +117,17 @@ def check_columns(
     where: the file, for the message.
     names: the columns of the file.
     wanted: {column: the config key that needs it}.
-    made: names of columns that are computed from others; the message may suggest one of them.
+    made: names of columns that are computed from others; the message suggests one that is very
+      similar.
   """
   for column, key in wanted.items():
     if column not in names:
-      near = nearest(column, [*names, *made])
-      raise UserError(f"{where}: no column '{column}' ({key}) among {len(names)} columns{near}")
+      is_made = difflib.get_close_matches(column, made, 1, _ALIKE)
+      near = nearest(column, made if is_made else names)
+      count = f'{len(names)} column{"s" * (len(names) != 1)}'
+      others = [other for other in wanted if other not in names and other != column]
+      listed = f'{", ".join(others[:_SHOWN])}{", …" * (len(others) > _SHOWN)}'
+      also = f'; also missing: {listed}' if others else ''
+      raise UserError(f"{where}: no column '{column}' ({key}) among {count}{near}{also}")
     if (times := list(names).count(column)) > 1:
       raise UserError(f"{where}: column '{column}' ({key}) is there {times} times; wanted once")

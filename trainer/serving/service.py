@@ -241,7 +241,11 @@ class Service:
     while not stop.is_set():
       try:
         self.refresh()
-        text = '' if self._served else 'nothing is served yet: no base was exported or published'
+        text = (
+          ''
+          if self._served
+          else 'nothing is served yet: no base was exported (export.base: true) or published'
+        )
       except Exception as e:
         version = self.version
         served = (

@@ -52,7 +52,7 @@ def slot_importance(
     - auc, logloss: the metrics of the samples as they are; for squared error, rmse instead.
     - slots, dense: {name: {auc: how much it falls, logloss: how much it rises, auc_plus_minus and
       logloss_plus_minus: half of the 95 % interval}}. The interval covers both the choice of the
-      samples and of the permutations.
+      samples and of the permutations. A dense column whose name a slot has too is 'NAME (dense)'.
   """
   cfg = inputs.cfg
   slots, dense = ([column.name for column in kind] for kind in (cfg.ordered_slots, cfg.data.dense))
@@ -81,6 +81,7 @@ def slot_importance(
       lost = _difference(rounds[0], rounds[first : first + repetitions])
       values[metric] = lost and sign * lost.value
       values[f'{metric}_plus_minus'] = lost and Z * float(np.linalg.norm(lost.influence))
+  dense = [f'{name} (dense)' if name in slots else name for name in dense]
   by_column = {'slots': dict(zip(slots, losses)), 'dense': dict(zip(dense, losses[len(slots) :]))}
   return {'examples': count, 'repetitions': repetitions} | whole | by_column
 
