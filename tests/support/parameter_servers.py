@@ -1,5 +1,7 @@
 """Processes of a parameter-server job, played by threads of one process."""
 
+import contextlib
+import random
 import socket
 import threading
 from collections.abc import Callable
@@ -53,8 +55,16 @@ class PlayedProcess(Process):
 
 
 def free_addresses(number: int) -> tuple[str, ...]:
-  """Returns loopback addresses at which nothing listens."""
-  held = [socket.create_server(('127.0.0.1', 0)) for _ in range(number)]
+  """Returns loopback addresses at which nothing listens.
+
+  Their ports are below those that the system gives to outgoing connections. Such a connection of
+  another test could otherwise take a port before the test's own server does.
+  """
+  held: list[socket.socket] = []
+  while len(held) < number:
+    with contextlib.suppress(OSError):  # the port is taken
+      port = random.SystemRandom().randrange(10_000, 32_000)
+      held.append(socket.create_server(('127.0.0.1', port)))
   addresses = tuple(f'127.0.0.1:{s.getsockname()[1]}' for s in held)
   for s in held:
     s.close()
