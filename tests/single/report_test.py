@@ -392,6 +392,16 @@ class WordsTest(tf.test.TestCase):
         event['logloss'] = value
       self.assertLen(findings.faults(self.run_of(events)), found)
 
+  def test_steps_that_are_too_long(self):
+    cases = (0, 1.04, 0.46, 1), (0, 0.51, 0.46, 0), (1, 1.04, 0.46, 0)
+    for epoch, logloss, base, told in cases:
+      events = self.static_events()
+      trained = [e for e in events if e['event'] == 'train']
+      trained[epoch] |= {'logloss': logloss, 'base_logloss': base}
+      faults = findings.faults(self.run_of(events))
+      wanted = 'In the first pass logloss is 1.04, far above the 0.46 of predicting the share'
+      self.assertEqual([fault.startswith(wanted) for fault in faults], [True] * told, faults)
+
   def test_a_retrieval_model_that_finds_less_on_later_samples(self):
     slots = [{'name': slot} for slot in runs.SLOTS]
     towers = {'query': {'slots': ['user', 'query']}, 'item': {'slots': ['item']}}

@@ -26,6 +26,7 @@ MISCALIBRATED = 0.1  # deviation of the calibration from 1
 WORSE_LOGLOSS = 0.01  # of the kept epoch, above the best epoch's, as a share
 OVERFITTING = 0.1  # AUC on data.train minus AUC on data.valid
 MOST_WEIGHTS = 20  # weights per sample
+TOO_FAST, LEAST_CLICKS = 1.35, 100  # logloss of the first pass over that of a constant; its clicks
 UNIQUE, LEAST_UNIQUE = 0.5, 1000  # a slot's features per impression, and number of features
 DAYS_OF_A_FORECAST = 7  # the last days, whose growth tells when the disk will be full
 
@@ -383,6 +384,27 @@ def overfitting(run: RecordedRun) -> Iterator[str]:
     )
 
 
+def _long_steps(run: RecordedRun) -> Iterator[str]:
+  """Yields a sentence if the first pass has a far worse logloss than a constant prediction.
+
+  Then the steps of the rows are too long. On two made-up logs in which this was so, half of the
+  default learning rate raised the test AUC by 0.01 to 0.03; on one in which it was not, it lowered
+  the AUC.
+  """
+  run = run.deciding
+  trained = run.of('train')
+  if run.begins_with_another or not len(trained):
+    return
+  first = trained.iloc[0]
+  own, base = first.get('logloss'), first.get('base_logloss')
+  if base and own > TOO_FAST * base and (clicks_of(first) or 0) >= LEAST_CLICKS:
+    yield (
+      f'In the first pass logloss is {own:.2f}, far above the {base:.2f} of predicting the share '
+      'of clicks for all: steps are too long. Try half of the learning_rate of linear and factors '
+      '(sparse.tables.NAME).'
+    )
+
+
 def _finds_less(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence if a retrieval model finds far fewer items on data.test than on data.valid.
 
@@ -487,6 +509,7 @@ _CHECKS = (
   _drift,
   _leaks,
   _factors,
+  _long_steps,
   overfitting,
   _better_logloss,
   _calibration,
