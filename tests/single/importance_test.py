@@ -126,9 +126,8 @@ class ImportanceTest(tf.test.TestCase):
       'data': {'label': 'click', 'slots': [{'name': 'hour'}], 'dense': [{'name': 'hour'}]},
       'model': {'interactions': ['linear', {'dnn': {'hidden': [2]}}]},
     }
-    log = self.test
-    trained = api.fit(cfg, train=log)
-    self.assertCountEqual(trained.importance(log).index, ['hour', 'hour (dense)'])
+    trained = api.fit(cfg, train=self.test)
+    self.assertCountEqual(trained.importance(self.test).index, ['hour', 'hour (dense)'])
 
   def test_few_clicks_say_nothing_about_auc(self):
     few = self.test[np.cumsum(self.test['click']) < 10]

@@ -230,7 +230,7 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     contents(store, keys)
     for number in range(2, 6):
       self.check(store, self.publish_one(store))
-      # A version without the list of changed keys, as an older publisher writes it, and one unseen.
+      # A version without the list of changed keys, as after too many changes.
       with mock.patch.object(embedded_store, '_MOST_KEPT', -1):
         self.publish_one(store)
       if number % 2:

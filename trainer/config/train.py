@@ -135,9 +135,9 @@ class Train(Section):
   batch_size: PositiveInt = BATCH_SIZE
   """Samples of a step, over all ranks or workers together; with ps_async, of one worker. If
   it is not given, a run measures it when it begins, and keeps it: on a small log, the greatest
-  power of two, at least 64, that gives thirty steps an epoch and, without data.watch, 200 over
-  all epochs. With data.watch, the log is what is there when the run begins; if there is no pass
-  yet, the default holds."""
+  power of two, at least 64, that gives thirty steps an epoch and 200 over all epochs. With
+  data.watch, it is the one that gives sixty steps to a pass, in the mean over the passes that are
+  there when the run begins; if there is none yet, the default holds."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. The default is 20 with a plateau, for a log
   without days."""

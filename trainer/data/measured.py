@@ -155,9 +155,10 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
   Counting ends when there are enough for the default batch size. A log without samples gets the
   default batch size too.
   """
-  steps = max(LEAST_STEPS, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
   if cfg.data.watch:
     steps = LEAST_STEPS_OF_A_PASS
+  else:
+    steps = max(LEAST_STEPS, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
   most = steps * config.BATCH_SIZE
   (samples, passes), size = _count(cfg, most), config.BATCH_SIZE
   if cfg.data.watch:

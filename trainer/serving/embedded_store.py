@@ -70,7 +70,9 @@ class EmbeddedStore(VersionedStore):
   def __init__(self, path: str, writable: bool = False):
     self._path, self._what, self._writable = path, f'the store {path}', writable
     self._env: lmdb.Environment | None = None
-    self._newest: _EmbeddedView | None = None  # the last view; its kept rows outlive it
+    self._newest: _EmbeddedView | None = (
+      None  # the last view, from which the next takes over kept rows
+    )
     if writable:
       with plain(self._what, lmdb.Error, OSError):
         os.makedirs(path, exist_ok=True)
@@ -138,7 +140,7 @@ class EmbeddedStore(VersionedStore):
 
 
 def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[bytes]]:
-  """Applies an export; yields the keys of its rows, batch by batch."""
+  """Applies an export batch by batch; yields the keys that each batch has written or deleted."""
   tombstones = _keys(export.tombstones())
   for key in tombstones:
     transaction.delete(key)

@@ -74,12 +74,12 @@ def tell(cfg: config.Config) -> Iterator[str]:
     yield from told
     if split == 'valid' and (few := few_clicks(cfg, opened)):
       yield from textwrap.wrap(few, WIDTH, initial_indent='  ', subsequent_indent='    ')
-  if not samples and cfg.data.watch:
-    return  # the passes that will come are not known
   of_items = cfg.columns_of_items()
   if (items := inputs.items()) is not None:
     yield f'data.items: {len(items.keys):,} items'
     _count(cfg, items.prepared, distinct)
+  if not samples and cfg.data.watch:
+    return  # the passes that will come are not known
   yield 'slots (distinct values in the passes to train on):'
   ids = cfg.slot_ids()
   for slot in cfg.ordered_slots:
