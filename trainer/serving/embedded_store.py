@@ -70,9 +70,8 @@ class EmbeddedStore(VersionedStore):
   def __init__(self, path: str, writable: bool = False):
     self._path, self._what, self._writable = path, f'the store {path}', writable
     self._env: lmdb.Environment | None = None
-    self._newest: _EmbeddedView | None = (
-      None  # the last view, from which the next takes over kept rows
-    )
+    # The last view, from which the next one takes over kept rows.
+    self._newest: _EmbeddedView | None = None
     if writable:
       with plain(self._what, lmdb.Error, OSError):
         os.makedirs(path, exist_ok=True)
