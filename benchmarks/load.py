@@ -4,6 +4,7 @@ It is a process of its own, for serving_bench: it reads the arguments of `measur
 standard input, and prints what `measure` returns.
 """
 
+import contextlib
 import http.client
 import json
 import socket
@@ -12,7 +13,7 @@ import threading
 import time
 
 
-def measure(port, bodies, connections, seconds, rate=None, verb='predict'):
+def measure(port, bodies, connections, seconds, rate=None, verb='predict', calls=False):
   """Sends requests on several connections; each connection waits for its last answer.
 
   Args:
@@ -23,30 +24,32 @@ def measure(port, bodies, connections, seconds, rate=None, verb='predict'):
     rate: requests per second, evenly spaced; None: as many as are answered. Latencies count from
       the time when a request was due, so they include the wait behind a slow answer.
     verb: predict or recommend.
+    calls: whether the port answers gRPC calls; the bodies' columns become tensors then.
   Returns:
     A dict of rate (answers per second), p50_ms, p99_ms and failed.
   """
-  requests = [_request(body.encode(), verb) for body in bodies]
+  if calls:
+    requests = [_predict_request(json.loads(body)['inputs']) for body in bodies]
+  else:
+    requests = [_request(body.encode(), verb) for body in bodies]
+  connected = _channel if calls else _socket
   latencies, failed = [], []
   started = time.perf_counter()
   ended = started + seconds
 
   def ask(first):
-    connection = socket.create_connection(('127.0.0.1', port), timeout=60)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     number = first
-    while True:
-      due = started + number / rate if rate else time.perf_counter()
-      if due > ended:
-        break
-      time.sleep(max(0, due - time.perf_counter()))
-      connection.sendall(requests[number % len(requests)])
-      is_good = _status(connection) == 200
-      latencies.append(time.perf_counter() - due)
-      if not is_good:
-        failed.append(number)
-      number += connections
-    connection.close()
+    with connected(port) as is_answered:
+      while True:
+        due = started + number / rate if rate else time.perf_counter()
+        if due > ended:
+          break
+        time.sleep(max(0, due - time.perf_counter()))
+        is_good = is_answered(requests[number % len(requests)])
+        latencies.append(time.perf_counter() - due)
+        if not is_good:
+          failed.append(number)
+        number += connections
 
   def client(first):
     try:
@@ -80,12 +83,50 @@ def _request(body, verb):
   return head.encode() + body
 
 
-def _status(connection):
-  """Reads an answer; returns its status."""
-  answer = http.client.HTTPResponse(connection)
-  answer.begin()
-  answer.read()
-  return answer.status
+def _predict_request(columns):
+  import tensorflow as tf
+  from tensorflow_serving.apis.predict_pb2 import PredictRequest
+
+  request = PredictRequest()
+  request.model_spec.name = 'ctr'
+  for name, values in columns.items():
+    request.inputs[name].CopyFrom(tf.make_tensor_proto(values))
+  return request.SerializeToString()
+
+
+@contextlib.contextmanager
+def _socket(port):
+  """Opens an HTTP connection; yields a function that sends a request and says if it got a 200."""
+  with socket.create_connection(('127.0.0.1', port), timeout=60) as connection:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def is_answered(request):
+      connection.sendall(request)
+      answer = http.client.HTTPResponse(connection)
+      answer.begin()
+      answer.read()
+      return answer.status == 200
+
+    yield is_answered
+
+
+@contextlib.contextmanager
+def _channel(port):
+  """Opens a gRPC connection; yields a function that makes a call and says if it was answered."""
+  import grpc
+
+  # Else all channels of a process share one connection.
+  options = [('grpc.use_local_subchannel_pool', 1)]
+  with grpc.insecure_channel(f'127.0.0.1:{port}', options) as channel:
+    call = channel.unary_unary('/tensorflow.serving.PredictionService/Predict')
+
+    def is_answered(request):
+      try:
+        return bool(call(request, timeout=60))
+      except grpc.RpcError:
+        return False
+
+    yield is_answered
 
 
 if __name__ == '__main__':

@@ -7,9 +7,10 @@ their latency.
 The model is DeepFM (D = 8, DNN 64-32) on six slots of one feature, one of several, and two dense
 columns. Requests of benchmarks.load have 1 and 100 candidates of one user, in columns. They come
 from 4 connections, first as fast as they are answered, then at half of that rate. Meanwhile a delta
-of 1 % of the rows is applied about every second, until 50 versions have come. The same requests
-then go to a plain TensorFlow SavedModel of the same rows behind the same HTTP server, without new
-versions. All processes share the cores. Writes build/bench/serving_bench.json.
+of 1 % of the rows is applied about every second, until 50 versions have come. A server with the
+rows in its memory gets the same, by HTTP and by gRPC. The same requests then go to a plain
+TensorFlow SavedModel of the same rows behind the same HTTP server, without new versions. All
+processes share the cores. Writes build/bench/serving_bench.json.
 """
 
 import contextlib
@@ -193,10 +194,15 @@ def bodies(candidates: int) -> list[str]:
 
 
 def load(
-  port: int, requests: Sequence[str], connections: int, rate: float | None = None
+  port: int,
+  requests: Sequence[str],
+  connections: int,
+  rate: float | None = None,
+  calls: bool = False,
 ) -> dict[str, float]:
   """Calls benchmarks.load.measure in a process of its own, for `--seconds`."""
   what = {'port': port, 'bodies': requests, 'connections': connections, 'rate': rate}
+  what['calls'] = calls
   done = subprocess.run(
     [sys.executable, '-m', 'benchmarks.load'],
     input=json.dumps(what | {'seconds': SECONDS.value}),
@@ -208,12 +214,15 @@ def load(
 
 
 @contextlib.contextmanager
-def process(*arguments: str) -> Iterator[int]:
-  """Runs a server; yields its port."""
+def process(*arguments: str) -> Iterator[int | tuple[int, int]]:
+  """Runs a server; yields its port or, with `--grpc_port`, the ports of HTTP and gRPC."""
   command = [sys.executable, '-m', *arguments]
   server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
   try:
     port = int(re.search(r':(\d+)/', server.stdout.readline())[1])
+    calls = None
+    if '--grpc_port' in arguments:
+      calls = int(re.search(r':(\d+)$', server.stdout.readline())[1])
     while True:
       client = Client(port)
       ready = client.ask('GET', '/healthz')[0] == 200
@@ -221,21 +230,25 @@ def process(*arguments: str) -> Iterator[int]:
       if ready:
         break
       time.sleep(0.2)
-    yield port
+    yield (port, calls) if calls else port
   finally:
     server.terminate()
     server.wait()
 
 
 def measure_requests(
-  name: str, port: int, versions: Callable[[], int], figures: dict[str, float]
+  name: str,
+  port: int,
+  versions: Callable[[], int],
+  figures: dict[str, float],
+  calls: bool = False,
 ) -> None:
   for candidates in (1, 100):
     requests = bodies(candidates)
-    load(port, requests, 4)  # warms up
+    load(port, requests, 4, calls=calls)  # warms up
     before = versions()
-    most = load(port, requests, 4)
-    half = load(port, requests, 4, most['rate'] / 2)
+    most = load(port, requests, 4, calls=calls)
+    half = load(port, requests, 4, most['rate'] / 2, calls)
     key = f'{name}_{candidates}'
     figures |= {f'{key}_per_second': most['rate'], f'{key}_failed': most['failed'] + half['failed']}
     figures |= {f'{key}_p50_ms': half['p50_ms'], f'{key}_p99_ms': half['p99_ms']}
@@ -310,8 +323,10 @@ def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -
       failed += load(port, bodies(100), 2, rate=50)['failed']
     figures |= {'serve_failed': failed, 'serve_versions': len(applied)}
     print(f'{failed:.0f} failed requests through {len(applied)} versions', flush=True)
-  with process('trainer.serve', '--run_dir', exports.cfg.run_dir, '--port', '0') as port:
+  server = 'trainer.serve', '--run_dir', exports.cfg.run_dir, '--port', '0', '--grpc_port', '0'
+  with process(*server) as (port, calls):
     measure_requests('memory', port, lambda: len(applied), figures)
+    measure_requests('grpc', calls, lambda: len(applied), figures, calls=True)
   stop.set()
   thread.join()
   store.close()

@@ -33,7 +33,7 @@ _FOLLOWS = 'Its default follows from preset, kind'
 HYPERPARAMETERS = {
   'learning_rate': Hyperparameter(
     0.2,
-    f"The step's size. {_FOLLOWS}, width, batch size and number of slots.",
+    f"The step's size. {_FOLLOWS}, width, batch size and sparse.features_per_sample.",
     high=1e6,  # above it every float32 overflows in a few steps
   ),
   'initial_accumulator': Hyperparameter(
@@ -60,7 +60,7 @@ HYPERPARAMETERS = {
 # Fields of the `hyper` tensor, in the order of RowHyper in ops/cc/rows/row_optimizers.h.
 HYPER_FIELDS = (*HYPERPARAMETERS, 'l2_catch_up')
 TUNED_BATCH_SIZE = 4096  # the batch size at which the preset `tuned` was measured
-TUNED_SLOTS = 10  # the largest number of slots for which its learning rates were measured
+TUNED_FEATURES = 10  # the most features of a sample for which its learning rates were measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,26 +164,26 @@ def row_defaults(
   preset: str = 'tuned',
   batch_size: int = TUNED_BATCH_SIZE,
   width: int = 1,
-  slots: int = 1,
+  features: float = 1,
 ) -> dict[str, float | None]:
   """Returns the defaults of a row optimizer, {hyperparameter: value}.
 
-  Only the preset `tuned` depends on batch_size, width and slots. Gradients are means over the
+  Only the preset `tuned` depends on batch_size, width and features. Gradients are means over the
   batch, so a rare feature has a larger gradient in a smaller batch. The preset scales clip, epsilon
   and initial_accumulator to match.
 
   There are two rules for the learning rate (docs/quality.md). Steps may be proportional to
   gradients. Then the rate is scaled inversely to them. It is also lowered for rows of more than 8
   weights, so that a step on such a row is as long as one on 8 weights. Otherwise the first steps
-  are about as long as the rate, and the steps of a sample's slots add up. Then the rate is lowered
-  for more than TUNED_SLOTS slots.
+  are about as long as the rate, and the steps of a sample's features add up. Then the rate is
+  lowered for more than TUNED_FEATURES features.
 
   Args:
     kind: a key of ROW_OPTIMIZERS.
     preset: a key of the optimizer's presets.
     batch_size: the number of samples in a step.
     width: the number of weights in a row that the optimizer updates.
-    slots: the number of slots of a sample, of all tables.
+    features: the mean number of features of a sample, of all tables.
   """
   rule = ROW_OPTIMIZERS[kind]
   if preset != 'tuned':
@@ -195,7 +195,7 @@ def row_defaults(
   if rule.follows_gradient:
     defaults['learning_rate'] *= math.sqrt(min(1, 8 / width))
   else:
-    defaults['learning_rate'] *= min(1, TUNED_SLOTS / slots) ** 1.5
+    defaults['learning_rate'] *= min(1, TUNED_FEATURES / features) ** 1.5
   return defaults
 
 

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator
 
-from ops.row_kinds import ROW_OPTIMIZERS, TUNED_BATCH_SIZE, TUNED_SLOTS
+from ops.row_kinds import ROW_OPTIMIZERS, TUNED_BATCH_SIZE, TUNED_FEATURES
 from trainer import command_line, config
 from trainer.config.schema_text import Key, keys, one_line_yaml
 
@@ -95,7 +95,7 @@ def _row_optimizers() -> Iterator[str]:
   yield '\n## Row optimizers\n'
   yield 'The kinds of `sparse.tables.NAME.linear` and `.factors`. A row holds weights, then state.'
   yield f'The defaults of `tuned` are for batches of {TUNED_BATCH_SIZE:,} samples, up to 8'
-  yield f'weights and up to {TUNED_SLOTS} slots ([layers.md](layers.md)).\n'
+  yield f'weights and up to {TUNED_FEATURES} features of a sample ([layers.md](layers.md)).\n'
   presets = list(dict.fromkeys(name for rule in ROW_OPTIMIZERS.values() for name in rule.presets))
   yield f'| kind | rule | floats of state | {" | ".join(f"`{name}`" for name in presets)} |'
   yield '|---' * (3 + len(presets)) + '|'

@@ -7,6 +7,7 @@ Run again with the same run_dir, it continues from the last checkpoint.
 from absl import flags
 
 from trainer import api, command_line, runtime
+from trainer.data.log_files import is_directory, normal
 from trainer.errors import UserError
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
@@ -22,6 +23,8 @@ def main() -> int:
   cfg = source.cfg
   if INIT_FROM.value and cfg.sync.mode != 'allreduce':
     raise UserError(f"--init_from: wanted sync.mode 'allreduce'; found '{cfg.sync.mode}'")
+  if INIT_FROM.value and not is_directory(normal(INIT_FROM.value)):
+    raise UserError(f'--init_from {INIT_FROM.value}: no such directory; wanted the run_dir of a run')
   if DRY_RUN.value:
     runtime.start(cfg)
     from trainer.training import dry_run

@@ -1,18 +1,20 @@
 """Serves a run over HTTP: `python -m trainer.serve --run_dir DIR` or `--store STORE`.
 
 The interface is TensorFlow Serving's REST API: POST /v1/models/NAME:predict, GET /v1/models/NAME;
-also /metrics and /healthz. A run with model.retrieval answers POST /v1/models/NAME:recommend. With
-`--retrieve_run_dir`, that run finds items, and the run in `--run_dir` ranks them. docs/serving.md
-has examples.
+also /metrics and /healthz. With `--grpc_port` it answers TensorFlow Serving's gRPC call
+PredictionService.Predict too. A run with model.retrieval answers POST
+/v1/models/NAME:recommend. With `--retrieve_run_dir`, that run finds items, and the run in
+`--run_dir` ranks them. docs/serving.md has examples.
 """
 
+import asyncio
 import contextlib
 import os
 import resource
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags, logging
@@ -37,6 +39,13 @@ CANDIDATES = flags.DEFINE_integer('candidates', 500, 'Items to find and rank.', 
 NAME = flags.DEFINE_string('name', 'ctr', 'The name of the model in paths.')
 HOST = flags.DEFINE_string('host', '127.0.0.1', 'The address to listen at; 0.0.0.0 is all.')
 PORT = flags.DEFINE_integer('port', 8501, '0: any free port.', lower_bound=0, upper_bound=65535)
+GRPC_PORT = flags.DEFINE_integer(
+  'grpc_port',
+  None,
+  'Answers gRPC calls there too, 0: at any free port.',
+  lower_bound=0,
+  upper_bound=65535,
+)
 TOKEN_FILE = flags.DEFINE_string('token_file', None, 'Holds the bearer token of clients.')
 MAX_BODY_BYTES = flags.DEFINE_integer('max_body_bytes', 4 << 20, 'Of a request.', lower_bound=1)
 MAX_INSTANCES = flags.DEFINE_integer('max_instances', 10_000, 'Of a request.', lower_bound=1)
@@ -122,6 +131,9 @@ def _serve(runs: Sequence[_Run]) -> int:
   try:
     from trainer.serving import http
     from trainer.serving.recommend import Recommender
+
+    if GRPC_PORT.value is not None:
+      from trainer.serving import rpc
   except ModuleNotFoundError as e:
     wanted = "pip install 'ctr-trainer[serve]'"
     raise UserError(f"the package '{e.name}' is not installed; wanted {wanted}") from None
@@ -145,11 +157,6 @@ def _serve(runs: Sequence[_Run]) -> int:
   app = http.App(services[0], NAME.value, limits, _token(), recommender)
   with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
     server, listener = http.server(app, HOST.value, PORT.value)
-  stop = threading.Event()
-  between = stop, SECONDS_BETWEEN_LOOKS
-  followers = [threading.Thread(target=service.follow, args=between) for service in services]
-  for follower in followers:
-    follower.start()
   asked: list[int] = []
   for number in (signal.SIGTERM, signal.SIGINT):
     # The server ends, then raises the signal again.
@@ -158,12 +165,35 @@ def _serve(runs: Sequence[_Run]) -> int:
   host = f'[{host}]' if ':' in host else host
   finds = recommender or (runs and runs[0].cfg and runs[0].cfg.model.retrieval)
   method = 'recommend' if finds else 'predict'
-  print(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', flush=True)
-  server.run(sockets=[listener])
-  stop.set()
-  for follower in followers:
-    follower.join()
+
+  async def serve() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+      if GRPC_PORT.value is not None:
+        calls = rpc.listening(app, HOST.value, GRPC_PORT.value)
+        grpc_port = await stack.enter_async_context(calls)
+      print(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', flush=True)
+      if GRPC_PORT.value is not None:
+        print(f'serving grpc://{host}:{grpc_port}', flush=True)
+      await server.serve(sockets=[listener])
+
+  with contextlib.ExitStack() as stack:
+    for service in services:
+      stack.enter_context(_followed(service))
+    asyncio.run(serve())
   return command_line.status_of_server(asked)
+
+
+@contextlib.contextmanager
+def _followed(service: 'Service') -> Iterator[None]:
+  """Keeps a service up to date, in a thread, while the context lasts."""
+  stop = threading.Event()
+  follower = threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
+  follower.start()
+  try:
+    yield
+  finally:
+    stop.set()
+    follower.join()
 
 
 def _service(run: _Run | None) -> 'Service':

@@ -308,8 +308,8 @@ class ConfigTest(tf.test.TestCase):
     for line in (
       'valid: [y.csv]  # given',
       'kind: adam  # given',
-      'epsilon: 1.0e-05  # from linear.kind, preset, width, train.batch_size and the number of '
-      'data.slots',
+      'epsilon: 1.0e-05  # from linear.kind, preset, width, train.batch_size and '
+      'sparse.features_per_sample',
       'epochs: 20  # from train.plateau',
       'every_passes: 1  # default',
     ):

@@ -178,6 +178,84 @@ class BatchSizeTest(tf.test.TestCase):
       self.assertEqual(source.with_measured_values().train.batch_size, size)
 
 
+class FeaturesTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    self.tree = {
+      'run_dir': str(self.folder / 'run'),
+      'data': {
+        'train': [f'{self.folder}/train*'],
+        'label': 'click',
+        'slots': [
+          {'name': 'user'},
+          {'name': 'item'},
+          {'name': 'tags', 'separator': '|'},
+          {'name': 'seen', 'separator': '|', 'shares': 'item', 'sequence': {'max_length': 5}},
+        ],
+      },
+      'model': {'interactions': ['linear', 'fm']},
+      'train': {'batch_size': 512},
+    }
+    (self.folder / 'run').mkdir()
+    rng = np.random.default_rng(0)
+    frame, self.features = log(2000, 0), 0
+    frame['user'] = frame['user'].where(rng.random(2000) < 0.9)
+    for name, prefix, most in (('tags', 't', 30), ('seen', '', 9)):
+      counts = rng.integers(0, most, 2000)
+      frame[name] = ['|'.join(f'{prefix}{i}' for i in rng.integers(50, size=c)) for c in counts]
+      self.features += np.minimum(counts, 5).sum() if name == 'seen' else counts.sum()
+    self.features += frame['user'].notna().sum() + 2000
+    self.frame = frame
+    frame.to_csv(self.folder / 'train.csv', index=False)
+
+  def config(self, **keys):
+    with contextlib.redirect_stdout(io.StringIO()) as self.told:
+      return api.Source(self.tree, **keys).with_measured_values()
+
+  def test_the_learning_rates_follow_the_mean_of_the_first_samples(self):
+    cfg, mean = self.config(), self.features / 2000
+    self.assertBetween(mean, 18, 22)
+    self.assertAllClose(cfg.sparse.features_per_sample, mean, atol=0.05)
+    wanted = 0.2 * (10 / cfg.sparse.features_per_sample) ** 1.5
+    for _, rule, _ in cfg.sparse.optimizers():
+      self.assertAllClose(rule.learning_rate, wanted)
+    self.assertIn(
+      f'features_per_sample: {cfg.sparse.features_per_sample}, measured', self.told.getvalue()
+    )
+    self.assertEqual(cfg.origin('sparse.features_per_sample'), 'measured')
+    prepare_pass(cfg, f'{self.folder}/train.csv', f'{self.folder}/prepared')
+    self.tree['data'] |= {'train': [f'{self.folder}/prepared'], 'format': 'prepared'}
+    self.assertEqual(self.config().sparse.features_per_sample, cfg.sparse.features_per_sample)
+
+  def test_a_run_keeps_it(self):
+    found = self.config().sparse.features_per_sample
+    config.write_of_run(self.config())
+    self.frame['tags'] = 'one'
+    self.frame.to_csv(self.folder / 'train.csv', index=False)
+    self.assertEqual(self.config().sparse.features_per_sample, found)
+    self.assertLess(self.config(run_dir=str(self.folder / 'new')).sparse.features_per_sample, 10)
+    given = self.config(overrides=['sparse.features_per_sample=40'])
+    self.assertAllClose(given.sparse.tables['default'].linear.learning_rate, 0.025)
+
+  def test_a_run_that_did_not_measure_it_goes_on_without(self):
+    for change, samples in (({'batch_size': 512}, 0), ({'batch_size': 256}, 2000)):
+      self.frame[:samples].to_csv(self.folder / 'train.csv', index=False)
+      self.tree['train'] = change
+      cfg = self.config()
+      self.assertIsNone(cfg.sparse.features_per_sample)
+      self.assertAllClose(cfg.sparse.tables['default'].linear.learning_rate, 0.2)
+      self.assertEqual(cfg.origin('sparse.features_per_sample'), 'default')
+      config.write_of_run(cfg)
+
+  def test_at_least_the_number_of_slots_and_none_where_each_holds_one(self):
+    self.frame[['tags', 'seen']] = ''
+    self.frame.to_csv(self.folder / 'train.csv', index=False)
+    self.assertEqual(self.config().sparse.features_per_sample, 4)
+    self.tree['data']['slots'] = [{'name': 'user'}, {'name': 'item'}]
+    self.assertIsNone(self.config().sparse.features_per_sample)
+
+
 class BinsTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()

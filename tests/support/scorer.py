@@ -1,5 +1,7 @@
 """A trained model with exports, and a scorer of it that runs in this process."""
 
+import asyncio
+import concurrent.futures
 import contextlib
 import http.client
 import json
@@ -54,14 +56,35 @@ def served(
   limits: Limits = Limits(),
   token: str | None = None,
   recommender: Recommender | None = None,
+  rpc: bool = False,
+  rpc_port: int = 0,
 ) -> Iterator[Client]:
-  """Serves in a thread, on a port of its own."""
+  """Serves in a thread, on ports of its own; the client's `rpc_port` answers gRPC if `rpc`."""
   app = App(service, 'ctr', limits, token, recommender)
   server, listener = http_side.server(app, '127.0.0.1', 0)
-  thread = threading.Thread(target=server.run, kwargs={'sockets': [listener]})
+  started: concurrent.futures.Future[int | None] = concurrent.futures.Future()
+
+  async def serve() -> None:
+    async with contextlib.AsyncExitStack() as stack:
+      port = None
+      if rpc:
+        from trainer.serving.rpc import listening
+
+        port = await stack.enter_async_context(listening(app, '127.0.0.1', rpc_port))
+      started.set_result(port)
+      await server.serve(sockets=[listener])
+
+  def run() -> None:
+    try:
+      asyncio.run(serve())
+    except Exception as e:
+      started.set_exception(e)
+
+  thread = threading.Thread(target=run)
   thread.start()
   client = Client(listener.getsockname()[1])
   try:
+    client.rpc_port = started.result()
     yield client
   finally:
     client.close()

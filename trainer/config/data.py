@@ -63,6 +63,12 @@ class Slot(Section):
   lifecycle: Thresholds | None = None
   """Thresholds that differ for this slot; null: those of `lifecycle`."""
 
+  @property
+  def may_hold_several(self) -> bool:
+    """Whether a sample may have several features in this slot."""
+    made = self.made is not None and self.made.is_several
+    return bool(self.separator or self.value_separator or self.sequence or made)
+
   @pydantic.model_validator(mode='after')
   def _check_sequence(self) -> 'Slot':
     if self.sequence and self.shares is None:

@@ -83,9 +83,11 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
       key = ('sparse', 'tables', name, part)
-      defaults = row_defaults(rule.kind, rule.preset, cfg.train.batch_size, width, len(data.slots))
+      defaults = row_defaults(
+        rule.kind, rule.preset, cfg.train.batch_size, width, cfg.features_per_sample
+      )
       for field, value in defaults.items():
-        origin = f'{part}.kind, preset, width, train.batch_size and the number of data.slots'
+        origin = f'{part}.kind, preset, width, train.batch_size and sparse.features_per_sample'
         tree.default((*key, field), value, origin)
       if rule.preset == 'paddle':
         tree.default(('sparse', 'gradient_scale'), 'feature', f'{part}.preset')

@@ -45,6 +45,8 @@ def _text_of(path: str) -> str:
 
 
 GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was given
+# Keys that a run measures, beside those that columns leave open: (section, name).
+MEASURED = (('train', 'batch_size'), ('sparse', 'features_per_sample'))
 _STAMP = '# crc32 of what follows: '
 
 
@@ -72,8 +74,10 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   given = read_yaml(_text_of_run(path, remedy), path)
   run = load_of_run(run_dir)
   values: dict[str, Json] = {}
-  if 'batch_size' not in (cfg.train.model_fields_set | given.get('train', {}).keys()):
-    values['train.batch_size'] = run.train.batch_size
+  for section, name in MEASURED:
+    own = getattr(cfg, section).model_fields_set | given.get(section, {}).keys()
+    if name not in own:
+      values[f'{section}.{name}'] = getattr(getattr(run, section), name)
   for key, column in cfg.data.left_open().items():
     made, field = run.data.made.get(column.name), column.made.left_open
     if made and made.model_copy(update={field: None}) == column.made:
@@ -143,7 +147,8 @@ def parse(
     tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
   for key, value in measured.items():
     put(tree, key, value, key)
-    origins[key] = 'default' if (key, value) == ('train.batch_size', BATCH_SIZE) else 'measured'
+    is_default = value is None or (key, value) == ('train.batch_size', BATCH_SIZE)
+    origins[key] = 'default' if is_default else 'measured'
   for key, value in flatten(tree).items():
     try:
       (key + value if isinstance(value, str) else key).encode()

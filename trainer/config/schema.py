@@ -115,14 +115,14 @@ class Config(Section):
       return set()
     return self.model.retrieval.only_of_items() - {self.item_slot.name}
 
+  @property
+  def features_per_sample(self) -> float:
+    """The mean number of features of a sample, as far as it is known."""
+    return self.sparse.features_per_sample or len(self.data.slots)
+
   def poolings(self) -> list[str]:
     """Returns each slot's pooling, [F]; 'sum' for a slot with at most one feature a sample."""
-
-    def may_hold_several(slot: Slot) -> bool:
-      made = slot.made is not None and slot.made.is_several
-      return bool(slot.separator or slot.value_separator or slot.sequence or made)
-
-    return [s.pooling if may_hold_several(s) else 'sum' for s in self.ordered_slots]
+    return [s.pooling if s.may_hold_several else 'sum' for s in self.ordered_slots]
 
   def counted_fields(self) -> list[int]:
     """Returns the indices in `ordered_slots` of the slots with `counts`."""

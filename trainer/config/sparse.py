@@ -19,7 +19,7 @@ class _RowRule(Section):
   """The rule; the table of row optimizers has their state and defaults."""
   preset: Literal['tuned', 'keras', 'paddle'] = 'tuned'
   """Where the defaults of the hyperparameters come from. tuned: what learned best on several
-  logs, adapted to train.batch_size, the width and the number of slots; keras: those of
+  logs, adapted to train.batch_size, the width and sparse.features_per_sample; keras: those of
   tf.keras.optimizers.legacy; paddle: those of PaddlePaddle's CTR accessor. Not every kind has all
   three."""
   l2_mode: Literal['touch', 'catch_up'] = 'touch'
@@ -80,6 +80,10 @@ class Sparse(Section):
   grows. The default is feature where an optimizer has the preset paddle."""
   exchange_dtype: Literal['float32', 'float16', 'bfloat16'] = 'float32'
   """The dtype in which rows and their gradients travel between processes."""
+  features_per_sample: Annotated[float, pydantic.Field(ge=1, le=1e6)] | None = None
+  """The mean number of features of a sample, at least the number of slots. The default learning
+  rates of rows follow it. Default: measured on the log's first samples if a slot may hold several
+  features; the number of slots otherwise, with model.retrieval, and if there is no sample yet."""
   tables: dict[str, Table] = {'default': Table()}
   """The tables by name."""
 

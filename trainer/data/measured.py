@@ -1,4 +1,4 @@
-"""Finds values that a config does not give: batch size, boundaries of bins, look-up tables."""
+"""Finds values that a config does not give: batch size, features, bins, look-up tables."""
 
 import contextlib
 import os
@@ -9,14 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ops.keys import NO_FEATURE
 from trainer import config
 from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.conversion import blocks_of_pass, config_of_table
 from trainer.data.features import WHOLE
 from trainer.data.log_files import exists, normal
+from trainer.data.parse import parse
 from trainer.data.passes import announced, passes, paths_of_log
-from trainer.data.prepared import is_prepared, read_meta
+from trainer.data.prepared import PreparedPass, is_prepared, read_meta
 from trainer.data.schema import wanted_columns
 from trainer.data.values import Writing, as_text, floats, trim
 from trainer.errors import BadPass, UserError, plain_errors, short
@@ -30,7 +32,9 @@ LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 # than with 2048.
 LEAST_STEPS_OF_A_PASS = 60
 SMALLEST = 64
+FEATURES = 'sparse.features_per_sample'
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
+MOST_FOR_FEATURES = 65_536  # samples of a prepared pass on which features are counted
 MOST_SAMPLES = 1_000_000  # on which bins are measured
 
 
@@ -48,6 +52,8 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
     table = _table_of(cfg, key)
+    if value is None:
+      continue
     is_other = table and os.path.exists(table) and _content(cfg, key) != value
     has_changed = f'; {table} has changed since, which a new run_dir would read' if is_other else ''
     told.append(f'{in_words(cfg, key, value)} when the run began{has_changed}')
@@ -72,7 +78,10 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
         'smaller one learns faster'
       )
   new = open_values(cfg, values)
-  return values | new, told + [in_words(cfg, key, value) for key, value in new.items()]
+  if 'features_per_sample' not in cfg.sparse.model_fields_set and FEATURES not in values:
+    new[FEATURES] = _features_per_sample(cfg, values | new)
+  told += [in_words(cfg, key, value) for key, value in new.items() if value is not None]
+  return values | new, told
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:
@@ -166,6 +175,34 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
   while size > SMALLEST and 0 < samples < steps * size:
     size //= 2
   return size, samples
+
+
+def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float | None:
+  """Returns the mean number of features in the first samples, at least the number of slots.
+
+  Args:
+    known: {key of the config: its value}, for all that the config leaves open.
+  Returns:
+    None if no slot may hold several features, if no pass has a sample that can be read, or with
+    model.retrieval, which does not add up the rows of a sample.
+  """
+  slots = len(cfg.data.slots)
+  if cfg.model.retrieval or not any(slot.may_hold_several for slot in cfg.data.slots):
+    return None
+  cfg = config.parse(config.dump(cfg), 'the config', measured=known)
+  for path in paths_of_log(cfg):
+    with contextlib.suppress(Exception):  # the run refuses the pass, and says why
+      if is_prepared(cfg.data, path):
+        batch = next(PreparedPass(path, cfg).batches(MOST_FOR_FEATURES))
+        features, samples = len(batch.keys), len(batch.label)
+      else:
+        with contextlib.closing(blocks_of_pass(cfg, path, wanted_columns(cfg))) as blocks:
+          parsed = parse(cfg, next(blocks))
+        features = np.count_nonzero(parsed.keys != NO_FEATURE)
+        samples = len(parsed.label)
+      if samples:
+        return max(float(slots), float(f'{features / samples:.3g}'))
+  return None
 
 
 def _count(cfg: config.Config, most: int) -> tuple[int, int]:

@@ -10,8 +10,9 @@ import hmac
 import socket
 import threading
 import time
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import prometheus_client
@@ -35,7 +36,7 @@ _BACKLOG = 1024
 _BYTES_TOGETHER = 64 << 10  # of bodies scored in one batch; more would gain nothing
 _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 _HEAD_BYTES = 16 << 10  # the longest head of a request
-_SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
+SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
 # An idle connection closes after this time. A short time would often end just as a client sends.
 _SECONDS_IDLE = 75
 
@@ -52,7 +53,7 @@ class Limits:
   strict: bool = False  # whether columns that the model does not read are refused, not ignored
 
 
-class _Refused(Exception):
+class Refused(Exception):
   """A request is refused; `status` is the HTTP status of the answer."""
 
   def __init__(self, status: int, text: str):
@@ -61,14 +62,18 @@ class _Refused(Exception):
 
 
 class _Waiting(NamedTuple):
-  """A request whose body has arrived, and the future of its answer."""
+  """A request that has arrived completely, and the future of its answer."""
 
-  body: bytes
-  answer: asyncio.Future[bytes]
+  form: types.ModuleType  # whose `parse` reads the message, and whose `answer` writes the answer
+  message: Any
+  size: int  # of the message, bytes
+  answer: asyncio.Future[Any]
 
 
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
+
+  trainer.serving.rpc answers requests by gRPC with its public methods.
 
   Requests that arrive while others are scored wait, and are then scored together in one batch. This
   saves time, because most of the cost of a small request does not depend on its size.
@@ -121,7 +126,10 @@ class App:
       'ctr_requests', 'Requests by status.', ['status'], registry=registry
     )
     self._latency = prometheus_client.Histogram(
-      'ctr_request_seconds', 'From body to answer.', registry=registry, buckets=_BUCKETS
+      'ctr_request_seconds',
+      'From the whole request to its answer.',
+      registry=registry,
+      buckets=_BUCKETS,
     )
     self._samples = prometheus_client.Counter('ctr_samples', 'Samples scored.', registry=registry)
     self._unknown = prometheus_client.Counter(
@@ -156,87 +164,131 @@ class App:
     """Returns a route that checks method and token, then answers by `route` or with an error."""
 
     async def answer(request: Request) -> Response:
-      started = time.perf_counter()
       try:
-        self._authorise(request)
+        self.authorise(request.headers.get('authorization', ''))
         if ':' in request.path_params.get('name', ''):  # such as :classify, which no path above has
           raise _unknown_path(request)
         if request.method != method and (request.method, method) != ('HEAD', 'GET'):
-          raise _Refused(405, f'method: found {request.method}; wanted {method}')
+          raise Refused(405, f'method: found {request.method}; wanted {method}')
         response = await route(request)
-        if request.method == 'POST':
-          self._latency.observe(time.perf_counter() - started)
-      except (_Refused, BadRequest, NotAnswered, NotReady) as e:
-        response = _refusal(request, e)
-        if e.status == 405:
-          response.headers['allow'] = method
-      except UserError as e:  # only the operator's log says why
-        logging.error('a request failed: %s', e)
-        response = _json(rest.error('the rows cannot be read now'), 503)
+        self.count(response.status_code)
       except ClientDisconnect:
         response = Response(status_code=400)  # nobody reads it
-      except Exception:
-        logging.exception('a request failed')
-        response = _json(rest.error('an error of the server; its log has more'), 500)
-      self._requests.labels(response.status_code).inc()
+        self.count(400)
+      except Exception as e:
+        response = self._refusal(request, e)
+        if response.status_code == 405:
+          response.headers['allow'] = method
       return response
 
     # The route accepts all methods: otherwise a wrong method would be matched with later paths.
     return Route(path, answer, methods=_METHODS)
 
-  def _authorise(self, request: Request) -> None:
+  def authorise(self, header: str) -> None:
+    """Checks the header `authorization` of a request; '' if it has none.
+
+    Raises:
+      Refused: if it does not hold the token.
+    """
     if self._token is None:
       return
-    token = request.headers.get('authorization', '')
-    if not hmac.compare_digest(token.encode(), f'Bearer {self._token}'.encode()):
-      raise _Refused(401, 'wanted the header Authorization: Bearer TOKEN')
+    if not hmac.compare_digest(header.encode(), f'Bearer {self._token}'.encode()):
+      raise Refused(401, 'wanted the header Authorization: Bearer TOKEN')
 
-  def _check_name(self, request: Request) -> None:
-    name = request.path_params['name']
+  def check_name(self, name: str) -> None:
+    """Raises Refused if another model than this one is asked for."""
     if name != self._name:
-      raise _Refused(404, f"model '{name[:80]}' is unknown{nearest(name[:80], [self._name])}")
+      raise Refused(404, f"model '{name[:80]}' is unknown{nearest(name[:80], [self._name])}")
+
+  def told(self, what: str, error: Exception) -> tuple[int, str]:
+    """Logs and counts a request that is not answered, on one line.
+
+    Args:
+      what: was asked for, such as a path.
+      error: why there is no answer.
+    Returns:
+      The HTTP status, and the text for the client. Only the log says what went wrong in the server.
+    """
+    if isinstance(error, (Refused, BadRequest, NotAnswered, NotReady)):
+      status, text = error.status, str(error)
+      logging.warning('refused %s: %d %.500r', what, status, text)
+    elif isinstance(error, UserError):
+      status, text = 503, 'the rows cannot be read now'
+      logging.error('a request failed: %s', error)
+    else:
+      status, text = 500, 'an error of the server; its log has more'
+      logging.error('a request failed', exc_info=error)
+    self.count(status)
+    return status, text
+
+  def count(self, status: int) -> None:
+    """Counts a request by the HTTP status of its answer."""
+    self._requests.labels(status).inc()
+
+  def _refusal(self, request: Request, error: Exception) -> Response:
+    # repr keeps the client's text on one line.
+    status, text = self.told(f'{request.method} {request.url.path[:200]!r}', error)
+    return _json(rest.error(text), status)
 
   async def _no_route(self, request: Request, error: HTTPException) -> Response:
     """Refuses a request to an unknown path, or one to /healthz with a wrong method."""
-    self._requests.labels(error.status_code).inc()
     refused = _unknown_path(request)
     if error.status_code == 405:
-      refused = _Refused(405, f'method: found {request.method}; wanted GET')
-    response = _refusal(request, refused)
+      refused = Refused(405, f'method: found {request.method}; wanted GET')
+    response = self._refusal(request, refused)
     response.headers.update(error.headers or {})  # the methods that are allowed
     return response
 
   async def _predict(self, request: Request) -> Response:
-    with self._counted(await self._arrived(request)) as body:
-      waiting = _Waiting(body, asyncio.get_running_loop().create_future())
+    body = await self._arrived(request)
+    return _json(await self.scored(rest, body, len(body)), 200)
+
+  async def scored(self, form: types.ModuleType, message: Any, size: int) -> Any:
+    """Scores a request, together with others that wait.
+
+    Args:
+      form: the module whose `parse` reads the message, and whose `answer` writes the answer.
+      message: the request, which has arrived completely.
+      size: of the message, bytes.
+    Returns:
+      What `form.answer` returns.
+    Raises:
+      Refused: if too many requests are under way.
+      UserError: if the request is refused, or the store cannot be read.
+    """
+    with self._under_way_now():
+      waiting = _Waiting(form, message, size, asyncio.get_running_loop().create_future())
       self._waiting.append(waiting)
       self._pool.submit(self._score_some)
-      return _json(await waiting.answer, 200)
+      return await waiting.answer
 
   async def _recommend(self, request: Request) -> Response:
-    with self._counted(await self._arrived(request)) as body:
+    body = await self._arrived(request)
+    with self._under_way_now():
       loop = asyncio.get_running_loop()
       return _json(await loop.run_in_executor(self._pool, self._find, body), 200)
 
   async def _arrived(self, request: Request) -> bytes:
-    self._check_name(request)
+    self.check_name(request.path_params['name'])
     return await self._body(request)
 
   @contextlib.contextmanager
-  def _counted(self, body: bytes) -> Iterator[bytes]:
-    """Yields the body, and counts its request as under way until the context ends.
+  def _under_way_now(self) -> Iterator[None]:
+    """Counts a request as under way, and measures its latency, until the context ends.
 
     A request is not counted before its body has arrived, so that slow clients cannot use up the
     limit.
 
     Raises:
-      _Refused: if too many requests are under way.
+      Refused: if too many requests are under way.
     """
     if self._under_way >= self.limits.concurrency:
-      raise _Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
+      raise Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
     self._under_way += 1
+    started = time.perf_counter()
     try:
-      yield body
+      yield
+      self._latency.observe(time.perf_counter() - started)
     finally:
       self._under_way -= 1
 
@@ -249,12 +301,12 @@ class App:
           body += piece
           self._arriving += len(piece)
           if len(body) > limit:
-            raise _Refused(413, f'body: found more than {limit} bytes; wanted at most {limit}')
+            raise Refused(413, f'body: found more than {limit} bytes; wanted at most {limit}')
           if self._arriving > limit * self.limits.concurrency:
-            raise _Refused(429, 'too many bytes are arriving; wanted fewer requests at a time')
+            raise Refused(429, 'too many bytes are arriving; wanted fewer requests at a time')
     except TimeoutError:
       seconds = self.limits.seconds_to_send
-      raise _Refused(408, f'the body took more than {seconds:g} s to arrive') from None
+      raise Refused(408, f'the body took more than {seconds:g} s to arrive') from None
     finally:
       self._arriving -= len(body)
     return bytes(body)
@@ -263,16 +315,16 @@ class App:
     """Scores some of the waiting requests and answers them; runs in a thread of the pool."""
     some, size = [], 0
     with self._taking:
-      while self._waiting and (not some or size + len(self._waiting[0].body) <= _BYTES_TOGETHER):
+      while self._waiting and (not some or size + self._waiting[0].size <= _BYTES_TOGETHER):
         some.append(self._waiting.popleft())
-        size += len(some[-1].body)
+        size += some[-1].size
     if not some:  # another thread has taken the request
       return
-    answers = self._score([one.body for one in some])
+    answers = self._score(some)
 
     def deliver() -> None:
       for one, answer in zip(some, answers):
-        if one.answer.done():  # cancelled, because the server stops
+        if one.answer.done():  # cancelled: the client is gone, or the server stops
           continue
         if isinstance(answer, Exception):
           one.answer.set_exception(answer)
@@ -281,34 +333,36 @@ class App:
 
     some[0].answer.get_loop().call_soon_threadsafe(deliver)
 
-  def _score(self, bodies: Sequence[bytes]) -> list[bytes | Exception]:
-    """Returns, for the body of each request, the answer's body or the error that refuses it."""
+  def _score(self, some: Sequence[_Waiting]) -> list[Any]:
+    """Returns for each request its answer, or the exception that refuses it."""
     try:
-      requests = [self._parse(body) for body in bodies]
+      requests = [self._parse(one) for one in some]
       columns = requests[0].columns.keys()
       if all(request.columns.keys() == columns for request in requests):
-        return self._score_together(requests)
+        return self._score_together(some, requests)
     except Exception as e:
-      if len(bodies) == 1:
+      if len(some) == 1:
         return [e]
-    return [self._score([body])[0] for body in bodies]
+    return [self._score([one])[0] for one in some]
 
-  def _parse(self, body: bytes) -> rest.Request:
-    request = rest.parse(body, self.limits.instances)
+  def _parse(self, waiting: _Waiting) -> rest.Request:
+    request = waiting.form.parse(waiting.message, self.limits.instances)
     if self.limits.strict and (unknown := self._service.unknown_columns(request)):
       raise _unknown_column(unknown[0], self._service.signature().columns)
     return request
 
-  def _score_together(self, requests: Sequence[rest.Request]) -> list[bytes]:
+  def _score_together(
+    self, some: Sequence[_Waiting], requests: Sequence[rest.Request]
+  ) -> list[Any]:
     together = rest.together(requests)
     scores, version = self._service.predict(together)
     ignored = len(requests) * len(self._service.unknown_columns(together))
     self._count(together.size, ignored, scores.unknown)
     answers, start = [], 0
-    for request in requests:
+    for one, request in zip(some, requests):
       own = slice(start, start + request.size)
       outputs = {name: values[own] for name, values in scores.outputs.items()}
-      answers.append(rest.answer(request, outputs, version))
+      answers.append(one.form.answer(request, outputs, version))
       start += request.size
     return answers
 
@@ -329,14 +383,14 @@ class App:
       self._unknown.labels(slot).inc(count)
 
   async def _status(self, request: Request) -> Response:
-    self._check_name(request)
+    self.check_name(request.path_params['name'])
     version = self._service.version
     if version is None:
       raise NotReady('no version is published yet')
     return _json(rest.status(version.sequence), 200)
 
   async def _metadata(self, request: Request) -> Response:
-    self._check_name(request)
+    self.check_name(request.path_params['name'])
     methods = self._methods()
     predict = self._service.signature() if 'predict' in methods else None
     recommend = self._recommender.signature() if 'recommend' in methods else None
@@ -361,16 +415,8 @@ class App:
     return Response('ok\n' if ready else 'no version yet\n', 200 if ready else 503)
 
 
-def _unknown_path(request: Request) -> _Refused:
-  return _Refused(404, f'path: {request.url.path[:80]!r} is unknown; GET / lists the paths')
-
-
-def _refusal(request: Request, error: _Refused | BadRequest | NotAnswered | NotReady) -> Response:
-  """Logs why a request is refused, and returns an answer that tells the client."""
-  # repr keeps the client's text on one line.
-  path = request.url.path
-  logging.warning('refused %s %.200r: %d %.500r', request.method, path, error.status, str(error))
-  return _json(rest.error(str(error)), error.status)
+def _unknown_path(request: Request) -> Refused:
+  return Refused(404, f'path: {request.url.path[:80]!r} is unknown; GET / lists the paths')
 
 
 def _unknown_column(name: str, columns: Collection[str]) -> BadRequest:
@@ -440,7 +486,7 @@ def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socke
     log_level='warning',
     access_log=False,
     lifespan='off',
-    timeout_graceful_shutdown=_SECONDS_TO_FINISH,
+    timeout_graceful_shutdown=SECONDS_TO_FINISH,
     timeout_keep_alive=_SECONDS_IDLE,
   )
   return uvicorn.Server(settings), listener

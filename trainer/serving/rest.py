@@ -91,7 +91,7 @@ def parse(body: bytes, max_instances: int) -> Request:
     BadRequest: if the body is malformed; the message is one line.
     TooLarge: if it has more than `max_instances` samples.
   """
-  return _request(_tree(body), max_instances)
+  return request(_tree(body), max_instances)
 
 
 def parse_recommend(body: bytes, max_instances: int) -> Recommend:
@@ -100,7 +100,7 @@ def parse_recommend(body: bytes, max_instances: int) -> Recommend:
   known = ('instances', 'inputs', 'signature_name', 'k', 'seen')
   for name in tree.keys() - known:
     raise BadRequest(f"the body: '{name[:80]}' is unknown{nearest(name[:80], known)}")
-  queries, k, seen = _request(tree, max_instances), tree.get('k', _K), tree.get('seen')
+  queries, k, seen = request(tree, max_instances), tree.get('k', _K), tree.get('seen')
   if type(k) is not int or k < 1:
     raise BadRequest(f'k: found {str(k)[:80]}; wanted a whole number of at least 1')
   if seen is not None:
@@ -122,7 +122,8 @@ def _tree(body: bytes) -> JsonObject:
   return tree
 
 
-def _request(tree: JsonObject, max_instances: int) -> Request:
+def request(tree: JsonObject, max_instances: int) -> Request:
+  """Returns the request of a parsed body; raises the same errors as `parse`."""
   signature = tree.get('signature_name', _SIGNATURE)
   if signature not in (_SIGNATURE, ''):
     raise BadRequest(f"signature_name: found {str(signature)[:80]!r}; wanted '{_SIGNATURE}'")

@@ -35,7 +35,7 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
   rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
   for key, rule, width in cfg.sparse.optimizers():
     usual = config.row_defaults(
-      rule.kind, 'tuned', cfg.train.batch_size, width, len(cfg.data.slots)
+      rule.kind, 'tuned', cfg.train.batch_size, width, cfg.features_per_sample
     )['learning_rate']
     rates[key] = rule.learning_rate, usual
   key, (rate, usual) = max(rates.items(), key=lambda item: item[1][0] / item[1][1])
@@ -75,7 +75,7 @@ def why_worse_than_constant(
     later_was_worse: whether the run went on training after this state and got worse.
   """
   for key, rule, _ in cfg.sparse.optimizers():
-    usual = config.row_defaults(rule.kind, slots=len(cfg.data.slots))['learning_rate']
+    usual = config.row_defaults(rule.kind, features=cfg.features_per_sample)['learning_rate']
     if ROW_OPTIMIZERS[rule.kind].has_decaying_state and rule.learning_rate > usual:
       rate = f'{rule.kind} at learning_rate {rule.learning_rate:g}'
       return f'{key} takes steps of {rate}; wanted about {usual:g}'
