@@ -24,7 +24,8 @@ def main() -> int:
   if INIT_FROM.value and cfg.sync.mode != 'allreduce':
     raise UserError(f"--init_from: wanted sync.mode 'allreduce'; found '{cfg.sync.mode}'")
   if INIT_FROM.value and not is_directory(normal(INIT_FROM.value)):
-    raise UserError(f'--init_from {INIT_FROM.value}: no such directory; wanted the run_dir of a run')
+    wanted = 'wanted the run_dir of a run'
+    raise UserError(f'--init_from {INIT_FROM.value}: no such directory; {wanted}')
   if DRY_RUN.value:
     runtime.start(cfg)
     from trainer.training import dry_run
