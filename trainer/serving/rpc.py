@@ -24,6 +24,11 @@ from trainer.serving.http import SECONDS_TO_FINISH, App, Refused
 from trainer.serving.scorer import BadRequest
 
 _SIGNATURE = 'serving_default'
+_STRING = tf.string.as_datatype_enum
+_DTYPES = {
+  dtype.as_datatype_enum: dtype.as_numpy_dtype
+  for dtype in (tf.float32, tf.float64, tf.int32, tf.int64)
+}
 _CODES = {
   400: grpc.StatusCode.INVALID_ARGUMENT,
   401: grpc.StatusCode.UNAUTHENTICATED,
@@ -50,23 +55,31 @@ def parse(message: PredictRequest, max_instances: int) -> rest.Request:
 
 
 def _values(name: str, tensor: TensorProto, most: int) -> Json:
-  """Returns the values of a tensor of at most `most` elements as JSON has them."""
+  """Returns the values of a tensor of at most `most` elements, as JSON would have them."""
   shape = [dim.size for dim in tensor.tensor_shape.dim]
   if tensor.tensor_shape.unknown_rank or min(shape, default=0) < 0 or len(shape) > 2:
     raise BadRequest(f"inputs: '{name}': wanted a tensor of shape [samples] or [samples, features]")
-  if math.prod(shape) > most:
-    raise rest.TooLarge(f"inputs: '{name}': found {math.prod(shape)} values; wanted at most {most}")
+  size = math.prod(shape)
+  if size > most:
+    raise rest.TooLarge(f"inputs: '{name}': found {size} values; wanted at most {most}")
   try:
-    array = tf.make_ndarray(tensor)
-  except (TypeError, ValueError):
-    raise BadRequest(f"inputs: '{name}': found a tensor without the values of its shape") from None
-  if array.dtype != object:
-    return array.tolist()
-  try:
-    texts = [value.decode() for value in array.ravel()]
+    # The first two take a tenth of the time of make_ndarray.
+    if tensor.dtype == _STRING:
+      values = [value.decode() for value in tensor.string_val]
+      values = values * size if len(values) == 1 else values
+    elif tensor.tensor_content and (dtype := _DTYPES.get(tensor.dtype)):
+      values = np.frombuffer(tensor.tensor_content, dtype).tolist()
+    else:
+      values = tf.make_ndarray(tensor).ravel().tolist()
   except UnicodeDecodeError:
     raise BadRequest(f"inputs: '{name}': found a string that is not UTF-8") from None
-  return np.array(texts, object).reshape(shape).tolist()
+  except (TypeError, ValueError):
+    values = []
+  if len(values) != size:
+    raise BadRequest(f"inputs: '{name}': found a tensor without the values of its shape")
+  if len(shape) == 2:
+    return [values[i * shape[1] : (i + 1) * shape[1]] for i in range(shape[0])]
+  return values if shape else values[0]
 
 
 def answer(
