@@ -352,6 +352,10 @@ class BinsTest(tf.test.TestCase):
     command = '-m', 'trainer.run', '--dry_run', '--init_from', run.run_dir, *flags
     told = commands.run(*command).stdout
     self.assertIn(f'boundaries: {bins["wide"]}, as in {run.run_dir}', told)
+    flags = '--config', self.folder / 'other.yaml', '--init_from', 'absent'
+    done = commands.run('-m', 'trainer.run', '--dry_run', *flags)
+    wanted = 'error: --init_from absent: no such directory; wanted the run_dir of a run\n'
+    self.assertEqual((done.returncode, done.stderr), (2, wanted))
 
   def test_prepared_passes_bring_theirs(self):
     bins = open_values(self.config())
