@@ -58,7 +58,8 @@ def main() -> None:
     if here.rank == 0:
       if warning := run.cfg.uncalibrated():
         logging.warning('%s', warning)
-      print(json_text(values, runtime.is_terminal()) if as_json else '\n'.join(in_words(values)))
+      lines = in_words(values, has_slices=run.cfg.model.retrieval is None)
+      print(json_text(values, runtime.is_terminal()) if as_json else '\n'.join(lines))
 
 
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:

@@ -232,6 +232,7 @@ class ApiTest(tf.test.TestCase):
       (0, {}, "every label .* is 0, which holds 300 × '0'; wanted both"),
       (1, {}, 'every label .* is 1'),
       (0, {'label_negative': '0'}, None),
+      (0, {'label_negative': 0}, None),
     ):
       with self.subTest(keys):
         if wrong is None:

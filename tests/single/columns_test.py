@@ -182,6 +182,12 @@ class FacesTest(ColumnsTest):
       with self.assertRaisesRegex(UserError, "no column 'price_bins'.*name is 'price_bin'"):
         prepare_pass(cfg, path, self.path(suffix))
 
+  def test_a_column_made_from_itself_that_the_log_lacks(self):
+    cfg = make_config([{'name': 'z', 'from': {'cross': ['z', 'user']}}])
+    path = self.write('log.csv', {'user': ['u'], 'label': ['0']})
+    with self.assertRaisesRegex(UserError, "no column 'z' .*; 'z' is made from itself; wanted"):
+      prepare_pass(cfg, path, self.path('itself'))
+
   def test_bins_and_numbers(self):
     x = numbers(self.rng, self.N)
     bounds = [-3.5, 0, 0.7, 5, 20, 1e6]

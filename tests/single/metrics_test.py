@@ -107,6 +107,14 @@ class MetricsTest(tf.test.TestCase):
     self.assertAllClose(found['auc'], 0.875)
     self.assertAllClose(found['logloss'], np.log(2) / 2, atol=1e-6)
 
+  def test_labels_of_one_class(self):
+    for label in (0.0, 1.0):
+      metrics = MetricSums(config())
+      metrics.update(tf.fill([4], label), tf.fill([4], 0.5), tf.ones([4]))
+      found = result(metrics.state())
+      self.assertIsNone(found['auc'])
+      self.assertEqual(str(found['base_logloss']), '0.0', 'not -0.0')
+
   def test_states_add_up(self):
     y, p, w = sample(3000, -2, 1)
     whole, parts = MetricSums(config()), [MetricSums(config()) for _ in range(3)]

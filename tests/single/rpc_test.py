@@ -128,7 +128,11 @@ class RpcTest(tf.test.TestCase):
       ),
       ('INVALID_ARGUMENT', 'inputs', request({})),
       ('INVALID_ARGUMENT', 'UTF-8', changed([b'\xff'] * 60)),
-      ('INVALID_ARGUMENT', 'columns of .* 59', changed(column[:59])),
+      (
+        'INVALID_ARGUMENT',
+        f"found '{name}' with 59 .* with 60 ",
+        changed(column[:59]),
+      ),
       ('INVALID_ARGUMENT', 'without the values of its shape', changed(short)),
       ('INVALID_ARGUMENT', 'wanted a tensor of shape', changed(negative)),
       ('INVALID_ARGUMENT', 'wanted a tensor of shape', changed([[[c]] for c in column])),

@@ -10,7 +10,7 @@ import tensorflow as tf
 import yaml
 
 from trainer import api, config, errors
-from trainer.training.run_state import check_run_dir
+from trainer.training.run_state import check_continues, check_run_dir
 
 
 class RunDirTest(tf.test.TestCase):
@@ -100,12 +100,20 @@ class RunDirTest(tf.test.TestCase):
       api.train_here(api.Source(self.tree, ['train.epochs=3'], str(copy)))
     self.assertEqual((copy / 'config.yaml').read_bytes(), before)
 
+  def test_a_dense_column_that_is_gone_is_named(self):
+    before, cfg = (
+      config.parse(yaml.safe_dump(self.tree | {'data': self.tree['data'] | {'dense': dense}}), 'c')
+      for dense in ([{'name': 'age', 'missing': 1}, {'name': 'price'}], [{'name': 'price'}])
+    )
+    with self.assertRaisesRegex(errors.UserError, "data.dense lacks its 'age'; wanted the same"):
+      check_continues(before, cfg, 'run')
+
   def test_another_model_is_refused(self):
     for overrides, key in (
       (['data.slots=[{name: x}, {name: y}]'], 'data.slots'),
       (['data.label=click'], 'data.label'),
       (['seed=3'], 'seed'),
-      (['data.dense=[{name: price}]'], r'data.dense = \[\], this config \[price\];'),
+      (['data.dense=[{name: price}]'], "data.dense adds 'price'; wanted the same"),
       (
         ['model={retrieval: {query: {slots: [user]}, item: {slots: [item]}}}', 'data.group=user'],
         'model.interactions, this config model.retrieval;',

@@ -267,7 +267,11 @@ class ScorerTest(tf.test.TestCase):
       ({'instances': [good | {'price': 1e39}]}, 400, "'price', sample 0: found 1e\\+39"),
       ({'instances': [good | {'topics': 'x:oops'}]}, 400, "'topics', sample 0.*NAME:NUMBER"),
       ({'instances': [good | {'item': '\ud800'}]}, 400, "'item': found a string that is not Uni"),
-      ({'inputs': good | {'item': ['1', '2'], 'tags': ['', '', '']}}, 400, "'tags' 3.*wanted one"),
+      (
+        {'inputs': good | {'item': ['1', '2'], 'tags': ['', '', '']}},
+        400,
+        "'item' with 2.*'tags' with 3",
+      ),
       ({'instances': [good], 'signature_name': 'x'}, 400, 'signature_name'),
       ({'instances': [good] * 201}, 413, 'found 201 samples; wanted at most 200'),
       (b' ' * 100_001, 413, 'found more than 100000 bytes'),

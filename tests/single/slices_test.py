@@ -150,7 +150,14 @@ class TableTest(tf.test.TestCase):
     figures = slice_errors(np.zeros(3), np.array([1.0, 2.0, 3.0]), np.ones(3))
     lines = slice_table('city', [{'value': 'Ulm', 'task': None} | figures]).splitlines()
     self.assertEqual(lines[0].split(), ['city', 'samples', 'rmse', 'error', '95', '%'])
-    self.assertEqual(lines[1].split()[:4], ['Ulm', '3', '2.16', '2'])
+    self.assertEqual(lines[1].split()[:4], ['Ulm', '3', '2.1602', '2'])
+
+  def test_small_errors_have_six_decimals(self):
+    rows = [{'value': v, 'task': None, 'logloss': x} for v, x in (('a', 0.0123456), ('b', 0.25))]
+    cells = [line.split()[-1] for line in slice_table('x', rows).splitlines()]
+    self.assertEqual(cells, ['logloss', '0.012346', '0.250000'])
+    rows = [{'value': 'a', 'task': None, 'rmse': 0.0123456}]
+    self.assertIn(' 0.012346', slice_table('x', rows))
 
   def test_json_is_indented_in_a_terminal_alone(self):
     for is_terminal, wanted in ((True, '{\n  "auc": 0.5\n}'), (False, '{"auc": 0.5}')):
@@ -164,6 +171,14 @@ class TableTest(tf.test.TestCase):
     self.assertLessEqual(max(map(len, lines.splitlines())), 80)
     self.assertIn('conversion · 12,345,678 samples', lines)
     self.assertIn('calibration 1.0200', ' '.join(lines.split()))
+    self.assertIn('--by COLUMN', lines)
+    self.assertNotIn('--by', '\n'.join(in_words({'examples': 3, 'recall@20': 0.5}, False)))
+
+  def test_labels_of_one_class_in_words(self):
+    for label in (0, 1):
+      metrics = {'examples': 3, 'auc': None, 'ctr': float(label), 'logloss': 0.25}
+      told = f'3 samples · no AUC: all labels are {label} · logloss 0.2500'
+      self.assertEqual(next(in_words(metrics)), told)
 
 
 class TextsTest(tf.test.TestCase):

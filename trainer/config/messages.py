@@ -177,6 +177,8 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
   wanted = _wanted(first)
   if first['type'] == 'string_type' and isinstance(first['input'], bool):
     wanted = 'wanted a text; quote yes, no, on and off, which YAML reads as true or false'
+  elif first['type'] == 'string_type' and isinstance(first['input'], int | float):
+    wanted = 'wanted a text; quote a number that is meant as a text'
   elif first['type'] == 'literal_error' and str(first['input']) in _OTHER_VALUES:
     wanted += f'; here that is {_OTHER_VALUES[first["input"]]}'
   elif first['type'] in ('model_type', 'dict_type', 'list_type'):

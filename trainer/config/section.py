@@ -7,6 +7,8 @@ from typing import Annotated, NoReturn
 import pydantic
 import pydantic_core
 
+from trainer.plain_data import Json
+
 
 class Section(pydantic.BaseModel):
   """A part of the config. It refuses unknown keys, and cannot be changed."""
@@ -44,6 +46,11 @@ def wrong(key: str, text: str) -> NoReturn:
   raise pydantic_core.PydanticCustomError('wrong', '{text}', {'key': parts, 'text': text})
 
 
+def _text_of(value: Json) -> Json:
+  """Returns the text of a whole number, such as the label 0, which YAML reads as a number."""
+  return str(value) if type(value) is int else value
+
+
 def _compiles(text: str) -> str:
   try:
     re.compile(text)
@@ -52,7 +59,9 @@ def _compiles(text: str) -> str:
   return text
 
 
-RegularExpression = Annotated[str, pydantic.AfterValidator(_compiles)]
+RegularExpression = Annotated[
+  str, pydantic.BeforeValidator(_text_of), pydantic.AfterValidator(_compiles)
+]
 
 
 def check_distinct(key: str, names: Sequence[str]) -> None:

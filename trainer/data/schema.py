@@ -124,6 +124,8 @@ def check_columns(
     if column not in names:
       is_made = difflib.get_close_matches(column, made, 1, _ALIKE)
       near = nearest(column, made if is_made else names)
+      if column in made:
+        near = f"; '{column}' is made from itself; wanted it made from columns of the log"
       count = f'{len(names)} column{"s" * (len(names) != 1)}'
       others = [other for other in wanted if other not in names and other != column]
       listed = f'{", ".join(others[:_SHOWN])}{", …" * (len(others) > _SHOWN)}'

@@ -145,7 +145,7 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
   return {
     'auc': _ratio(positives @ below, positives.sum() * negatives.sum()),
     'logloss': _ratio(loss, weight),
-    'base_logloss': -sum(float(p * np.log(p)) for p in shares) if weight > 0 else None,
+    'base_logloss': sum(float(-p * np.log(p)) for p in shares) if weight > 0 else None,
     'calibration': _ratio(predicted, clicked),
     'ctr': _ratio(clicked, weight),
     'examples': int(examples),

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainer.config import METRICS, RANKING_METRICS
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.live_line import WIDTH, short_name, shortened
-from trainer.reporting.metric_text import metric_text, plus_minus
+from trainer.reporting.metric_text import decimals, metric_text, plus_minus
 
 Figures = Mapping[str, Json]
 
@@ -15,16 +15,17 @@ Figures = Mapping[str, Json]
 FIGURES = {metric.title: name for name, metric in METRICS.items()}
 FIGURES |= {"the base rate's logloss": 'base_logloss', "the mean's RMSE": 'base_rmse'}
 FIGURES |= {'calibration': 'calibration'}
-# Columns of a table of slices: title, field (or the two ends of an interval), format.
+# Columns of a table of slices: title, field (or the two ends of an interval), format. Without a
+# format, the smallest value decides how many decimals the column has.
 SLICE_COLUMNS = (
   ('samples', ('samples',), ',.0f'),
   ('clicks', ('clicks',), ',.0f'),
   ('AUC', ('auc',), '.4f'),
   ('95 %', ('auc_low', 'auc_high'), '.3f'),
-  ('logloss', ('logloss',), '.4f'),
+  ('logloss', ('logloss',), None),
   ('calibr.', ('calibration',), '.3f'),
   ('95 %', ('calibration_low', 'calibration_high'), '.2f'),
-  ('rmse', ('rmse',), ',.4g'),
+  ('rmse', ('rmse',), None),
   ('error', ('error',), ',.3g'),
   ('95 %', ('error_low', 'error_high'), ',.3g'),
 )
@@ -36,9 +37,14 @@ def json_text(values: JsonObject, is_terminal: bool) -> str:
   return json.dumps(values, indent=2 if is_terminal else None)
 
 
-def _cell(row: Figures, fields: Sequence[str], form: str) -> str:
-  values = [row.get(field) for field in fields]
-  return '-' if None in values else '..'.join(format(value, form) for value in values)
+def _cells(rows: Sequence[Figures], fields: Sequence[str], form: str | None) -> list[str]:
+  """Returns the texts of one column of SLICE_COLUMNS; [] if no row has its field."""
+  known = [row[fields[0]] for row in rows if row.get(fields[0]) is not None]
+  if not known:
+    return []
+  form = form or f',.{decimals(fields[0], min(known))}f'
+  values = ([row.get(field) for field in fields] for row in rows)
+  return ['-' if None in own else '..'.join(format(v, form) for v in own) for own in values]
 
 
 def slice_table(column: str, rows: Sequence[Figures]) -> str:
@@ -49,9 +55,9 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
     rows: the slices of one task, each with `value` and the metrics of trainer.model.slices.
   """
   columns = [
-    [title, *(_cell(row, fields, form) for row in rows)]
+    [title, *cells]
     for title, fields, form in SLICE_COLUMNS
-    if any(row.get(fields[0]) is not None for row in rows)
+    if (cells := _cells(rows, fields, form))
   ]
   widths = [max(map(len, column)) for column in columns]
   room = max(WIDTH - sum(widths) - len(widths), LEAST_NAME_WIDTH)
@@ -64,8 +70,12 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
   return '\n'.join(line.rstrip() for line in lines)
 
 
-def in_words(values: Figures) -> Iterator[str]:
-  """Yields lines of at most 80 characters: each task's metrics, then the flags that show more."""
+def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
+  """Yields lines of at most 80 characters: each task's metrics, then the flags that show more.
+
+  Args:
+    has_slices: whether --by can be used, which is refused with model.retrieval.
+  """
   for task, own in values.get('tasks', {'': values}).items():
     fields = {field: title for title, field in FIGURES.items()}
     fields |= {name: name for name in own if name.partition('@')[0] in RANKING_METRICS}
@@ -74,6 +84,9 @@ def in_words(values: Figures) -> Iterator[str]:
       for field, title in fields.items()
       if own.get(field) is not None
     ]
+    if own.get('ctr') in (0, 1) and own.get('auc') is None:
+      told.insert(0, f'no AUC: all labels are {own["ctr"]:.0f}')
     text = ' · '.join([*([task] if task else []), f'{values["examples"]:,} samples', *told])
     yield textwrap.fill(text, WIDTH, subsequent_indent='  ')
-  yield 'with --json: all metrics; with --by COLUMN or --by pass: for each value or pass'
+  by = '; with --by COLUMN or --by pass: for each value or pass' * has_slices
+  yield f'with --json: all metrics{by}'

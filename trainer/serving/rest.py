@@ -61,6 +61,7 @@ class Signature(NamedTuple):
 
 
 _MOST_LISTS = 2  # nested: a column of lists of features
+_MOST_LENGTHS, _MOST_NAMES = 4, 3  # in a message about columns of different lengths
 _PLAIN = {str, int, float, bool, type(None)}
 
 
@@ -165,9 +166,20 @@ def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
   lengths = {name: len(values) for name, values in columns.items()}
   sizes = {length for length in lengths.values() if length != 1}
   if len(sizes) > 1:
-    listed = ', '.join(f"'{name[:80]}' {length}" for name, length in list(lengths.items())[:10])
-    raise BadRequest(f'inputs: found columns of {listed} values; wanted one length, or 1')
+    by_length = [[name for name in lengths if lengths[name] == size] for size in sorted(sizes)]
+    found = [
+      f'{_listed(names)} with {lengths[names[0]]:,} value{"s" * (lengths[names[0]] != 1)}'
+      for names in sorted(by_length, key=len)[:_MOST_LENGTHS]
+    ]
+    raise BadRequest(f'inputs: found {" and ".join(found)}; wanted one length, or 1')
   return columns, sizes.pop() if sizes else 1
+
+
+def _listed(columns: Sequence[str]) -> str:
+  """Returns the names of a few columns, or the number of many."""
+  if len(columns) > _MOST_NAMES:
+    return f'{len(columns)} columns'
+  return ', '.join(f"'{name[:80]}'" for name in columns)
 
 
 def together(requests: Sequence[Request]) -> Request:

@@ -288,6 +288,11 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
   if was != now:
     differs = f'its config.yaml has model.{was}, this config model.{now}'
     raise UserError(f'{other}: {differs}; wanted the same, {wanted}')
+  mine, others = ([column.name for column in x.data.dense] for x in (cfg, before))
+  lacks = [f"lacks its '{name}'" for name in others if name not in mine]
+  adds = [f"adds '{name}'" for name in mine if name not in others]
+  if differs := ', '.join(lacks + adds):
+    raise UserError(f'{other}: data.dense {differs}; wanted the same, {wanted}')
   old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
   for key in sorted(old.keys() | new.keys()):
     if old.get(key) != new.get(key) and not warm_start.may_change(key, before, cfg):
