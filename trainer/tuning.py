@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,6 +35,7 @@ except ImportError:
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 _SECONDS_BETWEEN_LOOKS = 0.2  # between looks at the metrics of a trial
 _DRAWS = 200  # the most draws in search of settings that no trial had
+_STUDY = 'trials'  # the name in Optuna's storage
 _FEW = 10  # with fewer completed trials, the importance of settings is a guess
 _STOPPED = command_line.SIGNALLED + signal.SIGTERM
 
@@ -83,8 +85,10 @@ def tune(
     A row for each trial, the best first: run_dir, state, settings, the metric, and AUC with its
     95 % interval if labels are 0 and 1.
   Raises:
-    UserError: if a setting is wrong, the first trial fails, or no trial was evaluated.
+    UserError: if a setting is wrong, or the first trial fails.
   """
+  if trials < 1:
+    raise UserError(f'trials: found {trials}; wanted at least 1')
   os.makedirs(study_dir, exist_ok=True)
   if not isinstance(configuration, str):
     text = yaml.safe_dump(dict(configuration))
@@ -108,7 +112,8 @@ def tune(
     state, value = _run(setup, trial)
     study.tell(trial, value if state == TrialState.COMPLETE else None, state)
     if state == TrialState.FAIL and not done:
-      raise UserError(trial.user_attrs['failed'])
+      # The flag of a setting is one that a trial is given, not the user's.
+      raise UserError(trial.user_attrs['failed'].replace('--set ', ''))
     number = len(done) + 1
     seconds = (time.monotonic() - started) / (number - known) * (trials - number)
     result = trial.user_attrs.get('failed') if value is None else f'{value:.6f}'
@@ -164,12 +169,15 @@ def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> o
   """Opens the study in its folder, or makes a new one.
 
   A new study begins with a trial of the config's own settings. If an earlier search was killed, the
-  trials that were running then are run again.
+  trials that were running then are run again. If the first trial failed, the search begins anew.
   """
-  backend = optuna.storages.journal.JournalFileBackend(os.path.join(setup.folder, 'study.log'))
+  path = os.path.join(setup.folder, 'study.log')
+  if (run_dir := _of_failed_start(path)) is not None:
+    shutil.rmtree(run_dir, ignore_errors=True)
+    os.remove(path)
   study = optuna.create_study(
-    storage=optuna.storages.JournalStorage(backend),
-    study_name='trials',
+    storage=_storage(path),
+    study_name=_STUDY,
     direction='maximize' if config.direction(setup.metric) > 0 else 'minimize',
     pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
     load_if_exists=True,
@@ -198,6 +206,20 @@ def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> o
     if 'run_dir' in trial.user_attrs:
       study.enqueue_trial(trial.params, trial.user_attrs)
   return study
+
+
+def _storage(path: str) -> optuna.storages.JournalStorage:
+  return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
+
+
+def _of_failed_start(path: str) -> str | None:
+  """Returns the run_dir of the only trial of a study if it failed; else None."""
+  done = []
+  if os.path.exists(path):
+    with contextlib.suppress(KeyError):  # killed before there was a study
+      done = _done(optuna.load_study(study_name=_STUDY, storage=_storage(path)))
+  is_failed = len(done) == 1 and 'failed' in done[0].user_attrs
+  return done[0].user_attrs['run_dir'] if is_failed else None
 
 
 def _holds(of: BaseDistribution, value: Json) -> bool:
@@ -291,11 +313,7 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
 
 
 def _table(setup: _Search, study: optuna.Study) -> pd.DataFrame:
-  """Returns the table that `tune` returns, and writes it to trials.csv.
-
-  Raises:
-    UserError: if no trial was evaluated.
-  """
+  """Returns the table that `tune` returns, and writes it to trials.csv."""
   from trainer.model.slices import auc_interval
 
   rows, metric, sign = [], setup.metric, config.direction(setup.metric)
@@ -310,9 +328,6 @@ def _table(setup: _Search, study: optuna.Study) -> pd.DataFrame:
         interval = auc_interval(event['auc'], clicks, event['examples'] - clicks)
         row |= dict(zip(('auc', 'auc_low', 'auc_high'), (event['auc'], *interval)))
     rows.append(row)
-  if not any(metric in row for row in rows):
-    failed = _done(study)[-1].user_attrs.get('failed')
-    raise UserError(f'{setup.folder}: no trial ended well; the last one: {failed}')
   table = pd.DataFrame(rows).sort_values(metric, ascending=sign < 0, na_position='last')
   table.to_csv(os.path.join(setup.folder, 'trials.csv'), index=False)
   return table.reset_index(drop=True)

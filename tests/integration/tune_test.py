@@ -84,10 +84,11 @@ class TuneTest(tf.test.TestCase):
 
   def test_a_search_without_a_good_trial(self):
     self.tree['data']['train'] = [f'{self.folder}/none.csv']
-    with self.assertRaisesRegex(UserError, 'none.csv'):
-      trainer.tune(self.tree, SPACE, 2, self.study)
-    with self.assertRaisesRegex(UserError, 'study: no trial ended well; the last one: .*none.csv'):
-      trainer.tune(self.tree, SPACE, 2, self.study)
+    for _ in range(2):  # the second search begins anew
+      with self.assertRaisesRegex(UserError, 'none.csv'):
+        trainer.tune(self.tree, SPACE, 2, self.study)
+    with self.assertRaisesRegex(UserError, 'trials: found 0; wanted at least 1'):
+      trainer.tune(self.tree, SPACE, 0, self.study)
 
   def test_the_command_prints_trials_and_refuses_mistakes(self):
     path = f'{self.folder}/my.yaml'
@@ -126,6 +127,11 @@ class TuneTest(tf.test.TestCase):
       status, told = tune('--study_dir', f'{self.folder}/other', *arguments)
       self.assertEqual(status, 2, told)
       self.assertRegex(told, f'error: .*{wanted}')
+      self.assertNotIn('--set train', told, 'no flag of a trial that the user did not give')
+    # The mistake, now corrected, has left nothing.
+    corrected = '--set', 'train.epochs=1,2', '--trials', '1'
+    status, told = tune('--study_dir', f'{self.folder}/other', *corrected)
+    self.assertEqual(status, 0, told)
 
 
 if __name__ == '__main__':

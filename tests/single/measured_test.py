@@ -11,6 +11,7 @@ import tensorflow as tf
 import yaml
 
 from tests.support import commands
+from tests.support.runs import begin
 from tests.support.threads import on_threads
 from trainer import api, config, resolve
 from trainer.data.columns import lookup
@@ -83,8 +84,7 @@ class BatchSizeTest(tf.test.TestCase):
     with contextlib.redirect_stdout(told):
       cfg = api.Source(str(config_file)).with_measured_values()
     before = resolve.resolved(str(config_file)).origin('train.batch_size')
-    run.mkdir(exist_ok=True)
-    config.write_of_run(cfg)
+    begin(cfg)
     after = resolve.resolved(str(run)).origin('train.batch_size')
     self.assertEqual(before, after)
     return cfg.train.batch_size, told.getvalue().strip(), after
@@ -177,6 +177,14 @@ class BatchSizeTest(tf.test.TestCase):
     ):
       self.assertEqual(source.with_measured_values().train.batch_size, size)
 
+  def test_what_a_run_measured_that_ended_at_a_mistake_is_not_kept(self):
+    log(4000, 0).to_csv(self.folder / 'train.csv', index=False)
+    with contextlib.redirect_stdout(io.StringIO()):
+      with self.assertRaisesRegex(UserError, "no column 'usr'"):
+        api.fit(self.tree, overrides=['data.slots.0.name=usr'])
+      self.assertTrue((self.folder / 'run' / 'config.yaml').exists())
+      self.assertEqual(api.fit(self.tree).cfg.train.batch_size, 64)
+
 
 class FeaturesTest(tf.test.TestCase):
   def setUp(self):
@@ -197,7 +205,6 @@ class FeaturesTest(tf.test.TestCase):
       'model': {'interactions': ['linear', 'fm']},
       'train': {'batch_size': 512},
     }
-    (self.folder / 'run').mkdir()
     rng = np.random.default_rng(0)
     frame, self.features = log(2000, 0), 0
     frame['user'] = frame['user'].where(rng.random(2000) < 0.9)
@@ -230,7 +237,7 @@ class FeaturesTest(tf.test.TestCase):
 
   def test_a_run_keeps_it(self):
     found = self.config().sparse.features_per_sample
-    config.write_of_run(self.config())
+    begin(self.config())
     self.frame['tags'] = 'one'
     self.frame.to_csv(self.folder / 'train.csv', index=False)
     self.assertEqual(self.config().sparse.features_per_sample, found)
@@ -246,7 +253,7 @@ class FeaturesTest(tf.test.TestCase):
       self.assertIsNone(cfg.sparse.features_per_sample)
       self.assertAllClose(cfg.sparse.tables['default'].linear.learning_rate, 0.2)
       self.assertEqual(cfg.origin('sparse.features_per_sample'), 'default')
-      config.write_of_run(cfg)
+      begin(cfg)
 
   def test_at_least_the_number_of_slots_and_none_where_each_holds_one(self):
     self.frame[['tags', 'seen']] = ''

@@ -6,6 +6,7 @@ import tempfile
 import tensorflow as tf
 import yaml
 
+from tests.support.runs import begin
 from trainer import config, resolve
 from trainer.config import schema_text
 from trainer.errors import UserError
@@ -28,8 +29,7 @@ class ResolveTest(tf.test.TestCase):
       yaml.safe_dump(self.tree, f)
 
   def begin_run(self, batch_size):
-    (self.folder / 'run').mkdir()
-    config.write_of_run(config.load(self.path, measured={'train.batch_size': batch_size}))
+    begin(config.load(self.path, measured={'train.batch_size': batch_size}))
 
   def lines(self, *args):
     text = resolve.explained(resolve.resolved(*args))

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import numpy as np
 import yaml
 
-from trainer import config
+from trainer import config, files
 
 SLOTS = ('user', 'item', 'query')
 WIDTH = 8
@@ -162,3 +162,11 @@ def write_run(run_dir: str, events: list[dict[str, Any]], **train: Any) -> str:
   write_config(tree, run_dir)
   (folder / 'metrics.jsonl').write_text(''.join(json.dumps(e) + '\n' for e in events))
   return run_dir
+
+
+def begin(cfg: config.Config) -> None:
+  """Leaves in the run_dir the config of a run and the mark of its first checkpoint."""
+  checkpoint = pathlib.Path(cfg.run_dir, 'checkpoints', 'ckpt-000000001')
+  checkpoint.mkdir(parents=True, exist_ok=True)
+  (checkpoint / files.DONE).touch()
+  config.write_of_run(cfg)

@@ -1,5 +1,6 @@
 """Reads, checks and writes configs."""
 
+import glob
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -65,10 +66,13 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   """Returns what an earlier run in `run_dir` has measured for keys that `cfg` does not give.
 
   Returns:
-    {key: value}; {} if there is no run in `run_dir`.
+    {key: value}; {} if there is no run in `run_dir`, or if it has not saved a checkpoint: it may
+    have ended at a mistake in its config, before it could measure. (The processes of a
+    parameter-server job may start one after another, so what the first measured holds at once.)
   """
   path = os.path.join(run_dir, GIVEN)
-  if not os.path.exists(path):
+  saved = glob.iglob(os.path.join(glob.escape(run_dir), 'checkpoints', '*', files.DONE))
+  if not os.path.exists(path) or cfg.sync.mode == 'allreduce' and not any(saved):
     return {}
   remedy = 'delete it: the next start writes it again, and measures the batch size again'
   given = read_yaml(_text_of_run(path, remedy), path)
