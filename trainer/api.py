@@ -137,7 +137,8 @@ class Run:
 
     Columns: text, key, show, click, unseen_days, admitted, linear, and factors if the model has
     any. The text comes from data.keep_texts or from the passes of data.train; None if neither has
-    it.
+    it. show and click, the impressions and clicks, are sums over all epochs that the state was
+    trained in, and of the run of --init_from; if a slot has `counts`, they are those of one epoch.
     """
     from trainer.reporting.inspection import Inspection
 

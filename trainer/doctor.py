@@ -270,8 +270,11 @@ def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
   if is_remote(run_dir):
     return Check('run_dir', 'ok', f'{run_dir}: in a bucket, which is not looked at')
   folder = os.path.abspath(run_dir)
-  while not os.path.isdir(folder):
+  while not os.path.exists(folder):
     folder = os.path.dirname(folder)
+  found = communicator.gather('' if os.path.isdir(folder) else folder)
+  if file := next(filter(None, found), None):
+    return Check('run_dir', 'wrong', f'{file} is a file', 'a directory')
   probe = os.path.join(folder, communicator.broadcast(f'.doctor-{secrets.token_hex(8)}'))
 
   def write() -> float:

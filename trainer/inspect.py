@@ -37,6 +37,12 @@ def main() -> None:
   from trainer.reporting.live_line import WIDTH
   from trainer.storage.bucket import copy_of
 
+  others = {'--feature': FEATURE.value, '--against': AGAINST.value}
+  found = [flag for flag, value in others.items() if value is not None]
+  if DATA.value and (found or not IMPORTANCE.value):
+    found = found[0] if found else 'no --importance'
+    wanted = 'wanted --importance alone, which reads it'
+    raise UserError(f'--data {DATA.value[0]}: found {found}; {wanted}')
   with contextlib.ExitStack() as stack:
     of = [path and stack.enter_context(copy_of(path)) for path in (RUN_DIR.value, AGAINST.value)]
     for attempts_left in reversed(range(_ATTEMPTS)):
@@ -58,6 +64,8 @@ def main() -> None:
     if name == 'feature':
       lines = [f'{key}: {_in_words(value)}' for key, value in table.iloc[0].items()]
       text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
+      if 'show' in table and (counted := inspection.counted()):
+        text += f'\n{command_line.wrapped(counted, WIDTH)}'
     elif name == 'made':
       lines = [f'{slot}: {row["kind"]}, from {row["from"]}' for slot, row in table.iterrows()]
       text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
@@ -67,13 +75,26 @@ def main() -> None:
       if 'dead_columns' in table and not table['dead_columns'].map(bool).any():
         table = table.drop(columns='dead_columns')
       table = table.rename(columns={'shows': 'impressions'})
-      text = table.to_string(float_format=_in_words, line_width=WIDTH)
+      text = _tables_text(table, WIDTH)
       if name == 'slots':
         sharing = [slot for slot in inspection.cfg.data.slots if slot.shares]
         text += ''.join(f'\n{slot.name}: with those of {slot.shares}' for slot in sharing)
-        if inspection.cfg.train.epochs > 1 and not inspection.cfg.counted_fields():
-          text += '\nImpressions and clicks are those of all epochs.'
+        if counted := inspection.counted():
+          text += f'\n{command_line.wrapped(counted, WIDTH)}'
     print(f'\n{name}\n{text}')
+
+
+def _tables_text(table: 'pd.DataFrame', width: int) -> str:
+  """Returns a table as text; columns beyond `width` characters follow in further tables."""
+  named, texts = table.rename_axis(index=None, columns=table.index.name), []
+  while len(named.columns):
+    for count in range(len(named.columns), 0, -1):
+      text = named.iloc[:, :count].to_string(float_format=_in_words)
+      if max(map(len, text.split('\n'))) <= width:
+        break
+    texts.append(text)
+    named = named.iloc[:, count:]
+  return '\n\n'.join(texts)
 
 
 def _importance_text(table: 'pd.DataFrame') -> str:

@@ -31,6 +31,8 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
   """
   if os.path.isdir(path):
     run_dir, path = path, os.path.join(path, config.GIVEN)
+    if not os.path.exists(path):
+      raise UserError(f'{run_dir}: no {config.GIVEN} there; wanted the run_dir of a training run')
   cfg = config.load(path, overrides, run_dir)
   from trainer.data.measured import measured
   from trainer.data.passes import paths_of_log
@@ -61,6 +63,10 @@ def main(files: list[str]) -> None:
     return
   if files or not (CONFIG.value or RUN_DIR.value):
     raise UserError('wanted --config FILE, --run_dir DIR, or --diff and two files')
+  if not (CONFIG.value or os.path.isdir(RUN_DIR.value)):
+    raise UserError(
+      f'--run_dir {RUN_DIR.value}: no run there; wanted the run_dir of a training run'
+    )
   cfg = resolved(CONFIG.value or RUN_DIR.value, SET.value, RUN_DIR.value)
   print('\n'.join(schema_text.changed(cfg)) if CHANGED.value else explained(cfg).rstrip())
 

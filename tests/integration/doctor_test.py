@@ -74,6 +74,14 @@ class DoctorTest(tf.test.TestCase):
       '.*; wanted a checkpoint: nothing is saved yet',
     )
 
+  def test_a_file_is_no_run_dir(self):
+    path = self.folder / 'small.csv'
+    path.write_text('click\n')
+    for run_dir in (path, path / 'runs' / 'new'):
+      done = self.doctor('--run_dir', str(run_dir))
+      self.assertEqual(done.returncode, 2, done.stderr)
+      self.assertRegex(done.stdout, f'wrong  run_dir  *{path} is a file; wanted a directory\n')
+
   def test_alone_it_tells_a_port_that_is_taken(self):
     with socket.socket() as taken:
       taken.bind(('', 0))

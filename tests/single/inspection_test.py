@@ -11,7 +11,7 @@ import tensorflow as tf
 import yaml
 
 from tests.support import commands
-from trainer import config
+from trainer import api, config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.data.synthetic import synthesize
@@ -56,7 +56,7 @@ class InspectionTest(tf.test.TestCase):
     with open(path, 'w', encoding='utf-8') as f:
       yaml.safe_dump(tree, f)
     cfg = config.load(path)
-    cls.cfg, cls.run_dir = cfg, cfg.run_dir
+    cls.cfg, cls.run_dir, cls.tree = cfg, cfg.run_dir, tree
     job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
     job.run()
     cls.rows = [dict(chunk) for chunk in job.step.store.export_state()]
@@ -98,6 +98,76 @@ class InspectionTest(tf.test.TestCase):
     self.assertEqual(table['in_both'].sum(), sum(len(c['key']) for c in self.rows))
     self.assertAllEqual(table['mean_change_of_linear'], np.zeros(3))
 
+  def test_against_a_run_whose_slots_have_other_ids(self):
+    slots = [{'name': 'again', 'column': 'weak'}, *self.tree['data']['slots'][::-1]]
+    slots += [{'name': 'strong_too', 'column': 'strong', 'shares': 'strong'}]
+    tree = self.tree | {'data': self.tree['data'] | {'slots': slots}, 'export': {}}
+    run = api.fit(tree, run_dir=f'{self.get_temp_dir()}/other')
+    here, there = Inspection(self.run_dir), Inspection(run.run_dir)
+    table, turned = here.against(there), there.against(here)
+    self.assertEqual(list(table.index), ['strong', 'weak', 'noise', 'again'])
+    self.assertAllEqual(table['only_here'], [0] * 4)
+    self.assertAllEqual(table['only_there'], [0, 0, 0, 20])
+    self.assertAllEqual(table['in_both'], [20, 20, 20, 0])
+    for slot in ('strong', 'weak', 'noise'):
+      own, other = (
+        {text: of.feature(slot, text)['linear'] for text in map(str, range(20))}
+        for of in (here, there)
+      )
+      wanted = np.mean([abs(own[text] - other[text]) for text in own])
+      self.assertAllClose(table.loc[slot, 'mean_change_of_linear'], wanted)
+    names = {'only_here': 'only_there', 'only_there': 'only_here'}
+    pd.testing.assert_frame_equal(turned.rename(columns=names)[list(table)].loc[table.index], table)
+
+  def test_it_says_of_which_epochs_impressions_and_clicks_are(self):
+    folder = self.get_temp_dir()
+
+    def inspected(name, *flags):
+      done = commands.run('-m', 'trainer.inspect', f'--run_dir={folder}/{name}', *flags)
+      return done.stdout
+
+    frame = pd.DataFrame({'user': [str(i % 7) for i in range(200)], 'click': [0, 1] * 100})
+    tree = {
+      'data': {'label': 'click', 'slots': [{'name': 'user'}]},
+      'model': {'interactions': ['linear']},
+      'train': {'epochs': 3, 'batch_size': 50},
+    }
+    api.fit(tree, run_dir=f'{folder}/three', train=frame)
+    api.fit(tree, ['train.epochs=1'], f'{folder}/one', train=frame)
+    api.fit(tree, ['data.slots.0.counts=true'], f'{folder}/counts', train=frame)
+    frame.to_csv(f'{folder}/log.csv', index=False)
+    tree['data']['train'] = [f'{folder}/log.csv']
+    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
+      yaml.safe_dump(tree, f)
+    flags = f'--config={folder}/config.yaml', f'--init_from={folder}/one', '--set=train.epochs=1'
+    done = commands.run('-m', 'trainer.run', *flags, f'--run_dir={folder}/begun')
+    self.assertEqual(done.returncode, 0, done.stderr)
+    for name, wanted in (
+      ('three', '\nImpressions and clicks are those of 3 epochs.\n'),
+      ('begun', '\nImpressions and clicks are those of 1 epoch, and of the run of --init_from.\n'),
+      ('one', ''),
+      ('counts', ''),
+    ):
+      for flags in ([], ['--feature=user=3']):
+        told = inspected(name, *flags)
+        self.assertIn(wanted or '\n', told)
+        self.assertEqual('epoch' in told, bool(wanted), told)
+    self.assertNotIn('epochs', inspected('three', '--json'))
+    self.assertNotIn('epochs', inspected('three', '--feature=user=9'))
+
+  def test_data_that_no_view_reads_is_refused(self):
+    for flags, found in (
+      ([], 'no --importance'),
+      (['--importance', '--feature=strong=7'], '--feature'),
+      ([f'--against={self.run_dir}'], '--against'),
+    ):
+      flags = [f'--run_dir={self.run_dir}', '--data=small.csv', *flags]
+      done = commands.run('-m', 'trainer.inspect', *flags)
+      wanted = (
+        f'error: --data small.csv: found {found}; wanted --importance alone, which reads it\n'
+      )
+      self.assertEqual((done.returncode, done.stderr), (2, wanted))
+
   def test_a_trainer_that_removes_the_checkpoint_which_is_read(self):
     """It is removed while its rows are read; the one that is left is taken."""
     run = shutil.copytree(self.run_dir, pathlib.Path(tempfile.mkdtemp()) / 'run')
@@ -121,6 +191,7 @@ inspect.main()
       self.assertStartsWith(done.stdout, f'checkpoint {kept}, step')
       widest = max(map(len, done.stdout.split('\n')[1:]))  # the first line has a path
       self.assertLessEqual(widest, 80)
+      self.assertNotIn('\\', done.stdout)
       self.assertFalse(removed.exists())
 
   def test_importance_follows_the_clicks(self):

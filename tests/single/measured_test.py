@@ -14,6 +14,7 @@ from tests.support import commands
 from tests.support.runs import begin
 from tests.support.threads import on_threads
 from trainer import api, config, resolve
+from trainer.config import schema_text
 from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
 from trainer.data.measured import open_values, suitable
@@ -343,6 +344,8 @@ class BinsTest(tf.test.TestCase):
     self.assertIn(str(bins['wide']), made.loc['wide', 'from'])
     resolved = resolve.explained(resolve.resolved(run.run_dir))
     self.assertIn(f'boundaries: {bins["bin"]}  # measured\n', resolved)
+    changed = list(schema_text.changed(resolve.resolved(run.run_dir)))
+    self.assertIn(f'data.slots.0.from.boundaries: {bins["bin"]}  # measured', changed)
     # Written out, they are what they are anyway.
     self.tree['data']['slots'][0]['from']['boundaries'] = bins['bin']
     self.write('day_0.csv', 5 * self.x)
@@ -404,6 +407,10 @@ class BinsTest(tf.test.TestCase):
     frame = pd.DataFrame({'x': ['1', '9'], 'id': [2, 7]})
     before = run.predict(frame)
     self.assertCountEqual(run.features('kind')['text'], ['a', 'ü'])
+    changed = list(schema_text.changed(resolve.resolved(run.run_dir)))
+    self.assertIn('data.slots.1.from.boundaries: [1.75]  # measured', changed)
+    (content,) = [line for line in changed if line.startswith('data.slots.0.from.content: ')]
+    self.assertRegex(content, "content: '?[0-9a-f]{8}'?  # measured$")  # a checksum
     # The run has a copy, and says that the file is another now.
     pd.DataFrame({'x': [1], 'kind': ['b'], 'price': [7]}).to_parquet(path)
     with contextlib.redirect_stdout(told):

@@ -18,7 +18,7 @@ import yaml
 import trainer
 from tests.support import commands, runs
 from trainer.errors import UserError
-from trainer.reporting import comparison, findings, report
+from trainer.reporting import comparison, findings, report, slot_figures
 from trainer.reporting.runs import read_run
 
 BROWSER = next(
@@ -41,8 +41,10 @@ window.addEventListener('load', () => setTimeout(() => {
     const box = plot.querySelector('.main-svg').getBoundingClientRect();
     if (box.right > card.right || box.left < card.left) wide.push(plot.id);
   }
-  const told = {errors, figures, wide, width: page.scrollWidth, inner: window.innerWidth,
-                text: document.body.innerText};
+  // Tables that are wider than their card.
+  const cut = [...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth);
+  const told = {errors, cut: cut.length, figures, wide, width: page.scrollWidth,
+                inner: window.innerWidth, text: document.body.innerText};
   parent.postMessage(JSON.stringify(told), '*');
 }, 500));
 </script>"""
@@ -179,6 +181,14 @@ class PageTest(tf.test.TestCase):
       self.assertEqual((page['errors'], page['width'], page['wide']), ([], width, []))
     self.assertLen(page['figures']['auc_next']['traces'], 2)
     self.assertIn('train.batch_size', page['text'])
+
+  @unittest.skipUnless(BROWSER, 'no Chromium is installed: apt-get install chromium')
+  def test_headings_of_a_wide_table_wrap(self):
+    names = [f'difference of metric {i}' for i in range(12)]
+    table = pd.DataFrame([range(12)], columns=names)
+    report.write_page('wide', {'table': table}, f'{self.folder}/wide.html')
+    for width, cut in ((1400, 0), (400, 1)):
+      self.assertEqual(self.browse(f'{self.folder}/wide.html', width)['cut'], cut)
 
   def test_impressions_and_clicks_of_slots_are_those_of_the_log(self):
     rng, n = np.random.default_rng(0), 2000
@@ -383,6 +393,19 @@ class WordsTest(tf.test.TestCase):
       self.assertEqual(runs.slots_in(path)['user']['impressions'], f'{shows:,}')
       told = 'impressions and clicks of all epochs, and of the run of --init_from'
       self.assertEqual(told in pathlib.Path(path).read_text(), step > 0)
+
+  def test_bins_without_samples_are_not_drawn(self):
+    """Far outliers have left thousands of empty bins between the others and the missing."""
+    first, last = np.zeros([2, 8000])
+    first[[1, 2, 5]], last[[2, 5, 7000, -1]] = [0.25, 0.25, 0.5], [0.25, 0.25, 0.25, 0.25]
+    of_slot = {'psi': 0.3, 'first': first.tolist(), 'last': last.tolist()}
+    events = runs.healthy_events()
+    events.insert(-1, events[-1] | {'event': 'drift', 'slots': {'user': of_slot}})
+    figure = slot_figures.drift(self.run_of(events))
+    for bars, shares in zip(figure.data, ([0.25, 0.25, 0.5, 0, 0], [0, 0.25, 0.25, 0.25, 0.25])):
+      self.assertEqual(list(bars.x), ['1', '2', '5', '7000', 'missing'])
+      self.assertEqual(list(bars.y), shares)
+    self.assertEqual(figure.layout.xaxis.type, 'category')
 
   def test_an_epoch_with_a_better_logloss_than_the_kept_one(self):
     for auc, logloss, found in ((0.699, 0.44, 1), (0.699, 0.499, 0), (0.65, 0.44, 0)):

@@ -6,6 +6,7 @@ import tempfile
 import tensorflow as tf
 import yaml
 
+from tests.support import commands
 from tests.support.runs import begin
 from trainer import config, resolve
 from trainer.config import schema_text
@@ -76,8 +77,11 @@ class ResolveTest(tf.test.TestCase):
     self.assertEqual(run, config.load_of_run(self.tree['run_dir']))
 
   def test_a_run_dir_without_a_run(self):
-    with self.assertRaisesRegex(UserError, 'given.yaml: no such file'):
+    with self.assertRaisesRegex(UserError, f'{self.folder}: no given.yaml there; wanted the run_d'):
       resolve.resolved(str(self.folder))
+    done = commands.run('-m', 'trainer.resolve', '--run_dir=nope')
+    wanted = 'error: --run_dir nope: no run there; wanted the run_dir of a training run\n'
+    self.assertEqual((done.returncode, done.stderr), (2, wanted))
 
 
 if __name__ == '__main__':

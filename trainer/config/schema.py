@@ -65,9 +65,9 @@ class Config(Section):
     Returns:
       'given', 'measured', 'default', or a text such as 'from train.plateau'.
     """
-    given = flatten(self._given)
     if key in self._origins:
       return self._origins[key]
+    given = flatten(self._given)
     return 'given' if any(k == key or k.startswith(f'{key}.') for k in given) else 'default'
 
   def settings(self) -> JsonObject:

@@ -5,6 +5,7 @@ import inspect
 import textwrap
 import types
 import typing
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 from trainer.config.schema import Config
 from trainer.config.section import MAX_INT, Section
 from trainer.config.yaml_text import flatten
-from trainer.plain_data import Json
+from trainer.plain_data import Json, JsonObject
 
 _WIDTH = 100
 _NAMES = {bool: 'true or false', int: 'whole number', float: 'number', str: 'text', Any: 'any'}
@@ -164,9 +165,27 @@ def _explained(
         yield ('    ' + line if head else '  ' + line).rstrip()
 
 
+def _values(cfg: Config) -> JsonObject:
+  """Returns {key: value} of a config, such as 'data.slots.0.name', without nested keys.
+
+  A list that a run measured, such as boundaries of bins, is one value. A checksum replaces the
+  content of a look-up table.
+  """
+  values: JsonObject = {}
+  for key, value in flatten(cfg.model_dump()).items():
+    whole = key.rpartition('.')[0]
+    if cfg.origin(whole) == 'measured':
+      values.setdefault(whole, []).append(value)
+    elif key.endswith('.from.content') and value is not None:
+      values[key] = f'{zlib.crc32(value.encode()):08x}'
+    else:
+      values[key] = value
+  return values
+
+
 def changed(cfg: Config) -> Iterator[str]:
   """Yields a line for each key whose value is not the documented default, with its origin."""
-  for key, value in flatten(cfg.model_dump()).items():
+  for key, value in _values(cfg).items():
     if (origin := cfg.origin(key)) != 'default':
       yield f'{key}: {one_line_yaml(value)}  # {origin}'
 
@@ -176,7 +195,7 @@ def differences(a: Config, b: Config) -> Iterator[str]:
 
   The value is '-' if the config does not have the key.
   """
-  of_a, of_b = (flatten(cfg.model_dump()) for cfg in (a, b))
+  of_a, of_b = (_values(cfg) for cfg in (a, b))
   for key in dict.fromkeys((*of_a, *of_b)):
     if of_a.get(key, ...) != of_b.get(key, ...):
       sides = (

@@ -3,7 +3,7 @@
 import difflib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from ops.row_store import to_float32
 from ops.sharding import SHARDS, owner_of, shard_of, within
 from trainer import config, files
 from trainer.data.columns import cross
-from trainer.data.features import hash_keys
+from trainer.data.features import HASH_BITS, hash_keys
 from trainer.data.item_table import config_of_items
 from trainer.data.schema import briefly
 from trainer.data.texts import texts_of
@@ -226,26 +226,53 @@ class Inspection:
           return export.name
     return None
 
+  def counted(self) -> str | None:
+    """Returns a sentence that says which samples are counted in the shows and clicks of features.
+
+    Returns:
+      None if they are the samples of one epoch.
+    """
+    progress = self.progress
+    # An epoch that has just begun has no samples yet.
+    epochs = max(1, progress['epoch'] + bool(progress['done'] or progress['batch']))
+    began_with_another = progress.get('first_step', 0) > 0
+    if self.cfg.counted_fields():  # counts are forgotten where an epoch ends
+      began_with_another, epochs = began_with_another and progress['epoch'] == 0, 1
+    if epochs == 1 and not began_with_another:
+      return None
+    told = f'Impressions and clicks are those of {epochs} epoch{"s" * (epochs > 1)}'
+    return f'{told}{", and of the run of --init_from" * began_with_another}.'
+
   def against(self, other: 'Inspection') -> pd.DataFrame:
     """Compares this checkpoint with another, and returns a table with a row for each slot.
+
+    Slots are matched by name, because the ids of like-named slots may differ; a feature is in both
+    if it has the same text. If ids differ, all keys of both checkpoints are in memory at a time.
 
     Columns: only_here, only_there and in_both, the numbers of features in this checkpoint alone, in
     the other alone, and in both; mean_change_of_linear, the mean absolute difference of the linear
     weights of the features in both.
     """
-    ids = self.cfg.own_slot_ids()
-    sums = np.zeros([max(ids.values()) + 1, 4])
-    for begin in range(0, SHARDS, _SHARDS_AT_ONCE):
-      shards = range(begin, begin + _SHARDS_AT_ONCE)
-      mine, theirs = (_joined(of.rows(shards), shards) for of in (self, other))
-      both, a, b = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
+    ids = [of.cfg.own_slot_ids() for of in (self, other)]
+    names = list(dict.fromkeys((*ids[0], *ids[1])))
+    # A key's shard depends on the id of its slot.
+    same = all(ids[0][name] == ids[1][name] for name in ids[0].keys() & ids[1].keys())
+    at_once = _SHARDS_AT_ONCE if same else SHARDS
+    sums = np.zeros([len(names), 4])
+    for begin in range(0, SHARDS, at_once):
+      shards = range(begin, begin + at_once)
+      mine, theirs = (
+        _joined(of.rows(shards), shards, {i: names.index(name) for name, i in own.items()})
+        for of, own in zip((self, other), ids)
+      )
+      _, a, b = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
       slots = len(sums)
-      sums[:, 0] += np.bincount(np.delete(mine[1], a), minlength=slots)
-      sums[:, 1] += np.bincount(np.delete(theirs[1], b), minlength=slots)
-      sums[:, 2] += np.bincount(mine[1][a], minlength=slots)
-      sums[:, 3] += np.bincount(mine[1][a], np.abs(mine[2][a] - theirs[2][b]), minlength=slots)
-    sums = sums[list(ids.values())]
-    index, columns = pd.Index(list(ids), name='slot'), ['only_here', 'only_there', 'in_both']
+      slot_here, slot_there = mine[0] >> HASH_BITS, theirs[0] >> HASH_BITS
+      sums[:, 0] += np.bincount(np.delete(slot_here, a), minlength=slots)
+      sums[:, 1] += np.bincount(np.delete(slot_there, b), minlength=slots)
+      sums[:, 2] += np.bincount(slot_here[a], minlength=slots)
+      sums[:, 3] += np.bincount(slot_here[a], np.abs(mine[1][a] - theirs[1][b]), minlength=slots)
+    index, columns = pd.Index(names, name='slot'), ['only_here', 'only_there', 'in_both']
     table = pd.DataFrame(sums[:, :3].astype(np.int64), index, columns)
     return table.assign(mean_change_of_linear=sums[:, 3] / np.maximum(sums[:, 2], 1))
 
@@ -273,11 +300,20 @@ def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
   return None
 
 
-def _joined(chunks: Iterator[Chunk], shards: range) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the keys, slot ids and linear weights of all rows in these shards, each [n]."""
-  parts = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))]
+def _joined(
+  chunks: Iterator[Chunk], shards: range, new_ids: Mapping[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the keys and linear weights of all rows in these shards, each [n].
+
+  Args:
+    new_ids: {slot id of a row: slot id in the returned key}; other slots are left out.
+  """
+  new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
+  new_id[list(new_ids)] = list(new_ids.values())
+  parts = [(np.zeros(0, np.int64), np.zeros(0, np.float32))]
   for chunk in chunks:
-    columns = chunk['key'], chunk['slot'].astype(np.int64), chunk['linear'][:, 0]
-    kept = within(chunk['key'], shards)
-    parts.append(tuple(column[kept] for column in columns))
+    key, to = chunk['key'], new_id[chunk['key'] >> HASH_BITS]
+    kept = within(key, shards) & (to >= 0)
+    keys = (key & ((1 << HASH_BITS) - 1)) | (np.maximum(to, 0) << HASH_BITS)
+    parts.append((keys[kept], chunk['linear'][kept, 0]))
   return tuple(map(np.concatenate, zip(*parts)))

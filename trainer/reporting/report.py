@@ -54,7 +54,11 @@ _SECTIONS = {
     _Card(figures.table_bytes, 'Bytes of the tables', "After each pass, and after each day's end."),
     _Card(figures.features, 'Features in the tables'),
     _Card(slot_figures.unknown, 'Unknown features', 'Share of the samples that have one, in %.'),
-    _Card(slot_figures.drift, 'Bins of numbers', 'Of the slot that has drifted most.'),
+    _Card(
+      slot_figures.drift,
+      'Bins of numbers',
+      'Of the slot that has drifted most, without empty bins.',
+    ),
     _Card(
       slot_figures.importance,
       'Importance',
@@ -99,7 +103,7 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 th, td { padding: 5px 10px; border-bottom: 1px solid #eceef1; text-align: right;
   white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
-thead th { color: #656b75; font-weight: 600; }
+thead th { color: #656b75; font-weight: 600; white-space: normal; vertical-align: bottom; }
 summary { cursor: pointer; font-weight: 600; }
 @media (max-width: 760px) {
   main { padding: 18px 12px 40px; } h1 { font-size: 21px; } .summary { font-size: 15px; }

@@ -95,17 +95,19 @@ def unknown(run: RecordedRun) -> go.Figure | None:
 def drift(run: RecordedRun) -> go.Figure | None:
   """Draws the share of samples in each bin of a slot, on the first and the last day.
 
-  The slot is the one that has drifted most.
+  The slot is the one that has drifted most. Bins without samples on both days are left out.
   """
   last = run.of('drift')['slots'].tail(1) if len(run.of('drift')) else ()
   for slots in last:
     slot = max(slots, key=lambda name: slots[name]['psi'])
     figure = new_figure(f'bin of {slot}', 'share of samples')
-    for name in ('first', 'last'):
-      shares = slots[slot][name]
-      names = [*map(str, range(len(shares) - 1)), 'missing']
-      figure.add_bar(x=names, y=shares, name=f'{name} day')
-    return figure.update_xaxes(type='category')
+    first, last = slots[slot]['first'], slots[slot]['last']
+    names = [*map(str, range(len(first) - 1)), 'missing']
+    shown = [of_bin for of_bin in zip(names, first, last) if any(of_bin[1:])]
+    names, *shares = map(list, zip(*shown))
+    for name, of_day in zip(('first', 'last'), shares):
+      figure.add_bar(x=names, y=of_day, name=f'{name} day')
+    return figure.update_xaxes(type='category', categoryarray=names)
   return None
 
 
