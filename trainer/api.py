@@ -25,7 +25,7 @@ from trainer import command_line, config, frames, runtime
 from trainer.comm.heartbeat import Heartbeat
 from trainer.config import effects
 from trainer.data.log_files import is_directory, is_remote, matching, normal
-from trainer.errors import ConfigError, UserError
+from trainer.errors import ConfigError, UserError, short
 from trainer.frames import Frame, patterns_of
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting import trackers
@@ -226,8 +226,10 @@ def fit(
     for split in SPLITS:
       if frames.is_frame((configuration.get('data') or {}).get(split)):
         raise UserError(f'data.{split}: found a frame; wanted fit(config, {split}=frame)')
+  _check_callbacks(callbacks)
   frames_by_split = {s: f for s, f in zip(SPLITS, (train, valid, test)) if f is not None}
   if frames_by_split:
+    frames.check_frames(frames_by_split)
     placeholders = [f'data.{split}=[frame]' for split in frames_by_split]
     cfg = Source(configuration, [*overrides, *placeholders], run_dir).parsed()
     overrides = [*overrides, *frames.write_passes(cfg, frames_by_split)]
@@ -244,6 +246,16 @@ def fit(
   if status > command_line.SIGNALLED:
     raise KeyboardInterrupt(f'run_dir {cfg.run_dir}: stopped, its state is saved')
   return Run(cfg.run_dir, config.load_of_run(cfg.run_dir))
+
+
+def _check_callbacks(callbacks: Sequence['Callback']) -> None:
+  from trainer.training.callback import Callback
+
+  is_list = isinstance(callbacks, Sequence)
+  wrong = [c for c in callbacks if not isinstance(c, Callback)] if is_list else [callbacks]
+  if wrong:
+    wanted = 'wanted a list of objects whose classes derive from trainer.Callback'
+    raise UserError(f'callbacks: found {short(wrong[0])}; {wanted}')
 
 
 def load(run_dir: str, checkpoint: str = 'best') -> Run:
@@ -357,6 +369,11 @@ class Source:
   def _read(self, measured: Mapping[str, Json] = {}) -> config.Config:
     if isinstance(self.configuration, str):
       return config.load(self.configuration, self.overrides, self.run_dir, measured)
+    if not isinstance(self.configuration, Mapping):
+      found = f'found {short(self.configuration)}'
+      raise ConfigError(
+        f'config: {found}; wanted the path of a YAML file, or its content as a dict'
+      )
     text = yaml.safe_dump(dict(self.configuration))
     return config.parse(text, self._where(), self.overrides, self.run_dir, measured)
 

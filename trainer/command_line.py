@@ -173,6 +173,10 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
   except flags.Error as e:
     missing = re.search(r'Flag (--\w+) must have a value other than None', str(e))
     text = f'{missing[1]} is missing; it is required, see --help' if missing else str(e)
+    number = re.search(r'flag (--\w+)=(.*): (invalid literal for int|could not convert)', text)
+    if number:
+      wanted = 'a whole number' if 'int' in number[3] else 'a number'
+      text = f'{number[1]}: found {number[2]!r}; wanted {wanted}'
     unknown = re.search(r"Unknown command line flag '(\w+)'", text)
     if unknown and (wanted := _in_place_of(unknown[1])):
       text = f'unknown flag --{unknown[1]}; wanted {wanted}'

@@ -2,7 +2,7 @@
 
 `python -m trainer.export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. For
 a run with model.retrieval, KIND is `items` (in place of a base), `delta` or `saved_model`, which
-computes the vector of a query.
+computes the vector of a query. To a SavedModel, a missing text is '' and a missing number NaN.
 """
 
 import time
@@ -25,7 +25,10 @@ KIND = flags.DEFINE_enum('kind', None, _ALL_KINDS, 'What to write.', required=Tr
 OUT = flags.DEFINE_string('out', None, 'A directory, in place of RUN_DIR/exports.')
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
 INTEGER_SLOTS = flags.DEFINE_list(
-  'integer_slots', [], 'Slots that a SavedModel takes as int64, not as strings.'
+  'integer_slots',
+  [],
+  'Slots of whole numbers that a SavedModel takes as int64, not as strings. A number that the log '
+  'never has, such as -1, stands for a missing one.',
 )
 CHECKPOINT = flags.DEFINE_enum(
   'checkpoint', 'best', ['best', 'last'], 'best is by data.valid. Use the same for all kinds.'

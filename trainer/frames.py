@@ -13,13 +13,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import config, files
-from trainer.errors import UserError
+from trainer.errors import UserError, short
 
 Frame = pd.DataFrame | pa.Table  # or a Polars frame, or anything else that exports an Arrow stream
 
 
 def is_frame(data: object) -> bool:
   return isinstance(data, (pd.DataFrame, pa.Table)) or hasattr(data, '__arrow_c_stream__')
+
+
+def check_frames(by_split: Mapping[str, Frame | Sequence[Frame]]) -> None:
+  """Raises UserError if a split has neither a frame nor a list of frames."""
+  for split, some in by_split.items():
+    for frame in some if isinstance(some, (list, tuple)) else [some]:
+      if not is_frame(frame):
+        hint = f'; files are given by data.{split} of the config' * isinstance(frame, str)
+        found = f'found {short(frame)}'
+        raise UserError(f'{split}: {found}; wanted a frame (pandas, Polars, Arrow){hint}')
 
 
 def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
@@ -31,6 +41,9 @@ def _arrow(cfg: config.Config, frame: Frame) -> pa.Table:
   from trainer.data.values import WHOLE_NUMBER, whole_numbers  # imports TensorFlow
 
   if isinstance(frame, pd.DataFrame):
+    names = [str(name) for name in frame]
+    if twice := [name for name in names if names.count(name) > 1]:
+      raise UserError(f"data: the frame has the column '{twice[0]}' twice; wanted it once")
     frame = {str(name): _arrow_column(frame[name]) for name in frame}
   # Without metadata, equal frames make equal files, whatever library they come from.
   table = pa.table(frame).replace_schema_metadata(None)

@@ -51,6 +51,7 @@ _LINE = ' line'  # the column that holds whole lines, a name that no log has
 Split = Callable[[pa.Table], np.ndarray]
 _FORMAT = '%Y-%m-%d %H:%M:%S.%f%z'
 _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
+_YEAR_FIRST = re.compile(r'\d{4}([./-])\d\d\1\d\d')
 
 
 def _delimiter() -> str:
@@ -166,7 +167,19 @@ def _times(texts: pd.Series, name: str) -> pd.Series:
       'wanted --time_format, as %d.%m.%Y or %m/%d/%Y %H:%M'
     )
   numbers = pd.to_numeric(texts, errors='coerce')
-  return texts if numbers.isna().any() else numbers
+  is_other = numbers.isna()
+  if not is_other.any():
+    return numbers
+  if date := _YEAR_FIRST.match(str(texts[0])):
+    by = re.escape(date[1])
+    is_other = ~texts.str.match(rf'\d{{4}}{by}\d\d{by}\d\d')
+  if not is_other[0] and is_other.any():
+    at = int(is_other.to_numpy().argmax())
+    raise UserError(
+      f"{DATA.value}: column '{name}', sample {at + 1:,}: found {texts[at]!r}, which does not sort "
+      f'by time with {texts[0]!r} of sample 1; wanted one format'
+    )
+  return texts
 
 
 def _bounds(times: pd.Series) -> list:
@@ -221,6 +234,8 @@ def main() -> None:
   if (BY_TIME.value is None) == (BY_HASH.value is None):
     found = 'neither' if BY_TIME.value is None else 'both'
     raise UserError(f'found {found}; wanted --by_time COLUMN or --by_hash COLUMN')
+  if os.path.isdir(DATA.value):
+    raise UserError(f'--data {DATA.value}: found a directory; wanted a file')
   if not os.path.isfile(DATA.value):
     raise UserError(f'--data {DATA.value}: no such file')
   if BY_TIME.value:

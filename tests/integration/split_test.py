@@ -78,6 +78,26 @@ class SplitTest(tf.test.TestCase):
     self.assertLess(times[1].max(), times[2].min())
     self.assertEqual(sum(map(len, parts)), len(self.frame))
 
+  def test_times_of_two_formats(self):
+    days = pd.Timestamp('2026-01-01') + pd.to_timedelta(self.frame['time'], 'D')
+    for column, other in (
+      (days.dt.strftime('%Y-%m-%d %H:%M'), '31.12.2026'),
+      (days.dt.strftime('%Y-%m-%d'), '2026/12/31'),
+      (days.dt.strftime('%Y-%m-%d'), '20261231'),
+      (self.frame['time'].astype(str), '2026-12-31'),
+    ):
+      column[1500] = other
+      self.frame['time'] = column
+      for name in ('log.csv', 'log.parquet'):
+        status, told = self.split(name, '--by_time', 'time')
+        self.assertEqual(status, 2)
+        wanted = f"sample 1,501: found '{other}', which does not sort by time with '{column[0]}'"
+        self.assertIn(wanted, told)
+    column = days.dt.strftime('%Y-%m-%d %H:%M')
+    column[1500] = '2026-12-31'  # a day sorts before its hours
+    self.frame['time'] = column
+    self.assertLen(self.split('log.csv', '--by_time', 'time'), 3)
+
   def test_at_two_times(self):
     days = pd.Timestamp('2023-01-01') + pd.to_timedelta(self.frame['time'], 'D')
     numbers = days.astype('datetime64[s]').astype('int64').astype(str)
@@ -102,6 +122,12 @@ class SplitTest(tf.test.TestCase):
     self.assertLen(set.union(*users), sum(map(len, users)))
     again = self.split('log.parquet', '--by_hash', 'user', '--shares', '60,20,20')
     self.assertEqual([set(part['user']) for part in again], users, 'by the texts')
+
+  def test_a_directory(self):
+    flags = '--data', self.folder, '--out', 'out', '--by_time', 'time'
+    done = commands.run('-m', 'trainer.split', *flags)
+    self.assertEqual(done.returncode, 2)
+    self.assertIn(f'--data {self.folder}: found a directory; wanted a file', done.stderr)
 
   def test_mistakes_end_in_one_line(self):
     for arguments, wanted in (

@@ -213,6 +213,30 @@ class ApiTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, "'user': found list.* where the slot has a separator"):
       run.predict(pd.DataFrame({'user': lists}))
 
+  def test_arguments_that_are_wrong(self):
+    class Telling(trainer.Callback):
+      pass
+
+    frame, data = log(300), {'label': 'click', 'slots': [{'name': 'user'}]}
+    tree = {'data': data, 'model': {'interactions': ['linear']}}
+    for config, given, wrong in (
+      (
+        tree,
+        {'train': 'a.csv'},
+        "train: found 'a.csv'; wanted a frame .*; files are given by",
+      ),
+      (tree, {'train': [frame, 'a.csv']}, "train: found 'a.csv'; wanted a frame"),
+      (tree, {'train': frame, 'valid': 3}, 'valid: found 3; wanted a frame'),
+      (tree, {'train': pd.concat([frame, frame], axis=1)}, "has the column 'click' twice"),
+      (3, {}, 'config: found 3; wanted the path of a YAML file'),
+      (3, {'train': frame}, 'config: found 3; wanted the path of a YAML file'),
+      (tree, {'callbacks': [print]}, 'callbacks: found <built-in function print>; wanted a list'),
+      (tree, {'callbacks': [Telling]}, 'callbacks: found .*Telling.*; wanted a list of objects'),
+      (tree, {'callbacks': Telling()}, 'callbacks: found .*; wanted a list'),
+    ):
+      with self.assertRaisesRegex(UserError, wrong):
+        trainer.fit(config, (), tempfile.mkdtemp(dir=self.get_temp_dir()), **given)
+
   def test_labels_of_one_class(self):
     clicks = np.where(np.arange(300) % 3, 'no', 'yes')
     misread = (

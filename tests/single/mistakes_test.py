@@ -115,6 +115,8 @@ MISTAKES = [
   ('data.label_negative=(', 'wanted a regular expression'),
   # how --set is written
   ('train.batch_size', 'wanted KEY=VALUE'),
+  ("data.slots.2.separator=''", "separator': found ''; wanted a text of at least one"),
+  ("data.slots.2.value_separator=''", "value_separator': found ''; wanted a text of at least one"),
   ('data.label_negative=0.5', "label_negative': found 0.5; wanted a text; quote a number"),
   ('data.label_positive=yes', "label_positive': found true; wanted a text; quote yes"),
   ('data.slots.9.name=x', 'the list has 3 entries'),

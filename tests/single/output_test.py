@@ -96,6 +96,14 @@ class OutputTest(tf.test.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, r'^error: .*port=99999.* 65535.*\n$')
 
+  def test_flags_that_are_no_numbers(self):
+    for arguments, told in (
+      (('serve', 'exports', '--port', 'x: y'), "--port: found 'x: y'; wanted a whole number"),
+      (('synthesize', '--drift=much'), "--drift: found 'much'; wanted a number"),
+    ):
+      done = commands.run('-m', f'trainer.{arguments[0]}', *arguments[1:])
+      self.assertEqual((done.returncode, done.stderr), (2, f'error: {told}\n'))
+
   def test_a_job_goes_on_without(self):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
     config = write_config(folder)

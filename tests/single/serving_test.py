@@ -274,6 +274,24 @@ class ServingTest(tf.test.TestCase):
         if name == 'one feature a field':
           self.assertEqual(served['dtypes'], {'user': 'int64', 'item': 'int64', 'ad': 'string'})
 
+  def test_what_stands_for_a_missing_value(self):
+    rows = make_rows(np.random.default_rng(3), 6 * BATCH)
+    cfg = self._config(SINGLE, ['linear', 'fm'], dense=[{'name': 'price', 'missing': -0.5}])
+    step = self._trained(cfg, rows)
+    missing = [row | {'user': '', 'ad': '', 'price': ''} for row in rows[:BATCH]]
+    (batch,) = self._prepared(cfg, missing, 'missing').batches(BATCH)
+    settings = {'model': step.dense.model, 'dense_stats': step.dense.embedding.stats}
+    done = export.write(
+      cfg, 'saved_model', {}, store=step.store, integer_slots=['user'], **settings
+    )
+    found = tf.saved_model.load(done.path).signatures['serving_default'](
+      user=tf.constant([-1], tf.int64),
+      item=tf.constant([row['item'] for row in missing]),
+      ad=tf.constant(['']),
+      price=tf.constant([np.nan]),
+    )
+    self.assertAllClose(found['probability'], step.predict(step.stage(batch)), atol=1e-6, rtol=0)
+
   def test_one_user_and_many_items(self):
     rows = make_rows(np.random.default_rng(2), 40)
     cfg = self._config(MANY, ['linear', 'fm', {'dnn': {'hidden': [8]}}], dense=DENSE)

@@ -146,6 +146,11 @@ class TableTest(tf.test.TestCase):
     self.assertIn(' 123,456,789 12,345,678 ', lines[1])
     self.assertTrue(lines[3].endswith('-'))
 
+  def test_what_a_task_of_several_counts(self):
+    for task, title in ((None, 'clicks'), ('booking', 'positives')):
+      table = slice_table('city', [{'value': 'Ulm', 'task': task, 'samples': 9, 'clicks': 3.0}])
+      self.assertEqual(table.splitlines()[0].split(), ['city', 'samples', title])
+
   def test_of_squared_errors(self):
     figures = slice_errors(np.zeros(3), np.array([1.0, 2.0, 3.0]), np.ones(3))
     lines = slice_table('city', [{'value': 'Ulm', 'task': None} | figures]).splitlines()
@@ -170,6 +175,9 @@ class TableTest(tf.test.TestCase):
     lines = '\n'.join(in_words(click | {'tasks': {'click': click, 'conversion': click}}))
     self.assertLessEqual(max(map(len, lines.splitlines())), 80)
     self.assertIn('conversion · 12,345,678 samples', lines)
+    few = {'examples': 300, 'auc': 0.75, 'ctr': 0.1}
+    self.assertRegex(next(in_words(few)), r'AUC 0.7500 ± 0.\d\d \(30 clicks\)')
+    self.assertRegex(next(in_words(few | {'tasks': {'booking': few}})), r' \(30 positives\)')
     self.assertIn('calibration 1.0200', ' '.join(lines.split()))
     self.assertIn('--by COLUMN', lines)
     self.assertNotIn('--by', '\n'.join(in_words({'examples': 3, 'recall@20': 0.5}, False)))

@@ -70,6 +70,13 @@ class Slot(Section):
     return bool(self.separator or self.value_separator or self.sequence or made)
 
   @pydantic.model_validator(mode='after')
+  def _check_separators(self) -> 'Slot':
+    for key in ('separator', 'value_separator'):
+      if getattr(self, key) == '':
+        wrong(key, "found ''; wanted a text of at least one character, or null")
+    return self
+
+  @pydantic.model_validator(mode='after')
   def _check_sequence(self) -> 'Slot':
     if self.sequence and self.shares is None:
       wrong('shares', 'found null; a sequence needs the slot of its candidates, as in shares: item')

@@ -161,7 +161,8 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
   for run_of_task in run.by_task():
     for _, test in run_of_task.evaluated('test').tail(1).iterrows():
       names = [n for n in (*config.METRICS, *ranked) if pd.notna(test.get(n))]
-      values = [f'{n} {metric_text(n, test[n])}{plus_minus(n, test)}' for n in names]
+      several = bool(run_of_task.task)
+      values = [f'{n} {metric_text(n, test[n])}{plus_minus(n, test, several)}' for n in names]
       yield f'test: {run_of_task.task} {", ".join(values)}'.replace('  ', ' ')
       bound = run_of_task.reachable(test['pass'], 'auc')
       if bound is not None:

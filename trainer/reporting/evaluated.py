@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainer.config import METRICS, RANKING_METRICS
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.live_line import WIDTH, short_name, shortened
-from trainer.reporting.metric_text import decimals, metric_text, plus_minus
+from trainer.reporting.metric_text import decimals, metric_text, plus_minus, positives_name
 
 Figures = Mapping[str, Json]
 
@@ -55,7 +55,7 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
     rows: the slices of one task, each with `value` and the metrics of trainer.model.slices.
   """
   columns = [
-    [title, *cells]
+    [positives_name(bool(rows[0].get('task'))) if title == 'clicks' else title, *cells]
     for title, fields, form in SLICE_COLUMNS
     if (cells := _cells(rows, fields, form))
   ]
@@ -80,7 +80,7 @@ def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
     fields = {field: title for title, field in FIGURES.items()}
     fields |= {name: name for name in own if name.partition('@')[0] in RANKING_METRICS}
     told = [
-      f'{title} {metric_text(field, own[field])}{plus_minus(field, own)}'
+      f'{title} {metric_text(field, own[field])}{plus_minus(field, own, bool(task))}'
       for field, title in fields.items()
       if own.get(field) is not None
     ]

@@ -74,7 +74,7 @@ def summary(run: RecordedRun) -> list[str]:
     ranked = cfg.model.retrieval.metrics() if cfg.model.retrieval else []
     shown = [m for m in (*METRICS, *ranked) if pd.notna(last.get(m))]
     of_task = f' of {run_of_task.task}' if run_of_task.task else ''
-    values = {m: f'{metric_text(m, last[m])}{plus_minus(m, last)}' for m in shown}
+    values = {m: f'{metric_text(m, last[m])}{plus_minus(m, last, bool(of_task))}' for m in shown}
     text = f'On the test data{of_task}, '
     text += _list([f'{NAMES.get(m, m)} is {value}' for m, value in values.items()])
     reach = [(m, run_of_task.reachable(last['pass'], m)) for m in shown]
@@ -118,7 +118,8 @@ def _kept(run: RecordedRun) -> Iterator[str]:
     yield (
       f'The state of epoch {run.best["epoch"]:.0f} (step {run.best["step"]:,.0f}) is kept for '
       f'prediction: its {name} on data.valid is the best, '
-      f'{metric_text(run.metric, run.best[run.metric])}{plus_minus(run.metric, run.best)}.'
+      f'{metric_text(run.metric, run.best[run.metric])}'
+      f'{plus_minus(run.metric, run.best, bool(run.task))}.'
     )
     return
   ahead = run.evaluated('next')

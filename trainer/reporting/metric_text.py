@@ -41,7 +41,17 @@ def half_interval(values: Mapping[str, Json]) -> float | None:
   return (interval[1] - interval[0]) / 2
 
 
-def plus_minus(name: str, values: Mapping[str, Json]) -> str:
-  """Returns a text such as ' ± 0.09 (43 clicks)' for an AUC from few clicks; else ''."""
+def positives_name(is_one_of_several: bool) -> str:
+  """Returns what the samples of label 1 are called: with several tasks, not all are clicks."""
+  return 'positives' if is_one_of_several else 'clicks'
+
+
+def plus_minus(name: str, values: Mapping[str, Json], is_one_of_several: bool) -> str:
+  """Returns a text such as ' ± 0.09 (43 clicks)' for an AUC from few clicks; else ''.
+
+  Args:
+    is_one_of_several: whether the values are of one task of several.
+  """
   half = half_interval(values) if name == 'auc' else None
-  return '' if half is None else f' ± {half:.2f} ({clicks_of(values):,.0f} clicks)'
+  what = positives_name(is_one_of_several)
+  return '' if half is None else f' ± {half:.2f} ({clicks_of(values):,.0f} {what})'

@@ -28,7 +28,8 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
   if value is None:
     logging.warning('data.valid has no %s: all labels are alike, or all weights are 0', metric)
     return
-  told = f'valid {metric} {metric_text(metric, value)}{plus_minus(metric, values)}'
+  interval = plus_minus(metric, values, bool(cfg.data.labels))
+  told = f'valid {metric} {metric_text(metric, value)}{interval}'
   value *= config.direction(metric)
   if progress.best is None or value > progress.best + (plateau.min_delta if plateau else 0):
     progress.best, progress.stalls, progress.best_step = value, 0, step
