@@ -5,11 +5,13 @@ a run with model.retrieval, KIND is `items` (in place of a base), `delta` or `sa
 computes the vector of a query. To a SavedModel, a missing text is '' and a missing number NaN.
 """
 
+import re
 import time
 
+import numpy as np
 from absl import flags
 
-from trainer import command_line, files
+from trainer import command_line, config, files
 from trainer.data.log_files import is_remote
 from trainer.errors import UserError
 
@@ -35,6 +37,17 @@ CHECKPOINT = flags.DEFINE_enum(
 )
 
 
+def _check_integer_slots(cfg: config.Config) -> None:
+  """Refuses a slot in --integer_slots if none of the texts that the run has kept is a number."""
+  from trainer.reporting.inspection import Inspection
+
+  for slot in set(INTEGER_SLOTS.value).intersection(cfg.data.keep_texts):
+    kept = Inspection(cfg.run_dir, CHECKPOINT.value).texts(slot, np.zeros(0, np.int64)).values()
+    if kept and not any(re.fullmatch('-?[0-9]+', text) for text in kept):
+      found = f"the texts of '{slot}' are no whole numbers, as {next(iter(kept))!r}"
+      raise UserError(f'--integer_slots: {found}; wanted slots of whole numbers')
+
+
 @command_line.command
 def main() -> None:
   import tensorflow as tf
@@ -52,6 +65,7 @@ def main() -> None:
     if KIND.value not in _KINDS[model]:
       kinds = ', '.join(_KINDS[model])
       raise UserError(f"--kind: found '{KIND.value}'; a run with model.{model} has {kinds}")
+    _check_integer_slots(run.cfg)
     items = items_of(run) if model == 'retrieval' and KIND.value != 'saved_model' else None
     position = {'command': 'trainer.export', 'step': run.step.steps}
     position |= {'examples': run.progress.examples, 'day': run.progress.day}

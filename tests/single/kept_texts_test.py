@@ -11,6 +11,7 @@ import yaml
 from ops.policy import Policy
 from ops.row_store import FactorPart, RowStore, TableSpec
 from ops.sharding import shard_of, shards_of
+from tests.support import commands
 from tests.support.threads import on_threads
 from trainer import api, config
 from trainer.data.conversion import prepare_pass
@@ -84,6 +85,15 @@ class KeptTextsTest(tf.test.TestCase):
     self.assertBetween(len(admitted), 3, len(table) - 1)
     self.assertLess(len(admitted), len([t for t, n in self.shows(*range(5)).items() if n >= 50]))
     self.assertEqual(set(run.features('user')['text']), {None})
+
+  def test_an_export_with_texts_as_whole_numbers(self):
+    self.write(0)
+    run = api.fit(self.tree, ['data.keep_texts=[user, tags]', 'lifecycle.admission_count=1'])
+    export = '-m', 'trainer.export', '--run_dir', run.run_dir, '--kind', 'saved_model'
+    done = commands.run(*export, '--integer_slots', 'user')
+    self.assertEqual(done.returncode, 2)
+    wanted = r"^error: --integer_slots: the texts of 'user' are no whole numbers, as 'u\d+'; wanted"
+    self.assertRegex(done.stderr, wanted)
 
   def test_any_number_of_ranks(self):
     cfg = config.parse(yaml.safe_dump(self.tree), 'test')
