@@ -213,8 +213,9 @@ class Job:
           is_waiting = False
           if not self._train_on_pass(action):
             return False
-        case EndDay():
-          self._end_day(action)
+        case EndDay(data_pass=following):
+          if following is None or self._prepare(following) is not None:
+            self._end_day(action)
         case Wait(reason):
           if not is_waiting:
             self.log.show(reason, keep=True)

@@ -53,6 +53,7 @@ class TrainPass:
 class EndDay:
   day: int
   is_empty: bool = False  # the day had no passes
+  data_pass: Pass | None = None  # of a later day; if it is refused, the day does not end
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +144,10 @@ class Stream:
     # With any other action a pass is ready, and the run may go on if that pass is good.
     if (is_last := fields.get('is_finished', False)) or kind == 'Wait':
       self._check_refused(is_last)
-    if 'data_pass' in fields:
+    if fields.get('data_pass'):
       fields['data_pass'] = Pass(**fields['data_pass'])
+    if ends_day := fields.pop('entry', None):
+      self._trains = Entry(**ends_day)
     return _ACTIONS[kind](**fields)
 
   def trained(self) -> None:
@@ -156,7 +159,7 @@ class Stream:
       progress.last_time = self._clock()
 
   def refused(self, error: BadPass) -> None:
-    """Records that the pass of the last TrainPass cannot be read. Every process calls it.
+    """Records that the pass of the last TrainPass or EndDay cannot be read. Every process calls it.
 
     Raises:
       UserError: if more passes in a row were refused than data.max_refused_passes allows.
@@ -220,7 +223,7 @@ class Stream:
   def day_ended(self, ended: EndDay) -> None:
     """Records that the day-end step of a day is done. Every process calls it."""
     progress = self._state.progress
-    progress.closed_day, progress.day = ended.day, None
+    progress.closed_day, progress.day, self._trains = ended.day, None, None
     if ended.is_empty:
       progress.empty_days += 1
     if self._cfg.data.close_day_after_hours is not None:
@@ -292,7 +295,8 @@ class Stream:
           settled.append(entry)
           continue
       elif (ending := self._ends(data_pass)) is not None:
-        return decided(ending)
+        kind, fields, settled = decided(dataclasses.replace(ending, data_pass=data_pass))
+        return kind, fields | {'entry': dataclasses.asdict(entry)}, settled
       settled.append(entry)
       self._following = ready[place + 1 :]
       markers = [p.marker for p in ready[place:] if p.marker is not None]
