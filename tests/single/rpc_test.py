@@ -13,7 +13,6 @@ try:
 except ModuleNotFoundError:
   grpc = None
 
-from tensorflow.core.framework.tensor_pb2 import TensorProto
 
 from tests.support.exports import Run
 from tests.support.scorer import served
@@ -22,6 +21,8 @@ from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
+
+TensorProto = type(tf.make_tensor_proto(0))
 
 
 def request(inputs, name='ctr', **fields):

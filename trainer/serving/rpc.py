@@ -16,7 +16,6 @@ os.environ.setdefault('GRPC_VERBOSITY', 'NONE')  # else a port in use is also to
 import grpc
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.framework.tensor_pb2 import TensorProto
 from tensorflow_serving.apis import prediction_service_pb2_grpc as service_pb2
 from tensorflow_serving.apis.predict_pb2 import PredictRequest, PredictResponse
 
@@ -27,6 +26,7 @@ from trainer.serving.http import SECONDS_TO_FINISH, App, Refused
 from trainer.serving.scorer import BadRequest
 
 _SIGNATURE = 'serving_default'
+TensorProto = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
 _STRING = tf.string.as_datatype_enum
 _DTYPES = {
   dtype.as_datatype_enum: dtype.as_numpy_dtype
