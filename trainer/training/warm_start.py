@@ -41,6 +41,7 @@ _MAY_CHANGE = (
   *('model.retrieval.eval_at', 'model.label_smoothing', 'model.focal_gamma'),
   *('model.interactions.*', 'model.dense_embedding'),
   *('sparse.store', 'sparse.gradient_scale', 'sparse.exchange_dtype', 'sparse.tables.*.dtype'),
+  'sparse.features_per_sample',
   *(f'sparse.tables.*.{o}.{k}' for o in ('linear', 'factors') for k in (*HYPERPARAMETERS, 'kind')),
 )
 
