@@ -16,6 +16,7 @@ import numpy as np
 from absl import flags, logging
 
 from trainer import api, command_line, config, runtime
+from trainer.errors import UserError
 from trainer.plain_data import JsonObject
 
 if TYPE_CHECKING:
@@ -68,8 +69,11 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
   All slots are in the first pair. Each other column has a pair of its own, because the pair's run
   reads it as data.group. PASS is left out.
   """
+  import pyarrow as pa
+
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared
+  from trainer.data.values import one_each
   from trainer.training.evaluation import evaluation_of
 
   slots = {slot.name for slot in run.cfg.ordered_slots}
@@ -80,7 +84,12 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
       continue
     for data_pass in passes[:1]:
       if not is_prepared(run.cfg.data, data_pass.path):
-        next(blocks_of_pass(run.cfg, data_pass.path, {name: '--by'}))
+        column = next(blocks_of_pass(run.cfg, data_pass.path, {name: '--by'})).columns[name]
+        several = one_each(column)[1]
+        if pa.types.is_map(column.type) or (several is not None and several.any()):
+          of_slot = (f", as '{s.name}'" for s in run.cfg.ordered_slots if s.column == name)
+          wanted = f'a slot{next(of_slot, "")}, or a column of single values'
+          raise UserError(f'--by {name}: found lists or maps in {data_pass.path}; wanted {wanted}')
     data = run.cfg.data.model_copy(update={'group': name})
     cfg = run.cfg.model_copy(update={'data': data})
     inputs = run.inputs.read_by(cfg)

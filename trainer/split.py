@@ -14,7 +14,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,7 @@ from trainer import command_line
 from trainer.data.csv_format import delimiter_of
 from trainer.data.text_blocks import text_blocks
 from trainer.errors import UserError, nearest, one_line, plain_errors
+from trainer.plain_data import JsonObject
 
 DATA = flags.DEFINE_string('data', None, 'The log.', required=True)
 OUT = flags.DEFINE_string('out', None, 'A directory for the three files.', required=True)
@@ -59,6 +60,30 @@ def _delimiter() -> str:
     return '\t' if DELIMITER.value == '\\t' else DELIMITER.value
   found = None if COLUMNS.value else delimiter_of(DATA.value, [BY_TIME.value or BY_HASH.value])
   return found or ('\t' if '.tsv' in DATA.value else ',')
+
+
+def _paths(record: JsonObject, parent: str = '') -> Iterator[str]:
+  """Yields the keys of a record and the paths of nested ones, such as device.os."""
+  for key, value in record.items():
+    yield parent + key
+    if isinstance(value, dict):
+      yield from _paths(value, f'{parent}{key}.')
+
+
+def _check_json_column(name: str) -> None:
+  """Raises UserError if no record has the column; stops at the first that has it, or is wrong."""
+  names: set[str] = set()  # of the first record
+  for _, block in text_blocks(DATA.value):
+    for line in block.split(b'\n')[:-1]:
+      try:
+        here = set(_paths(json.loads(line)))
+      except (ValueError, AttributeError):
+        return
+      if name in here:
+        return
+      names = names or here
+  if names:
+    raise _no_column(name, names)
 
 
 def _tables_of_json(name: str) -> Iterator[pa.Table]:
@@ -100,10 +125,14 @@ def _tables() -> Iterator[pa.Table]:
 
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
   if name not in table.column_names:
-    flag = '--by_time' if BY_TIME.value else '--by_hash'
-    near = nearest(name, table.column_names)
-    raise UserError(f'{flag} {name}: {DATA.value} has no column of this name{near}')
+    raise _no_column(name, table.column_names)
   return table[name]
+
+
+def _no_column(name: str, names: Collection[str]) -> UserError:
+  flag = '--by_time' if BY_TIME.value else '--by_hash'
+  near = nearest(name, names)
+  return UserError(f'{flag} {name}: {DATA.value} has no column of this name{near}')
 
 
 def _ends() -> np.ndarray:
@@ -238,6 +267,8 @@ def main() -> None:
     raise UserError(f'--data {DATA.value}: found a directory; wanted a file')
   if not os.path.isfile(DATA.value):
     raise UserError(f'--data {DATA.value}: no such file')
+  if '.jsonl' in DATA.value:
+    _check_json_column(BY_TIME.value or BY_HASH.value)
   if BY_TIME.value:
     split_of, told = _by_time(BY_TIME.value)
   elif AT.value:

@@ -5,6 +5,7 @@ import pathlib
 import tempfile
 
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 import yaml
 
@@ -21,15 +22,15 @@ class SharedEvaluationTest(tf.test.TestCase):
     for name in ('day_0', 'test'):
       device, item = rng.integers(0, 4, 4000), rng.integers(0, 30, 4000)
       click = rng.random(4000) < 1 / (1 + np.exp(-(0.2 * (item - 20) + 0.3 * device)))
-      rows = [f'{texts[d]},{i},{c:d},{"XY"[i % 2]}\n' for d, i, c in zip(device, item, click)]
+      rows = [f'{texts[d]},{i},{c:d},{"XY"[i % 2]},a\n' for d, i, c in zip(device, item, click)]
       with open(f'{folder}/{name}.csv', 'w', encoding='utf-8') as f:
-        f.write('device,item,click,country\n' + ''.join(rows))
+        f.write('device,item,click,country,topic\n' + ''.join(rows))
     tree = {
       'data': {
         'train': [f'{folder}/day_0.csv'],
         'test': [f'{folder}/test.csv'],
         'label': 'click',
-        'slots': [{'name': 'device'}, {'name': 'item'}],
+        'slots': [{'name': 'device'}, {'name': 'item'}, {'name': 'topics', 'column': 'topic'}],
       },
       'sparse': {'tables': {'default': {'width': 4}}},
       'model': {'interactions': ['linear', 'fm']},
@@ -78,8 +79,32 @@ class SharedEvaluationTest(tf.test.TestCase):
     self.assertEqual(sum(row['samples'] for row in alone['country'][:2]), 4000)
     done = commands.run('-m', 'trainer.evaluate', *arguments[1:3], '--by', 'contry')
     self.assertEqual(done.returncode, 2)
-    wanted = "no column 'contry' (--by) among 4 columns; the nearest valid name is"
+    wanted = "no column 'contry' (--by) among 5 columns; the nearest valid name is"
     self.assertIn(wanted, done.stderr)
+
+  def test_slices_of_lists(self):
+    rows = [{'device': 'tv', 'item': i, 'click': i % 2, 'country': 'X'} for i in range(40)]
+    for row in rows:
+      row |= {'topic': ['a', f'b{row["item"] % 3}'], 'tags': [f'c{row["item"] % 3}', 'd']}
+    parquet, lines = (
+      f'{pathlib.Path(self.run_dir).parent}/lists.{e}' for e in ('parquet', 'jsonl')
+    )
+    frame = pd.DataFrame(rows)
+    frame.to_parquet(parquet)
+    frame.iloc[0, frame.columns.get_loc('tags')].clear()  # not all lines have the same kind
+    frame.to_json(lines, orient='records', lines=True)
+    command = '-m', 'trainer.evaluate', '--run_dir', self.run_dir
+    for path in (parquet, lines):
+      for column, slot in (('tags', ''), ('topic', ", as 'topics'")):
+        done = commands.run(*command, '--data', path, '--by', column)
+        self.assertEqual(done.returncode, 2)
+        wanted = f'wanted a slot{slot}, or a column of single values'
+        self.assertIn(
+          f'error: --by {column}: found lists or maps in {path}; {wanted}\n', done.stderr
+        )
+      done = commands.run(*command, '--data', path, '--by', 'topics')
+      rows = {row['value']: row['samples'] for row in json.loads(done.stdout)['topics']}
+      self.assertEqual(rows, {'a': 40, 'b0': 14, 'b1': 13, 'b2': 13, '(all)': 40})
 
   def test_slices_of_passes(self):
     files = list(map(str, sorted(pathlib.Path(self.run_dir).parent.glob('*.csv'))))

@@ -144,6 +144,25 @@ class SplitTest(tf.test.TestCase):
       self.assertEqual(status, 2)
       self.assertRegex(told, f'^error: .*{wanted}')
 
+  def test_a_column_that_no_record_of_json_lines_has(self):
+    path, out = f'{self.folder}/nested.jsonl', f'{self.folder}/nested'
+    with open(path, 'w') as f:
+      f.writelines('{"user": {"id": %d}, "time": %d}\n' % (i % 9, i) for i in range(100))
+    for flag, column, near in (
+      ('--by_time', 'tim', 'time'),
+      ('--by_hash', 'user.idd', 'user.id'),
+      ('--by_hash', 'usr.id', 'user.id'),
+    ):
+      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, flag, column)
+      self.assertEqual(done.returncode, 2)
+      told = f"{path} has no column of this name; the nearest valid name is '{near}'"
+      self.assertIn(f'error: {flag} {column}: {told}', done.stderr)
+      self.assertNoCommonElements(os.listdir(self.folder), ['nested'], 'nothing is written')
+    with open(path, 'a') as f:
+      f.write('{"late": 1}\n')
+    done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_time', 'late')
+    self.assertIn("column 'late' is empty in 100 samples; wanted a time", done.stderr)
+
 
 if __name__ == '__main__':
   tf.test.main()

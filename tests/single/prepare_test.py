@@ -512,7 +512,8 @@ class BadInputTest(PrepareTestCase):
       (
         '1,u,s:1,NaN,1',
         'dense',
-        "column 'price': found 'NaN'; wanted a finite number, or blank for missing",
+        "column 'price': found 'NaN'; wanted a finite number, or blank for missing; a text that "
+        "stands for a missing number belongs in data.missing_values: ['NaN']",
       ),
       (
         '1,u,s:1,-inf,1',

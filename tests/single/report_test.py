@@ -328,6 +328,10 @@ class WordsTest(tf.test.TestCase):
         change('eval', -1, logloss=0.0362, base_logloss=0.0334),
         'On data.test, the kept state does not help: logloss 0.036200 is worse than the 0.0334',
       ),
+      (
+        change('eval', -1, logloss=0.130004, base_logloss=0.13),
+        'On data.test, the kept state does not help: logloss 0.130004 is worse than the 0.130000 ',
+      ),
       ([*runs.healthy_events(), late], '1 pass was late: day_9.csv: late.'),
       (refused_then_trained, '1 pass was refused: day_9.csv: damaged (trained on since).'),
       (refused_then_trained[:-1], '1 pass was refused: day_9.csv: damaged.'),

@@ -5,6 +5,7 @@ Shapes: n records, F slots, T labels, nnz features, Dn dense columns.
 
 import collections
 import contextlib
+import math
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -138,13 +139,14 @@ class _Records:
         value = self._block.columns[column][i].as_py() if is_of_log else text
         value = value.decode(errors='replace') if isinstance(value, bytes) else value
       hint = ''
-      if is_of_log and isinstance(value, str) and value.strip() and float_or_none(value) is None:
-        if kind == 'label' and wanted == '0 or 1':
+      number = float_or_none(value) if is_of_log and isinstance(value, str) and value.strip() else 0
+      if number is None or math.isnan(number):
+        if kind == 'label' and wanted == '0 or 1' and number is None:
           hint = ', or data.label_positive, which says what text is a 1'
         elif kind == 'dense' and _DECIMAL_COMMA.fullmatch(value.strip()):
           hint = "; data.decimal: ',' reads a decimal comma"
         elif kind == 'dense':
-          hint = '; a column of texts is a slot (data.slots); '
+          hint = '; a column of texts is a slot (data.slots); ' if number is None else '; '
           if any(map(str.isdigit, value)):
             hint += 'a number is written without a unit'
           else:

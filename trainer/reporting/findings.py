@@ -10,7 +10,7 @@ import pandas as pd
 from trainer.config import METRICS
 from trainer.model.slices import Z, auc_interval_of
 from trainer.plain_data import Json
-from trainer.reporting.metric_text import clicks_of, metric_text, plus_minus
+from trainer.reporting.metric_text import clicks_of, differing_texts, metric_text, plus_minus
 from trainer.reporting.runs import RecordedRun
 
 NAMES = {name: metric.title for name, metric in METRICS.items()}
@@ -326,7 +326,7 @@ def worse_than_constant(values: Mapping[str, Json]) -> str | None:
   for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
     value, base = values.get(metric), values.get(f'base_{metric}')
     if value is not None and base is not None and value > base:
-      own, constant = (metric_text(metric, v) for v in (value, base))
+      own, constant = differing_texts(metric, value, base)
       return f'{metric} {own} is worse than the {constant} of predicting {what} for all'
   return None
 

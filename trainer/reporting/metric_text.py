@@ -23,6 +23,15 @@ def metric_text(name: str, value: float) -> str:
   return f'{value:.{decimals(name, value)}f}'
 
 
+def differing_texts(name: str, value: float, other: float) -> tuple[str, str]:
+  """Returns two different values of a metric with so many decimals that their texts differ too."""
+  for digits in range(decimals(name, min(value, other)), 18):
+    texts = f'{value:.{digits}f}', f'{other:.{digits}f}'
+    if texts[0] != texts[1]:
+      break
+  return texts
+
+
 def clicks_of(values: Mapping[str, Json]) -> float | None:
   """Returns the weighted number of clicks in an evaluation, from its metrics; None if unknown."""
   ctr, examples = values.get('ctr'), values.get('examples')
