@@ -30,6 +30,7 @@ Device = TypeVar('Device')  # as TensorFlow lists them
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 # TensorFlow logs a harmless "Unable to register cuFFT factory" as an error; real ones are raised.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+os.environ.setdefault('GRPC_VERBOSITY', 'NONE')  # else C++ also tells that a port is in use
 
 # How often Horovod asks all ranks for work. 1 ms costs least where each rank has a core or two
 # (docs/performance.md); a job whose steps do not use Horovod should rarely be interrupted.

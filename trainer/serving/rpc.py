@@ -7,11 +7,8 @@ shape [B], [1] or [] (one value for all samples), or [B, n] (each sample has n f
 
 import contextlib
 import math
-import os
 import sys
 from collections.abc import AsyncIterator, Mapping
-
-os.environ.setdefault('GRPC_VERBOSITY', 'NONE')  # else a port in use is also told by its C++ line
 
 import grpc
 import numpy as np
