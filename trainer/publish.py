@@ -4,6 +4,7 @@ It follows the run's exports and applies them to a store that scorers read (`ctr
 docs/serving.md). It may be killed and restarted at any moment.
 """
 
+import contextlib
 import os
 import signal
 import threading
@@ -38,10 +39,26 @@ def main() -> int:
 
   if not is_directory(RUN_DIR.value):
     raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted the run_dir of a run')
-  store = open_store(TO.value, '--to', writable=True)
   with followed(RUN_DIR.value, 'exports') as (run_dir, look):
     exports = os.path.join(run_dir, 'exports')
+    if ONCE.value and ROLLBACK.value is None:
+      look()
+      _check_can_publish(exports)
+    store = open_store(TO.value, '--to', writable=True)
     return _publish(Publisher(exports, store, look), store)
+
+
+def _check_can_publish(exports: str) -> None:
+  """Refuses a run without an export, unless the store has a version. It makes no store."""
+  from trainer.serving.versioned_store import open_store
+  from trainer.storage import chain
+
+  if any(export.kind in chain.ROW_KINDS for export in chain.exports(exports)):
+    return
+  with contextlib.closing(open_store(TO.value, '--to')) as store:
+    if not store.version():
+      wanted = 'one of export.base: true, or of ctr-export --kind base'
+      raise UserError(f'--run_dir {RUN_DIR.value}: has no export yet; wanted {wanted}')
 
 
 def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
@@ -88,10 +105,8 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
     elif ONCE.value:
       if publisher.refused:
         raise UserError(f'an export was not applied: {publisher.refused}')
-      if not is_told:
-        told = 'no base or delta is there yet'
-        if version := store.version():
-          told = f'nothing new; the store stays at version {version.sequence}'
+      if not is_told and (version := store.version()):
+        told = f'nothing new; the store stays at version {version.sequence}'
         print(f'{RUN_DIR.value}: {told}', flush=True)
       return 0
     else:

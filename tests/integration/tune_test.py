@@ -1,6 +1,7 @@
 """Searches of settings: what a user sees of a search, and that it goes on."""
 
 import os
+import re
 import tempfile
 from unittest import mock
 
@@ -11,6 +12,7 @@ import yaml
 
 import trainer
 from tests.support import commands
+from trainer import config
 from trainer.errors import UserError
 
 SPACE = {
@@ -111,6 +113,11 @@ class TuneTest(tf.test.TestCase):
     self.assertIn('2 of 2 trials have an AUC in the best', told)
     self.assertRegex(told, ' logloss +auc +auc_low +auc_high')
     self.assertIn('next: ctr-evaluate --run_dir runs/my-tune/trial-00', told)
+    given = re.search('ctr-train --config (.*given.yaml) --run_dir NEW', told)[1]
+    best = config.load(f'{self.folder}/{given}')
+    trial = config.load_of_run(f'{self.folder}/{os.path.dirname(given)}')
+    self.assertEqual(best.model, trial.model)
+    self.assertEqual(best.data.train, trial.data.train)
     linear = ['--set', 'model.interactions=[linear]', '--trials', '1', '--study_dir', 'linear']
     sizes = ['--set', 'sparse.tables.default.width=4,8', '--set', 'train.epochs=1,2']
     status, told = tune(*linear, *sizes)

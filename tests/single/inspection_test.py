@@ -10,12 +10,13 @@ import pandas as pd
 import tensorflow as tf
 import yaml
 
-from tests.support import commands
+from tests.support import commands, runs
 from trainer import api, config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.data.synthetic import synthesize
 from trainer.errors import UserError
+from trainer.reporting import report
 from trainer.reporting.inspection import Inspection
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
@@ -154,6 +155,17 @@ class InspectionTest(tf.test.TestCase):
         self.assertEqual('epoch' in told, bool(wanted), told)
     self.assertNotIn('epochs', inspected('three', '--json'))
     self.assertNotIn('epochs', inspected('three', '--feature=user=9'))
+
+  def test_it_says_before_or_after_which_decay_impressions_and_clicks_are(self):
+    inspection = Inspection(self.run_dir)
+    counted = inspection.counted()
+    self.assertEndsWith(counted, 'of 1 epoch, after the decay of every day that has ended.')
+    page = f'{self.get_temp_dir()}/report.html'
+    report.write([self.run_dir], page)
+    shown = runs.slots_in(page)['weak']['impressions'].replace(',', '')
+    self.assertAllClose(inspection.slots().loc['weak', 'shows'], float(shown) * 0.5)
+    with open(page, encoding='utf-8') as f:
+      self.assertIn('each end of a day multiplies by 0.5 (before that of its last day)', f.read())
 
   def test_data_that_no_view_reads_is_refused(self):
     for flags, found in (

@@ -275,7 +275,8 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
       self.assertRegex(lines[-1], told)
       self.assertLen(done.stdout.splitlines(), 0 if status else 1)
 
-    publish(0, f'^{run_dir}: no base or delta is there yet$')
+    publish(2, f'--run_dir {run_dir}: has no export yet; wanted one of export.base: true, or of')
+    self.assertFalse(os.path.exists(path))
     newest = [self.export(kind) for kind in ('base', 'delta')][-1]
     publish(0, r'^version 2: 000002-delta, \d+ rows and \d+ tombstones in')
     publish(0, f'^{run_dir}: nothing new; the store stays at version 2$')

@@ -494,19 +494,25 @@ class ScorerTest(tf.test.TestCase):
       self.assertRegex(text, b'(?m)' + line)
 
   def test_before_the_first_version(self):
-    store = open_store(os.path.join(self.folder, 'later'), '--store')
+    path = os.path.join(self.folder, 'later')
+    store = open_store(path, '--store')
     service = Service(store)
     with served(service) as client:
       service.refresh()
       self.assertEqual(client.ask('GET', '/healthz')[0], 503)
       status, answer = client.predict(self.rows(self.records[:1]))
       self.assertEqual((status, answer['error']), (503, 'no version is published yet'))
-    stop = mock.Mock()
-    stop.is_set.side_effect = [False, False, True]
-    with self.assertLogs(level='WARNING') as logged:
-      service.follow(stop, 0)
-    self.assertLen(logged.output, 1)
-    self.assertIn('nothing is served yet', logged.output[0])
+    for why in (
+      f'{path}: is not there yet; ctr-publish --to {path} makes it',
+      'no base was exported (export.base: true) or published',
+    ):
+      stop = mock.Mock()
+      stop.is_set.side_effect = [False, False, True]
+      with self.assertLogs(level='WARNING') as logged:
+        service.follow(stop, 0)
+      self.assertLen(logged.output, 1)
+      self.assertEndsWith(logged.output[0], f'nothing is served yet: {why}')
+      os.makedirs(path, exist_ok=True)
 
   def test_an_error_of_the_store_names_what_is_served(self):
     stop = threading.Event()

@@ -230,7 +230,7 @@ class Inspection:
     """Returns a sentence that says which samples are counted in the shows and clicks of features.
 
     Returns:
-      None if they are the samples of one epoch.
+      None if they are the samples of one epoch, without a decay.
     """
     progress = self.progress
     # An epoch that has just begun has no samples yet.
@@ -238,10 +238,12 @@ class Inspection:
     began_with_another = progress.get('first_step', 0) > 0
     if self.cfg.counted_fields():  # counts are forgotten where an epoch ends
       began_with_another, epochs = began_with_another and progress['epoch'] == 0, 1
-    if epochs == 1 and not began_with_another:
+    decays = self.cfg.data.day_pattern is not None and self.cfg.policy().decay < 1
+    if epochs == 1 and not began_with_another and not decays:
       return None
     told = f'Impressions and clicks are those of {epochs} epoch{"s" * (epochs > 1)}'
-    return f'{told}{", and of the run of --init_from" * began_with_another}.'
+    told += ', and of the run of --init_from' * began_with_another
+    return told + ', after the decay of every day that has ended' * decays + '.'
 
   def against(self, other: 'Inspection') -> pd.DataFrame:
     """Compares this checkpoint with another, and returns a table with a row for each slot.

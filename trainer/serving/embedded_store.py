@@ -133,6 +133,11 @@ class EmbeddedStore(VersionedStore):
       self._open()
     return self._env.begin()
 
+  def absent(self) -> str | None:
+    if os.path.exists(self._path):
+      return None
+    return f'{self._path}: is not there yet; ctr-publish --to {self._path} makes it'
+
   def close(self) -> None:
     if self._env is not None:
       self._env.close()

@@ -241,11 +241,10 @@ class Service:
     while not stop.is_set():
       try:
         self.refresh()
-        text = (
-          ''
-          if self._served
-          else 'nothing is served yet: no base was exported (export.base: true) or published'
-        )
+        text = ''
+        if not self._served:
+          why = self._store.absent() or 'no base was exported (export.base: true) or published'
+          text = f'nothing is served yet: {why}'
       except Exception as e:
         version = self.version
         served = (

@@ -168,6 +168,10 @@ class VersionedStore(abc.ABC):
   def view(self) -> View | None:
     """Returns a view of the version that the store holds; None if it is empty."""
 
+  def absent(self) -> str | None:
+    """Returns a sentence that says where the store is missing; None if it is there, if empty."""
+    return None
+
   def close(self) -> None:
     """Closes files and connections."""
 
