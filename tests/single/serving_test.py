@@ -8,7 +8,7 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from tests.support.steps import train
 from trainer import config, errors, files
@@ -19,28 +19,6 @@ from trainer.storage import export, warmup
 from trainer.training.step import TrainStep
 
 BATCH = 64
-# What the requests need of tensorflow_serving/apis/*.proto.
-SERVING_PROTO = """
-name: 'warmup_test.proto' package: 'tensorflow.serving' syntax: 'proto3'
-dependency: 'tensorflow/core/framework/tensor.proto'
-message_type { name: 'ModelSpec'
-  field { name: 'signature_name' number: 3 label: LABEL_OPTIONAL type: TYPE_STRING } }
-message_type { name: 'PredictRequest'
-  field { name: 'model_spec' number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE
-          type_name: '.tensorflow.serving.ModelSpec' }
-  field { name: 'inputs' number: 2 label: LABEL_REPEATED type: TYPE_MESSAGE
-          type_name: '.tensorflow.serving.PredictRequest.InputsEntry' }
-  nested_type { name: 'InputsEntry' options { map_entry: true }
-    field { name: 'key' number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
-    field { name: 'value' number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE
-            type_name: '.tensorflow.TensorProto' } } }
-message_type { name: 'PredictLog'
-  field { name: 'request' number: 1 label: LABEL_OPTIONAL type: TYPE_MESSAGE
-          type_name: '.tensorflow.serving.PredictRequest' } }
-message_type { name: 'PredictionLog'
-  field { name: 'predict_log' number: 6 label: LABEL_OPTIONAL type: TYPE_MESSAGE
-          type_name: '.tensorflow.serving.PredictLog' } }
-"""
 # Loads a SavedModel where neither TFRA nor anything of ours can be imported, and writes what it
 # predicts.
 SERVE = """
@@ -135,16 +113,6 @@ def make_rows(rng, n, first_id=0):
       }
     )
   return rows
-
-
-def prediction_log_class():
-  """Returns the class of PredictionLog, as Protocol Buffers itself makes it."""
-  file = text_format.Parse(SERVING_PROTO, descriptor_pb2.FileDescriptorProto())
-  pool = descriptor_pool.Default()
-  pool.Add(file)
-  return message_factory.GetMessageClass(
-    pool.FindMessageTypeByName('tensorflow.serving.PredictionLog')
-  )
 
 
 class ServingTest(tf.test.TestCase):
@@ -370,13 +338,12 @@ class ServingTest(tf.test.TestCase):
     self.assertEqual(done.path, os.path.join(exports, 'saved_model', '4'))
     self.assertEqual(sorted(os.listdir(os.path.join(exports, 'saved_model'))), ['3', '4'])
     self.assertEqual(os.listdir(os.path.join(exports, 'dense_model')), ['2'])
-    prediction_log = prediction_log_class()
     for version in ('saved_model/4', 'dense_model/2'):
       path = os.path.join(exports, version)
       signature = tf.saved_model.load(path).signatures['serving_default']
       sizes = []
       for record in tf.data.TFRecordDataset(os.path.join(path, warmup.FILE)):
-        request = prediction_log.FromString(record.numpy()).predict_log.request
+        request = PredictionLog.FromString(record.numpy()).predict_log.request
         self.assertEqual(request.model_spec.signature_name, 'serving_default')
         inputs = {name: tf.make_ndarray(t) for name, t in request.inputs.items()}
         found = signature(**{name: tf.constant(t) for name, t in inputs.items()})['probability']
