@@ -42,7 +42,7 @@ PORT = flags.DEFINE_integer('port', 8501, '0: any free port.', lower_bound=0, up
 GRPC_PORT = flags.DEFINE_integer(
   'grpc_port',
   None,
-  'Answers gRPC calls there too, 0: at any free port.',
+  'The port for gRPC calls, 0: any free port; by default none are answered.',
   lower_bound=0,
   upper_bound=65535,
 )

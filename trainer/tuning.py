@@ -112,7 +112,7 @@ def tune(
     state, value = _run(setup, trial)
     study.tell(trial, value if state == TrialState.COMPLETE else None, state)
     if state == TrialState.FAIL and not done:
-      # The flag of a setting is one that a trial is given, not the user's.
+      # The message names the flag of the trial's own command, which the user did not write.
       raise UserError(trial.user_attrs['failed'].replace('--set ', ''))
     number = len(done) + 1
     seconds = (time.monotonic() - started) / (number - known) * (trials - number)

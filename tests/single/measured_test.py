@@ -31,7 +31,9 @@ def log(samples, seed):
   return pd.DataFrame({'user': user, 'item': item, 'click': click.astype(int)})
 
 
-class BatchSizeTest(tf.test.TestCase):
+class LogTest(tf.test.TestCase):
+  """The config of a log of users and items."""
+
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
@@ -45,6 +47,8 @@ class BatchSizeTest(tf.test.TestCase):
       'model': {'interactions': ['linear', 'fm']},
     }
 
+
+class BatchSizeTest(LogTest):
   def suitable(self):
     return suitable(config.parse(yaml.safe_dump(self.tree), 'test'))
 
@@ -187,25 +191,14 @@ class BatchSizeTest(tf.test.TestCase):
       self.assertEqual(api.fit(self.tree).cfg.train.batch_size, 64)
 
 
-class FeaturesTest(tf.test.TestCase):
+class FeaturesTest(LogTest):
   def setUp(self):
     super().setUp()
-    self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
-    self.tree = {
-      'run_dir': str(self.folder / 'run'),
-      'data': {
-        'train': [f'{self.folder}/train*'],
-        'label': 'click',
-        'slots': [
-          {'name': 'user'},
-          {'name': 'item'},
-          {'name': 'tags', 'separator': '|'},
-          {'name': 'seen', 'separator': '|', 'shares': 'item', 'sequence': {'max_length': 5}},
-        ],
-      },
-      'model': {'interactions': ['linear', 'fm']},
-      'train': {'batch_size': 512},
-    }
+    self.tree['data']['slots'] += [
+      {'name': 'tags', 'separator': '|'},
+      {'name': 'seen', 'separator': '|', 'shares': 'item', 'sequence': {'max_length': 5}},
+    ]
+    self.tree['train'] = {'batch_size': 512}
     rng = np.random.default_rng(0)
     frame, self.features = log(2000, 0), 0
     frame['user'] = frame['user'].where(rng.random(2000) < 0.9)

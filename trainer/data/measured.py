@@ -178,7 +178,9 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
 
 
 def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float | None:
-  """Returns the mean number of features in the first samples, at least the number of slots.
+  """Returns how many features the log's first samples have on average.
+
+  The result is never less than the number of slots, so blank values do not lower it.
 
   Args:
     known: {key of the config: its value}, for all that the config leaves open.

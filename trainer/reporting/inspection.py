@@ -257,7 +257,7 @@ class Inspection:
     """
     ids = [of.cfg.own_slot_ids() for of in (self, other)]
     names = list(dict.fromkeys((*ids[0], *ids[1])))
-    # A key's shard depends on the id of its slot.
+    # A key's shard depends on its slot's id, so with other ids a feature lies in another shard.
     same = all(ids[0][name] == ids[1][name] for name in ids[0].keys() & ids[1].keys())
     at_once = _SHARDS_AT_ONCE if same else SHARDS
     sums = np.zeros([len(names), 4])

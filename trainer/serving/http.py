@@ -201,13 +201,14 @@ class App:
       raise Refused(404, f"model '{name[:80]}' is unknown{nearest(name[:80], [self._name])}")
 
   def told(self, what: str, error: Exception) -> tuple[int, str]:
-    """Logs and counts a request that is not answered, on one line.
+    """Logs, in one line, and counts a request that ends in an error.
 
     Args:
-      what: was asked for, such as a path.
-      error: why there is no answer.
+      what: what the client asked for, such as a path.
+      error: the error.
     Returns:
-      The HTTP status, and the text for the client. Only the log says what went wrong in the server.
+      The HTTP status and the text for the client. Of errors inside the server, only the log says
+      more.
     """
     if isinstance(error, (Refused, BadRequest, NotAnswered, NotReady)):
       status, text = error.status, str(error)

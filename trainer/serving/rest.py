@@ -25,7 +25,7 @@ from trainer.errors import nearest
 from trainer.plain_data import Json, JsonObject
 from trainer.serving.scorer import BadRequest
 
-_SIGNATURE = 'serving_default'
+SIGNATURE = 'serving_default'
 _K = 20  # items, unless a request says how many
 
 
@@ -92,7 +92,7 @@ def parse(body: bytes, max_instances: int) -> Request:
     BadRequest: if the body is malformed; the message is one line.
     TooLarge: if it has more than `max_instances` samples.
   """
-  return request(_tree(body), max_instances)
+  return request_of(_tree(body), max_instances)
 
 
 def parse_recommend(body: bytes, max_instances: int) -> Recommend:
@@ -101,7 +101,7 @@ def parse_recommend(body: bytes, max_instances: int) -> Recommend:
   known = ('instances', 'inputs', 'signature_name', 'k', 'seen')
   for name in tree.keys() - known:
     raise BadRequest(f"the body: '{name[:80]}' is unknown{nearest(name[:80], known)}")
-  queries, k, seen = request(tree, max_instances), tree.get('k', _K), tree.get('seen')
+  queries, k, seen = request_of(tree, max_instances), tree.get('k', _K), tree.get('seen')
   if type(k) is not int or k < 1:
     raise BadRequest(f'k: found {str(k)[:80]}; wanted a whole number of at least 1')
   if seen is not None:
@@ -123,11 +123,11 @@ def _tree(body: bytes) -> JsonObject:
   return tree
 
 
-def request(tree: JsonObject, max_instances: int) -> Request:
-  """Returns the request of a parsed body; raises the same errors as `parse`."""
-  signature = tree.get('signature_name', _SIGNATURE)
-  if signature not in (_SIGNATURE, ''):
-    raise BadRequest(f"signature_name: found {str(signature)[:80]!r}; wanted '{_SIGNATURE}'")
+def request_of(tree: JsonObject, max_instances: int) -> Request:
+  """Returns the request in a body that is parsed already; raises the same errors as `parse`."""
+  signature = tree.get('signature_name', SIGNATURE)
+  if signature not in (SIGNATURE, ''):
+    raise BadRequest(f"signature_name: found {str(signature)[:80]!r}; wanted '{SIGNATURE}'")
   if ('instances' in tree) == ('inputs' in tree):
     raise BadRequest("the body: wanted either 'instances' or 'inputs'")
   by_row = 'instances' in tree
@@ -272,7 +272,7 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
   definitions: dict[str, Json] = {}
   examples: dict[str, Json] = {}
   if predict is not None:
-    definitions[_SIGNATURE] = {
+    definitions[SIGNATURE] = {
       'inputs': inputs(predict),
       'outputs': {output: tensor(output, 'DT_FLOAT') for output in predict.outputs},
       'method_name': 'tensorflow/serving/predict',

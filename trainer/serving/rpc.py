@@ -22,7 +22,6 @@ from trainer.serving import rest
 from trainer.serving.http import SECONDS_TO_FINISH, App, Refused
 from trainer.serving.scorer import BadRequest
 
-_SIGNATURE = 'serving_default'
 TensorProto = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
 _STRING = tf.string.as_datatype_enum
 _DTYPES = {
@@ -51,7 +50,7 @@ def parse(message: PredictRequest, max_instances: int) -> rest.Request:
   most = max(max_instances, message.ByteSize())
   columns = {name: _values(name[:80], tensor, most) for name, tensor in message.inputs.items()}
   signature = message.model_spec.signature_name
-  return rest.request({'signature_name': signature, 'inputs': columns}, max_instances)
+  return rest.request_of({'signature_name': signature, 'inputs': columns}, max_instances)
 
 
 def _values(name: str, tensor: TensorProto, most: int) -> Json:
@@ -92,7 +91,7 @@ def answer(
   """
   response = PredictResponse()
   response.model_spec.version.value = version
-  response.model_spec.signature_name = _SIGNATURE
+  response.model_spec.signature_name = rest.SIGNATURE
   for name, values in outputs.items():
     tensor = response.outputs[name]
     tensor.dtype = tf.float32.as_datatype_enum

@@ -169,7 +169,7 @@ class VersionedStore(abc.ABC):
     """Returns a view of the version that the store holds; None if it is empty."""
 
   def absent(self) -> str | None:
-    """Returns a sentence that says where the store is missing; None if it is there, if empty."""
+    """Returns a sentence that says that the store does not exist; None if it does, even empty."""
     return None
 
   def close(self) -> None:

@@ -146,8 +146,8 @@ class Stream:
       self._check_refused(is_last)
     if fields.get('data_pass'):
       fields['data_pass'] = Pass(**fields['data_pass'])
-    if ends_day := fields.pop('entry', None):
-      self._trains = Entry(**ends_day)
+    if 'entry' in fields:  # of the pass that comes with an EndDay, in case it is refused
+      self._trains = Entry(**fields.pop('entry'))
     return _ACTIONS[kind](**fields)
 
   def trained(self) -> None:
@@ -262,8 +262,8 @@ class Stream:
     ready, settled = self._ready()
     self._following = None
 
-    def decided(action: Action) -> tuple[str, JsonObject, list[JsonObject]]:
-      fields = dataclasses.asdict(action)
+    def decided(action: Action, **more: JsonObject) -> tuple[str, JsonObject, list[JsonObject]]:
+      fields = dataclasses.asdict(action) | more
       return type(action).__name__, fields, [dataclasses.asdict(entry) for entry in settled]
 
     for place, data_pass in enumerate(ready):
@@ -295,8 +295,8 @@ class Stream:
           settled.append(entry)
           continue
       elif (ending := self._ends(data_pass)) is not None:
-        kind, fields, settled = decided(dataclasses.replace(ending, data_pass=data_pass))
-        return kind, fields | {'entry': dataclasses.asdict(entry)}, settled
+        ending = dataclasses.replace(ending, data_pass=data_pass)
+        return decided(ending, entry=dataclasses.asdict(entry))
       settled.append(entry)
       self._following = ready[place + 1 :]
       markers = [p.marker for p in ready[place:] if p.marker is not None]
