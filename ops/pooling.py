@@ -25,6 +25,8 @@ class PoolLayout:
   table_of_field: tuple[int, ...]  # [F], the table of each field, ascending
   parts: tuple[tuple[FactorPart, ...], ...]  # the parts of each table's factors
   poolings: tuple[str, ...] = ()  # [F], each 'sum', 'mean' or 'sqrtn'; (): return no norms
+  # [F], whether the values of a field are divided by their number in the sample; (): none are.
+  averaged: tuple[bool, ...] = ()
   slots: bool = True  # whether to return slot sums of plain parts; field parts always return them
   # Whether to return totals and squares of plain parts; field parts always return squares.
   totals: bool = False
@@ -47,6 +49,7 @@ class PoolLayout:
       'parts': len(parts),
       'table_of_field': list(self.table_of_field),
       'poolings': list(self.poolings),
+      'averaged': list(self.averaged),
       'part_tables': [t for t, _, _ in parts],
       'part_widths': [p.width // fields if field else p.width for _, p, field in parts],
       'part_field': [field for _, _, field in parts],
@@ -117,7 +120,7 @@ def _pool_gradient(op: tf.Operation, *gradients: tf.Tensor | None) -> list[tf.Te
   _, inverse, factors, offsets, values, segments, batch_size, starts = op.inputs
   linear, _, *of_parts = [tf.zeros([0]) if g is None else g for g in gradients]
   parts = op.get_attr('parts')
-  attributes = ('table_of_field', 'poolings', 'part_tables', 'part_widths')
+  attributes = ('table_of_field', 'poolings', 'averaged', 'part_tables', 'part_widths')
   attributes += ('part_field', 'part_slots', 'part_totals')
   linear_grad, factors_grad = load().ctr_pool_grad(
     factors=factors,

@@ -360,6 +360,27 @@ TEST(RefusedPushChangesNothing) {
   CHECK(table.Size() == 0);
 }
 
+TEST(Average) {
+  PoolLayout layout;
+  layout.table_of_field = {0, 0};
+  layout.averaged = {false, true};
+  CHECK(layout.Complete().empty());
+  const std::vector<int32_t> segments = {0, 0, 1, 3, 3, 3};
+  const std::vector<float> values = {5, 6, 7, 1, 2, 3};
+  PoolBatch batch;
+  batch.batch = 2;
+  batch.n = segments.size();
+  batch.segments = segments.data();
+  std::vector<float> found(batch.n);
+  Average(layout, batch, found.data());
+  CHECK((found == std::vector<float>{1, 1, 1, 1 / 3.0f, 1 / 3.0f, 1 / 3.0f}));
+  batch.values = values.data();
+  Average(layout, batch, found.data());
+  CHECK((found == std::vector<float>{5, 6, 7, 1 / 3.0f, 2 / 3.0f, 1}));
+  layout.averaged = {true};
+  CHECK(!layout.Complete().empty());
+}
+
 TEST(DedupeThenPool) {
   std::mt19937 random(7);
   PoolLayout layout;

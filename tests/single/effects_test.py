@@ -79,6 +79,26 @@ class EffectsTest(absltest.TestCase):
         told = effects.warnings(load(setting, *acts.split()))
         self.assertEmpty([line for line in told if 'has no effect' in line])
 
+  def test_the_sum_of_a_history_is_told(self):
+    history = {'name': 'seen', 'separator': '|', 'shares': 'item'}
+    for lists, pooling in (('mean', 'sum'), ('mean', 'sqrtn'), ('sum', 'sum')):
+      slots = [{'name': 'item'}, history | {'pooling': pooling}]
+      tree = {'data': {'train': ['x'], 'slots': slots}, 'model': {'interactions': ['dnn']}}
+      tree['sparse'] = {'shared_lists': lists}
+      told = list(effects.warnings(config.Config.model_validate(tree)))
+      wanted = (
+        "data.slots.1.pooling: found 'sum', which has no effect on a list of features of 'item' "
+        'with sparse.shared_lists: mean'
+      )
+      self.assertEqual(told, [wanted] * ((lists, pooling) == ('mean', 'sum')))
+      slots.pop()
+      (line,) = effects.warnings(config.Config.model_validate(tree))
+      self.assertEqual(
+        line,
+        f"sparse.shared_lists: found '{lists}', which has no effect without a list of another "
+        "slot's features",
+      )
+
   def test_counts_of_a_slot_that_another_shares_are_told(self):
     for counts in (True, False):
       slots = [{'name': 'item', 'counts': counts}, {'name': 'last', 'shares': 'item'}]

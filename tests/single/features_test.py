@@ -5,7 +5,7 @@ import tensorflow as tf
 
 from ops.tensors import to_tensor
 from trainer.config import DenseColumn
-from trainer.data.features import dense_stats, hash_keys, pool_norm, transform_dense
+from trainer.data.features import average_lists, dense_stats, hash_keys, pool_norm, transform_dense
 
 
 class HashKeysTest(tf.test.TestCase):
@@ -69,6 +69,16 @@ class TransformDenseTest(tf.test.TestCase):
     self.assertAllEqual(
       transform_dense(np.zeros([3, 0], np.float32), [], dense_stats([], {})).shape, [3, 0]
     )
+
+
+class AverageListsTest(tf.test.TestCase):
+  def test_as_a_loop_over_the_lists(self):
+    values, segments = [2.0, 3, 5, 1, 1, 1, 7], [0, 1, 1, 2, 3, 3, 3]  # of 2 samples, 2 slots
+    averaged = tf.constant([False, True])
+    found = average_lists(tf.constant(values), tf.constant(segments), 2, averaged)
+    self.assertAllClose(found, [2, 1.5, 2.5, 1, 1 / 3, 1 / 3, 7 / 3])
+    none = tf.zeros([0])  # every slot of every sample holds one feature
+    self.assertEqual(average_lists(none, tf.zeros([0], tf.int32), 2, averaged).shape, [0])
 
 
 class PoolNormTest(tf.test.TestCase):

@@ -34,6 +34,7 @@ class FuzzTest(tf.test.TestCase):
         parts=0,
         table_of_field=[2**31 - 1],
         poolings=[],
+        averaged=[],
         part_tables=[],
         part_widths=[],
         part_field=[],

@@ -69,6 +69,31 @@ class EmbeddingTest(tf.test.TestCase, parameterized.TestCase):
       )
     self.assertAllEqual(history.candidate, inputs.factors[0][:, 0])
 
+  def test_the_mean_or_sum_of_a_list_of_another_slots_features(self):
+    slots = [{k: v for k, v in s.items() if k != 'sequence'} for s in HISTORY['data.slots']]
+    for slots, lists in ((HISTORY['data.slots'], 'mean'), (slots, 'mean'), (slots, 'sum')):
+      given = {'model.interactions': ['linear', 'fm'], 'data.slots': slots}
+      cfg = make_config(HISTORY | KEEP | given | {'sparse.shared_lists': lists})
+      step = TrainStep(cfg, SingleProcess())
+      batch = make_batch(np.random.default_rng(0), 30, ids=HISTORY_IDS)
+      train(step, batch)
+      staged = step.stage(batch)
+      rows = step.store.pull(staged.deduped.unique, False)
+      inputs = step.dense.embedding.embed(*staged, rows)
+      linear = rows.linear.numpy()[staged.deduped.inverse.numpy()]
+      factors = rows.factors.numpy().reshape(-1, 4)[staged.deduped.inverse.numpy()]
+      for b in range(30):
+        mine = batch.segments // 3 == b
+        lengths = np.bincount(batch.segments[mine] % 3, minlength=3)
+        divisors = np.array([1, 1, max(lengths[2], 1) if lists == 'mean' else 1])
+        x = batch.values[mine] / divisors[batch.segments[mine] % 3]
+        vectors = factors[mine] * x[:, None]
+        for f in range(3):
+          own = batch.segments[mine] % 3 == f
+          self.assertAllClose(inputs.linear[b, f], (linear[mine] * x)[own].sum())
+        self.assertAllClose(inputs.totals[0][b], vectors.sum(0), atol=1e-5)
+        self.assertAllClose(inputs.squares[b], (vectors**2).sum(), atol=1e-5)
+
   def test_one_feature_in_each_slot_and_no_samples(self):
     step = TrainStep(make_config(HISTORY | KEEP), SingleProcess())
     batch = make_batch(np.random.default_rng(0), 7, single=True, ids=HISTORY_IDS)
@@ -161,7 +186,9 @@ class PassTest(tf.test.TestCase):
       {'name': 'user'},
       {'name': 'history', 'separator': '|', 'shares': 'item', 'sequence': {'max_length': 3}},
     ]
-    self.cfg = make_config(HISTORY | COUNT | {'data.slots': slots, 'data.dense': []})
+    changes = {'data.slots': slots, 'data.dense': []}
+    changes['model.interactions'] = ['fm', *HISTORY['model.interactions']]
+    self.cfg = make_config(HISTORY | COUNT | changes)
 
   def prepared(self, lines):
     path = os.path.join(self.enter_context(tempfile.TemporaryDirectory()), 'log.csv')

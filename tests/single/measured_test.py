@@ -202,10 +202,10 @@ class FeaturesTest(LogTest):
     rng = np.random.default_rng(0)
     frame, self.features = log(2000, 0), 0
     frame['user'] = frame['user'].where(rng.random(2000) < 0.9)
-    for name, prefix, most in (('tags', 't', 30), ('seen', '', 9)):
+    for name, prefix, most in (('tags', 't', 36), ('seen', '', 9)):
       counts = rng.integers(0, most, 2000)
       frame[name] = ['|'.join(f'{prefix}{i}' for i in rng.integers(50, size=c)) for c in counts]
-      self.features += np.minimum(counts, 5).sum() if name == 'seen' else counts.sum()
+      self.features += 2000 if name == 'seen' else counts.sum()  # a history counts as one
     self.features += frame['user'].notna().sum() + 2000
     self.frame = frame
     frame.to_csv(self.folder / 'train.csv', index=False)
@@ -238,6 +238,26 @@ class FeaturesTest(LogTest):
     self.assertLess(self.config(run_dir=str(self.folder / 'new')).sparse.features_per_sample, 10)
     given = self.config(overrides=['sparse.features_per_sample=40'])
     self.assertAllClose(given.sparse.tables['default'].linear.learning_rate, 0.025)
+
+  def test_a_run_keeps_how_it_adds_up_lists_of_shared_features(self):
+    cfg = self.config()
+    self.assertEqual(cfg.sparse.shared_lists, 'mean')
+    self.assertEqual(cfg.origin('sparse.shared_lists'), 'default')
+    begin(cfg)
+    self.assertEqual(self.config().sparse.shared_lists, 'mean')
+    # A run that began before there was the key goes on as it began.
+    self.tree['run_dir'] = str(self.folder / 'earlier')
+    begin(config.parse(yaml.safe_dump(self.tree), 'as given'))
+    self.assertIsNone(self.config().sparse.shared_lists)
+    self.tree['run_dir'] = str(self.folder / 'new')
+    self.tree['sparse'] = {'shared_lists': 'sum'}
+    cfg = self.config()
+    self.assertEqual(cfg.sparse.shared_lists, 'sum')
+    # Then each feature of a history counts.
+    self.assertAllClose(cfg.sparse.features_per_sample, self.features / 2000 + 1.5, atol=1.5)
+    self.tree['data']['slots'].pop()
+    self.tree['sparse'], self.tree['run_dir'] = {}, str(self.folder / 'newer')
+    self.assertIsNone(self.config().sparse.shared_lists)
 
   def test_a_run_that_did_not_measure_it_goes_on_without(self):
     for change, samples in (({'batch_size': 512}, 0), ({'batch_size': 256}, 2000)):

@@ -1,5 +1,6 @@
 """Pooling against a double loop, and its gradient against finite differences."""
 
+import dataclasses
 import os
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
@@ -14,7 +15,7 @@ from ops.dedupe import Deduped, dedupe
 from ops.library import load
 from ops.pooling import PoolLayout
 from ops.row_store import FactorPart
-from trainer.data.features import pool_norm
+from trainer.data.features import average_lists, pool_norm
 
 PLAIN = PoolLayout([0, 0, 0], [[FactorPart('plain', 4)]], totals=True)
 FIELD = PoolLayout([0, 0, 0], [[FactorPart('field', 6)]])
@@ -28,7 +29,8 @@ NO_SLOTS = PoolLayout(
   totals=True,
 )
 LINEAR_ONLY = PoolLayout([0, 0, 1], [[], []])
-LAYOUTS = [PLAIN, FIELD, BOTH, TABLES, NO_TOTALS, NO_SLOTS, LINEAR_ONLY]
+AVERAGED = dataclasses.replace(BOTH, averaged=(True, False, True))
+LAYOUTS = [PLAIN, FIELD, BOTH, TABLES, NO_TOTALS, NO_SLOTS, LINEAR_ONLY, AVERAGED]
 
 
 def with_(array, i, value):
@@ -99,6 +101,8 @@ def double_loop(batch, layout, linear, factors):
   ]
   for i in range(n):
     b, f, j, x = segments[i] // fields, segments[i] % fields, d.inverse[i], float(values[i])
+    if layout.averaged and layout.averaged[f]:
+      x /= np.count_nonzero(segments == segments[i])
     table = layout.table_of_field[f]
     pooled_linear[b, f] += x * linear[j]
     row = factors[batch.rows.offsets[j] : batch.rows.offsets[j + 1]]
@@ -148,12 +152,16 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
     if len(values) > 9:
       values[:9] = [0, -1, 1, 2, 0, 0, -3, 3, -1]
     poolings = ('mean', 'sum', 'sqrtn')
-    layout = PoolLayout([0, 0, 0], PLAIN.parts, poolings=poolings)
-    found = pooling.pool(batch.rows, batch.deduped, values, batch.segments, size, layout).norm
-    if fast or not size:  # no segments
-      self.assertAllEqual(found, np.ones([size, 3]))
-    else:
-      self.assertAllClose(found, pool_norm(values, batch.segments, size, poolings))
+    for averaged in ((), (True, True, True), (True, False, False)):
+      layout = PoolLayout([0, 0, 0], PLAIN.parts, poolings=poolings, averaged=averaged)
+      found = pooling.pool(batch.rows, batch.deduped, values, batch.segments, size, layout).norm
+      if fast or not size:  # no segments
+        self.assertAllEqual(found, np.ones([size, 3]))
+        continue
+      served = values
+      if averaged:
+        served = average_lists(tf.constant(values), batch.segments, size, tf.constant(averaged))
+      self.assertAllClose(found, pool_norm(served, batch.segments, size, poolings))
 
   @parameterized.product(layout=LAYOUTS, fast=[False, True])
   def test_gradient_equals_finite_differences(self, layout, fast):
@@ -355,9 +363,13 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_hostile_layouts_are_refused(self):
     batch = make_batch(np.random.default_rng(6), PLAIN, 4, admitted=1.0)
-    for layout in (dict(table_of_field=[1, 0, 0]), dict(table_of_field=[0, 0, -1])):
+    for layout in (
+      dict(table_of_field=[1, 0, 0]),
+      dict(table_of_field=[0, 0, -1]),
+      dict(averaged=[True, False]),
+    ):
       with self.assertRaises(tf.errors.InvalidArgumentError):
-        run(batch, PoolLayout(layout['table_of_field'], PLAIN.parts))
+        run(batch, dataclasses.replace(PLAIN, **layout))
     with self.assertRaisesRegex(ValueError, 'multiple'):
       PoolLayout([0, 0, 0], [[FactorPart('field', 7)]])
     with self.assertRaisesRegex(ValueError, "'plane'"):

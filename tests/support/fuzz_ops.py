@@ -84,7 +84,7 @@ def right_calls(rng: np.random.Generator) -> list:
   hyper = row_optimizers.hyper(
     [(RowOptimizer(), RowOptimizer(l2_mode='catch_up')), (RowOptimizer(), RowOptimizer())]
   )
-  layout = PoolLayout((0, 0, 1), parts, ('sum', 'mean', 'sqrtn'), totals=True)
+  layout = PoolLayout((0, 0, 1), parts, ('sum', 'mean', 'sqrtn'), (True, False, True), totals=True)
   rows = store.pull(unique)
   with tf.GradientTape() as tape:
     tape.watch([rows.linear, rows.factors])

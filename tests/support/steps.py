@@ -51,6 +51,7 @@ HISTORY = {
     {'name': 'c', 'separator': '|', 'shares': 'a', 'sequence': {'max_length': 9}},
   ],
   'model.interactions': ['linear', {'din': {'attention': 5, 'hidden': [8, 4], 'dropout': 0.3}}],
+  'sparse.shared_lists': 'mean',
 }
 HISTORY_IDS = (1, 2, 1)
 # Changes of it that let the layers read the counts of the first two slots.

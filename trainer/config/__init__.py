@@ -32,6 +32,7 @@ from trainer.config.loading import (
   GIVEN,
   columns_wanted,
   dump,
+  is_default,
   load,
   load_of_run,
   measured_of_run,

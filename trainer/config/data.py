@@ -50,7 +50,8 @@ class Slot(Section):
   table: str = 'default'
   """The table of sparse.tables that holds the rows of this slot."""
   shares: str | None = None
-  """Another slot whose features (keys and rows) this one uses."""
+  """Another slot whose features (keys and rows) this one uses. sparse.shared_lists says how lists
+  of them are added up."""
   sequence: History | None = None
   """Makes the slot a history: a sequence of features of the slot that it `shares`, the candidate.
   din compares the two."""
@@ -68,6 +69,11 @@ class Slot(Section):
     """Whether a sample may have several features in this slot."""
     made = self.made is not None and self.made.is_several
     return bool(self.separator or self.value_separator or self.sequence or made)
+
+  @property
+  def is_list_of_another(self) -> bool:
+    """Whether a sample may have several features of another slot here, as in a history."""
+    return self.shares is not None and self.may_hold_several
 
   @pydantic.model_validator(mode='after')
   def _check_separators(self) -> 'Slot':

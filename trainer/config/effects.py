@@ -1,5 +1,6 @@
 """Refuses settings that need days in a config without days; warns of useless and harmful ones."""
 
+import itertools
 import re
 from collections.abc import Iterator
 
@@ -45,7 +46,8 @@ def check_effects(cfg: Config, where: str) -> None:
 
 def warnings(cfg: Config) -> Iterator[str]:
   """Yields a line for each setting that has no effect in this job, or that harms the model."""
-  for key, value, why in (*_of_rows(cfg), *_of_lifecycle(cfg), *_of_model(cfg), *_of_sync(cfg)):
+  idle = (_of_slots, _of_rows, _of_lifecycle, _of_model, _of_sync)
+  for key, value, why in itertools.chain.from_iterable(find(cfg) for find in idle):
     yield f'{key}: found {short(value)}, which has no effect {why}'
   train = cfg.train
   if train.dense_optimizer.kind == 'ftrl' and (train.plateau or train.schedule):
@@ -63,6 +65,17 @@ def warnings(cfg: Config) -> Iterator[str]:
 
 
 Idle = Iterator[tuple[str, object, str]]  # a key without effect, its value, and why
+
+
+def _of_slots(cfg: Config) -> Idle:
+  for i, slot in enumerate(cfg.data.slots):
+    if slot.is_list_of_another and slot.pooling == 'sum' and cfg.sparse.shared_lists == 'mean':
+      why = f"on a list of features of '{slot.shares}' with sparse.shared_lists: mean"
+      yield f'data.slots.{i}.pooling', slot.pooling, why
+  if not any(slot.is_list_of_another for slot in cfg.data.slots):
+    yield from _changed(
+      'sparse', cfg.sparse, ['shared_lists'], "without a list of another slot's features"
+    )
 
 
 def _changed(path: str, section: Section, names: list[str], why: str) -> Idle:

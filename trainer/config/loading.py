@@ -47,7 +47,7 @@ def _text_of(path: str) -> str:
 
 GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was given
 # Keys that a run measures, beside those that columns leave open: (section, name).
-MEASURED = (('train', 'batch_size'), ('sparse', 'features_per_sample'))
+MEASURED = (('train', 'batch_size'), ('sparse', 'features_per_sample'), ('sparse', 'shared_lists'))
 _STAMP = '# crc32 of what follows: '
 
 
@@ -60,6 +60,14 @@ def write_of_run(cfg: Config) -> None:
     path = os.path.join(cfg.run_dir, name)
     files.write_synced(path + '.new', text.encode())
     os.replace(path + '.new', path)
+
+
+def is_default(key: str, value: Json) -> bool:
+  """Returns whether a run that measures or records this value of a key has found the usual one."""
+  return value is None or (key, value) in (
+    ('train.batch_size', BATCH_SIZE),
+    ('sparse.shared_lists', 'mean'),
+  )
 
 
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
@@ -151,8 +159,7 @@ def parse(
     tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
   for key, value in measured.items():
     put(tree, key, value, key)
-    is_default = value is None or (key, value) == ('train.batch_size', BATCH_SIZE)
-    origins[key] = 'default' if is_default else 'measured'
+    origins[key] = 'default' if is_default(key, value) else 'measured'
   for key, value in flatten(tree).items():
     try:
       (key + value if isinstance(value, str) else key).encode()

@@ -124,6 +124,11 @@ class Config(Section):
     """Returns each slot's pooling, [F]; 'sum' for a slot with at most one feature a sample."""
     return [s.pooling if s.may_hold_several else 'sum' for s in self.ordered_slots]
 
+  def averaged(self) -> list[bool]:
+    """Returns of each slot, [F], whether layers read the mean of a list of shared features."""
+    is_mean = self.sparse.shared_lists == 'mean'
+    return [is_mean and s.is_list_of_another for s in self.ordered_slots]
+
   def counted_fields(self) -> list[int]:
     """Returns the indices in `ordered_slots` of the slots with `counts`."""
     return [f for f, slot in enumerate(self.ordered_slots) if slot.counts]

@@ -84,6 +84,11 @@ class Sparse(Section):
   """The mean number of features of a sample, at least the number of slots. The default learning
   rates of rows follow it. Default: measured on the log's first samples if a slot may hold several
   features; the number of slots otherwise, with model.retrieval, and if there is no sample yet."""
+  shared_lists: Literal['mean', 'sum'] | None = None
+  """How linear, fm, ffm and fwfm add up a list of another slot's features (shares), such as a
+  history. mean: each of n features has 1/n of its value, so that a list weighs as much as one
+  feature (Rendle 2010); sum: its whole value. Default: mean, which a run records when it begins.
+  Runs that did not record it go on with sum."""
   tables: dict[str, Table] = {'default': Table()}
   """The tables by name."""
 

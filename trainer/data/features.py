@@ -187,6 +187,28 @@ def transform_dense(
   return tf.ensure_shape(tf.where(tf.math.is_nan(dense), missing, dense), [None, len(columns)])
 
 
+def average_lists(
+  values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, averaged: tf.Tensor
+) -> tf.Tensor:
+  """Divides the values in lists of another slot's features by the length of the list.
+
+  So a list weighs as much as one feature wherever features are added up. Rendle 2010,
+  "Factorization Machines", scales the other items that a user has rated in the same way.
+
+  Args:
+    values: float32 [nnz] of a SlotBatch, which may be empty.
+    segments: integers [nnz] of a SlotBatch, which may be empty.
+    batch_size: B.
+    averaged: for each slot, whether its lists are divided, bool [F]; see `Config.averaged`.
+  Returns:
+    float32, of the shape of `values`.
+  """
+  ones = tf.ones_like(values)
+  lengths = tf.math.unsorted_segment_sum(ones, segments, batch_size * averaged.shape[0])
+  is_averaged = tf.gather(averaged, segments % averaged.shape[0])
+  return values / tf.where(is_averaged, tf.gather(lengths, segments), ones)
+
+
 def pool_norm(
   values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, poolings: Sequence[str]
 ) -> tf.Tensor | None:

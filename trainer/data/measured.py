@@ -1,4 +1,4 @@
-"""Finds values that a config does not give: batch size, features, bins, look-up tables."""
+"""Finds values that a config leaves to the run: batch size, features, bins, look-up tables."""
 
 import contextlib
 import os
@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ops.keys import NO_FEATURE
 from trainer import config
 from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowReader
@@ -32,7 +31,7 @@ LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 # than with 2048.
 LEAST_STEPS_OF_A_PASS = 60
 SMALLEST = 64
-FEATURES = 'sparse.features_per_sample'
+FEATURES, LISTS = 'sparse.features_per_sample', 'sparse.shared_lists'
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_FOR_FEATURES = 65_536  # samples of a prepared pass on which features are counted
 MOST_SAMPLES = 1_000_000  # on which bins are measured
@@ -77,6 +76,9 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
         f'measure it on; if a pass has fewer than {LEAST_STEPS_OF_A_PASS * size:,} samples, a '
         'smaller one learns faster'
       )
+  if 'shared_lists' not in cfg.sparse.model_fields_set and LISTS not in values:
+    adds_up = not cfg.model.retrieval and any(s.is_list_of_another for s in cfg.data.slots)
+    values[LISTS] = 'mean' if adds_up else None
   new = open_values(cfg, values)
   if 'features_per_sample' not in cfg.sparse.model_fields_set and FEATURES not in values:
     new[FEATURES] = _features_per_sample(cfg, values | new)
@@ -93,8 +95,8 @@ def in_words(cfg: config.Config, key: str, value: Json) -> str:
   if table := _table_of(cfg, key):
     return f"'{column.name}': {table}, read"
   of_column = f" of '{column.name}'" if column else ''
-  is_default = (key, value) == ('train.batch_size', config.BATCH_SIZE)
-  return f'{key}{of_column}: {value}, {"the default, as" if is_default else "measured"}'
+  how = 'the default, as' if config.is_default(key, value) else 'measured'
+  return f'{key}{of_column}: {value}, {how}'
 
 
 def _table_of(cfg: config.Config, key: str) -> str | None:
@@ -180,7 +182,8 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
 def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float | None:
   """Returns how many features the log's first samples have on average.
 
-  The result is never less than the number of slots, so blank values do not lower it.
+  A list of which layers read the mean counts as one. The result is never less than the number of
+  slots, so blank values do not lower it.
 
   Args:
     known: {key of the config: its value}, for all that the config leaves open.
@@ -189,21 +192,24 @@ def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float
     model.retrieval, which does not add up the rows of a sample.
   """
   slots = len(cfg.data.slots)
-  if cfg.model.retrieval or not any(slot.may_hold_several for slot in cfg.data.slots):
-    return None
   cfg = config.parse(config.dump(cfg), 'the config', measured=known)
+  summed = [f for f, is_mean in enumerate(cfg.averaged()) if not is_mean]
+  if cfg.model.retrieval or not any(cfg.ordered_slots[f].may_hold_several for f in summed):
+    return None
   for path in paths_of_log(cfg):
     with contextlib.suppress(Exception):  # the run refuses the pass, and says why
       if is_prepared(cfg.data, path):
         batch = next(PreparedPass(path, cfg).batches(MOST_FOR_FEATURES))
-        features, samples = len(batch.keys), len(batch.label)
+        samples, of_slots = len(batch.label), np.bincount(batch.segments % slots, minlength=slots)
       else:
         with contextlib.closing(blocks_of_pass(cfg, path, wanted_columns(cfg))) as blocks:
           parsed = parse(cfg, next(blocks))
-        features = np.count_nonzero(parsed.keys != NO_FEATURE)
-        samples = len(parsed.label)
+        samples, of_slots = len(parsed.label), np.zeros([slots])
+        if parsed.counts is not None:  # else no sample has several features in a slot
+          of_slots = parsed.counts.sum(0)
       if samples:
-        return max(float(slots), float(f'{features / samples:.3g}'))
+        mean = of_slots[summed].sum() / samples + slots - len(summed)
+        return max(float(slots), float(f'{mean:.3g}'))
   return None
 
 

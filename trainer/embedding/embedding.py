@@ -78,6 +78,7 @@ class Embedding:
       table_of_field=tuple(names.index(s.table) for s in slots),
       parts=tuple(t.parts for t in self.tables),
       poolings=poolings if self._divides else (),
+      averaged=tuple(cfg.averaged()) if any(cfg.averaged()) else (),
       slots=self._reads_slots,
       totals=self._reads_totals,
     )

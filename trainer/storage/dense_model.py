@@ -3,7 +3,8 @@
 The size of the SavedModel does not depend on the number of features. Its signature
 `serving_default` takes the following inputs, as far as the model reads them. The first dimension of
 each is the number of samples B, or 1 if one row is for all samples. F is the number of slots; x is
-a feature's value, w its linear weight, and v its factors.
+a feature's value, w its linear weight, and v its factors. With `sparse.shared_lists: mean`, x is
+1/n for each of the n features in a slot with `shares`.
 
 - `linear` float32 [B, F]: Σ x·w over the features of each slot;
 - `factors_TABLE` float32 [B, slots of the table, width]: Σ x·v over the features of each slot;

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from trainer import config
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader, SlotTensors, repeated
-from trainer.data.features import pool_norm
+from trainer.data.features import average_lists, pool_norm
 from trainer.embedding.layer_inputs import HistoryVectors, history_places
 from trainer.errors import UserError
 from trainer.storage.chain import Rows
@@ -192,9 +192,11 @@ class Serving(ServedModel):
     samples = tf.concat([r[1] for r in of_slots], 0)
     slot = tf.repeat(tf.range(num_slots, dtype=tf.int64), [tf.size(r[0]) for r in of_slots])
     at = tf.gather(at, places)
-    values = tf.gather(tf.concat([f.values for f in features], 0), places)
-    place = tf.gather(self.place, at)
     segments = samples * num_slots + slot
+    values = tf.gather(tf.concat([f.values for f in features], 0), places)
+    if any(averaged := self._cfg.averaged()):
+      values = average_lists(values, segments, size, tf.constant(averaged))
+    place = tf.gather(self.place, at)
     linear = tf.math.unsorted_segment_sum(
       values * tf.gather(self.linear, at), segments, size * num_slots
     )

@@ -41,7 +41,7 @@ _MAY_CHANGE = (
   *('model.retrieval.eval_at', 'model.label_smoothing', 'model.focal_gamma'),
   *('model.interactions.*', 'model.dense_embedding'),
   *('sparse.store', 'sparse.gradient_scale', 'sparse.exchange_dtype', 'sparse.tables.*.dtype'),
-  'sparse.features_per_sample',
+  *('sparse.features_per_sample', 'sparse.shared_lists'),
   *(f'sparse.tables.*.{o}.{k}' for o in ('linear', 'factors') for k in (*HYPERPARAMETERS, 'kind')),
 )
 
@@ -393,8 +393,9 @@ def parts(cfg: config.Config) -> dict[str, JsonObject]:
   Returns:
     {part: its settings}. The parts are the slots, tables and layers.
   """
-  settings = {
-    f'data.slots: {s.name}': {'pooling': p} for s, p in zip(cfg.ordered_slots, cfg.poolings())
+  settings: dict[str, JsonObject] = {
+    f'data.slots: {s.name}': {'pooling': p} | ({'shared_lists': 'mean'} if is_mean else {})
+    for s, p, is_mean in zip(cfg.ordered_slots, cfg.poolings(), cfg.averaged())
   }
   for name, spec in _layouts(cfg).items():
     if spec.width:

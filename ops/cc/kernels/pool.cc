@@ -26,6 +26,7 @@ class PoolOpKernel : public tensorflow::OpKernel {
                                  : name == "mean" ? Pooling::kMean
                                                   : Pooling::kSqrtN);
     }
+    OP_REQUIRES_OK(context, context->GetAttr("averaged", &layout_.averaged));
     OP_REQUIRES_OK(context, context->GetAttr("part_tables", &tables));
     OP_REQUIRES_OK(context, context->GetAttr("part_widths", &widths));
     OP_REQUIRES_OK(context, context->GetAttr("part_field", &field));
@@ -51,9 +52,9 @@ class PoolOpKernel : public tensorflow::OpKernel {
   int64_t fields_of(int part) const { return layout_.fields[layout_.parts[part].table]; }
 
   // Reads the inputs factors, offsets, values, segments and batch_size, from input `first` on, for
-  // n occurrences.
+  // n occurrences. `averaged` holds the values if the layout averages fields.
   absl::Status ReadBatch(tensorflow::OpKernelContext* context, int first, int64_t n,
-                         PoolBatch* batch) const {
+                         tensorflow::Tensor* averaged, PoolBatch* batch) const {
     const tensorflow::Tensor &factors = context->input(first), &offsets = context->input(first + 1),
                              &values = context->input(first + 2),
                              &segments = context->input(first + 3);
@@ -80,7 +81,12 @@ class PoolOpKernel : public tensorflow::OpKernel {
     if (segments.NumElements() > 0 || n == 0) batch->segments = segments.flat<int32_t>().data();
     if (batch->segments == nullptr && n == 0) batch->segments = &kNoSegments;
     const std::string wrong = CheckPoolBatch(layout_, *batch, factors.dim_size(0));
-    return wrong.empty() ? absl::OkStatus() : absl::InvalidArgumentError(wrong);
+    if (!wrong.empty()) return absl::InvalidArgumentError(wrong);
+    if (layout_.averaged.empty() || batch->segments == nullptr) return absl::OkStatus();
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensorflow::DT_FLOAT, {n}, averaged));
+    Average(layout_, *batch, averaged->flat<float>().data());
+    batch->values = averaged->flat<float>().data();
+    return absl::OkStatus();
   }
 
   PoolLayout layout_;
@@ -96,8 +102,10 @@ class PoolOp : public PoolOpKernel {
   void Compute(tensorflow::OpKernelContext* context) override {
     // linear, inverse, factors, offsets, values, segments, batch_size, starts
     OP_REQUIRES_OK(context, CheckVector(context->input(1), "inverse"));
+    tensorflow::Tensor averaged;
     PoolBatch batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 2, context->input(1).dim_size(0), &batch));
+    OP_REQUIRES_OK(context,
+                   ReadBatch(context, 2, context->input(1).dim_size(0), &averaged, &batch));
     OP_REQUIRES_OK(context, CheckLength(context->input(0), "linear", batch.u));
     PoolOutputs out;
     tensorflow::Tensor* output;
@@ -144,8 +152,9 @@ class PoolGradOp : public PoolOpKernel {
     const tensorflow::Tensor &inverse = context->input(5), &starts = context->input(6),
                              &linear = context->input(7);
     OP_REQUIRES_OK(context, CheckVector(inverse, "inverse"));
+    tensorflow::Tensor averaged;
     PoolBatch batch;
-    OP_REQUIRES_OK(context, ReadBatch(context, 0, inverse.dim_size(0), &batch));
+    OP_REQUIRES_OK(context, ReadBatch(context, 0, inverse.dim_size(0), &averaged, &batch));
     OP_REQUIRES_OK(context, CheckOffsets(starts, "starts", batch.u, batch.n));
     PoolGradients gradients;
     if (linear.NumElements() > 0) {

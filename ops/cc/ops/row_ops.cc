@@ -366,6 +366,7 @@ REGISTER_OP("CtrPool")
     .Attr("part_slots: list(bool)")
     .Attr("part_totals: list(bool)")
     .Attr("poolings: list(string)")
+    .Attr("averaged: list(bool)")
     .Output("pooled_linear: float")
     .Output("norm: float")
     .Output("slots: parts * float")
@@ -393,6 +394,7 @@ part_field: for each part, whether it is a field part.
 part_slots: for each part, whether to return slot sums.
 part_totals: for each part, whether to return totals; plain parts only.
 poolings: [F], each sum, mean or sqrtn; empty: norm is not returned.
+averaged: [F], whether a field's values are divided by their number in the sample; empty: none are.
 pooled_linear: [B, F], sum of x * w.
 norm: [B, F], by what pooling divides a slot's sum: the sum of x (mean) or the square root of the sum
   of x^2 (sqrtn), infinity if that is 0; 1 for sum and for empty slots. [0, F] if not returned.
@@ -422,6 +424,7 @@ REGISTER_OP("CtrPoolGrad")
     .Attr("part_slots: list(bool)")
     .Attr("part_totals: list(bool)")
     .Attr("poolings: list(string)")
+    .Attr("averaged: list(bool)")
     .Output("linear_sums: float")
     .Output("factors_sums: float")
     .SetShapeFn([](InferenceContext* c) {

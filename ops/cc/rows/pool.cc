@@ -337,6 +337,8 @@ std::string PoolLayout::Complete() {
   }
   if (!poolings.empty() && poolings.size() != table_of_field.size())
     return "poolings: wanted one a field, or none";
+  if (!averaged.empty() && averaged.size() != table_of_field.size())
+    return "averaged: wanted one a field, or none";
   row_width.assign(tables, 0);
   first_part.assign(tables + 1, 0);
   int last = 0;
@@ -386,6 +388,18 @@ std::string CheckPoolBatch(const PoolLayout& layout, const PoolBatch& batch, int
            ", the length of factors";
   }
   return "";
+}
+
+void Average(const PoolLayout& layout, const PoolBatch& batch, float* values) {
+  const int32_t fields = static_cast<int32_t>(layout.num_fields());
+  for (int64_t begin = 0, end; begin < batch.n; begin = end) {
+    const int32_t segment = batch.segments[begin];
+    end = begin + 1;
+    while (end < batch.n && batch.segments[end] == segment) ++end;
+    const float divisor = layout.averaged[segment % fields] ? static_cast<float>(end - begin) : 1.0f;
+    for (int64_t i = begin; i < end; ++i)
+      values[i] = (batch.values == nullptr ? 1.0f : batch.values[i]) / divisor;
+  }
 }
 
 bool Pool(const PoolLayout& layout, const PoolBatch& batch, const float* linear,

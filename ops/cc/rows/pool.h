@@ -42,6 +42,7 @@ enum class Pooling { kSum, kMean, kSqrtN };
 struct PoolLayout {
   std::vector<int> table_of_field;  // [F], ascending
   std::vector<Pooling> poolings;    // [F]; empty: norm is not computed
+  std::vector<bool> averaged;       // [F]: whether values are divided, see Average; empty: none are
   std::vector<PoolPart> parts;      // by table, in the order of a row's columns
   std::vector<int> first_field;     // [T], for each of T tables; so are the next two
   std::vector<int> fields;          // [T]
@@ -69,6 +70,10 @@ struct PoolBatch {
 // Returns what is wrong with segments or offsets; empty if nothing. Call it before the functions
 // below. factors_n: the length of factors.
 std::string CheckPoolBatch(const PoolLayout& layout, const PoolBatch& batch, int64_t factors_n);
+
+// Writes the values of a batch with segments, [n]. In an averaged field, those of each sample are
+// divided by their number. Call it after CheckPoolBatch, with a layout that has `averaged`.
+void Average(const PoolLayout& layout, const PoolBatch& batch, float* values);
 
 // Where Pool writes its results; null: this one is not computed.
 struct PoolOutputs {
