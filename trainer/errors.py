@@ -81,10 +81,14 @@ def one_line(error: BaseException) -> str:
   return f'{type(error).__name__}: {_NODE.sub("", (telling or lines or [nothing])[0])}'
 
 
-def closest(name: object, valid: Iterable[object]) -> str | None:
-  """Returns the valid name that `name` is a misspelling of, or None. Case does not matter."""
+def closest(name: object, valid: Iterable[object], near: float = _NEAR) -> str | None:
+  """Returns the valid name that `name` is a misspelling of, or None. Case does not matter.
+
+  Args:
+    near: the least difflib ratio of the two; the more names there are, the more are near by chance.
+  """
   names = {str(one).lower(): str(one) for one in valid}
-  cutoff = _NEAR if len(names) > 1 else 0
+  cutoff = near if len(names) > 1 else 0
   close = difflib.get_close_matches(str(name).lower(), sorted(names), n=1, cutoff=cutoff)
   return names[close[0]] if close else None
 

@@ -39,7 +39,7 @@ JSON = flags.DEFINE_bool(
 
 @command_line.command
 def main() -> None:
-  from trainer.reporting.evaluated import in_words, json_text
+  from trainer.reporting.evaluated import in_words, json_text, warnings
   from trainer.training.finished_run import open_run
 
   here = runtime.launched()
@@ -57,7 +57,8 @@ def main() -> None:
       return
     values = run.evaluation.evaluate(run.inputs.prepared(passes, 'evaluate'))
     if here.rank == 0:
-      if warning := run.cfg.uncalibrated():
+      told = warnings(values) if as_json else ()  # in_words says it too
+      for warning in filter(None, (run.cfg.uncalibrated(), *told)):
         logging.warning('%s', warning)
       lines = in_words(values, has_slices=run.cfg.model.retrieval is None)
       print(json_text(values, runtime.is_terminal()) if as_json else '\n'.join(lines))

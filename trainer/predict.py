@@ -16,6 +16,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import pyarrow as pa
 from absl import flags
@@ -34,12 +35,19 @@ K = flags.DEFINE_integer('k', 20, 'How many items to find, with model.retrieval.
 CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best is by data.valid.')
 
 
-def _from_standard_input(folder: str) -> str:
-  """Copies standard input to a file, which can be read twice (for --columns); returns its path."""
-  path = os.path.join(folder, 'standard_input')
+def _copy_standard_input(path: str) -> None:
+  """Copies standard input to a file, which can be read twice (for --columns)."""
   with open(path, 'wb') as f:
     shutil.copyfileobj(sys.stdin.buffer, f)
-  return path
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+  """Calls the copy of standard input by that name in the mistakes that the `with` block finds."""
+  try:
+    yield
+  except UserError as e:
+    raise type(e)(str(e).replace(path, '--data - (standard input)')) from e.__cause__
 
 
 @command_line.command
@@ -74,7 +82,11 @@ def main() -> None:
     cfg = run.cfg
     if not cfg.model.retrieval and flags.FLAGS['k'].present:
       raise UserError('--k: found a run with model.interactions; wanted one with model.retrieval')
-    patterns = [_from_standard_input(folder) if p == '-' else p for p in DATA.value]
+    copy = os.path.join(folder, 'standard_input')
+    if '-' in DATA.value:
+      stack.enter_context(_named(copy))
+      _copy_standard_input(copy)
+    patterns = [copy if p == '-' else p for p in DATA.value]
     passes = api.passes_to_score(run, patterns)
     for path in [p.path for p in passes if COLUMNS.value and is_prepared(cfg.data, p.path)]:
       raise UserError(f'--columns: {path} is a prepared pass; wanted raw files with them')

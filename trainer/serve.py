@@ -66,7 +66,8 @@ SECONDS_BETWEEN_LOOKS = 0.05  # between looks at the store
 @command_line.command
 def main() -> int:
   if (RUN_DIR.value is None) == (STORE.value is None):
-    raise UserError('--run_dir, --store: wanted one of them')
+    found = 'neither' if STORE.value is None else 'both'
+    raise UserError(f'--run_dir, --store: found {found}; wanted one of them')
   if RETRIEVE_RUN_DIR.value and STORE.value:
     raise UserError('--retrieve_run_dir: found with --store; wanted it with --run_dir')
   if flags.FLAGS['candidates'].present and not RETRIEVE_RUN_DIR.value:

@@ -66,6 +66,12 @@ def space_of(
   return space, fixed
 
 
+def _title(column: str) -> str:
+  """Returns the title of a column: the last part of a key, if no other key of the config has it."""
+  name = column.rpartition('.')[2]
+  return name if config.settings_named(name) == column else column
+
+
 @command_line.command
 def main() -> None:
   from trainer import tuning
@@ -76,8 +82,7 @@ def main() -> None:
   study_dir = STUDY_DIR.value or f'runs/{name}-tune'
   launcher = shlex.split(LAUNCHER.value)
   table = tuning.tune(CONFIG.value, space, TRIALS.value, study_dir, METRIC.value, fixed, launcher)
-  names = [key.rpartition('.')[2] for key in table]
-  table.columns = names if len({*names}) == len(names) else table.columns
+  table.columns = [_title(key) for key in table]
   table['run_dir'] = table['run_dir'].map(os.path.basename)
 
   def number(x: float) -> str:

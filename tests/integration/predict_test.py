@@ -85,6 +85,14 @@ class PredictTest(tf.test.TestCase):
     found = pd.read_parquet(out)
     self.assertAllEqual(found['item'], table['item'])
     self.assertAllClose(found['probability'], want)
+    with open(os.devnull, encoding='utf-8') as nothing:
+      done = self.run_command('predict', '--run_dir', run, '--data', '-', stdin=nothing)
+    told = 'error: --data - (standard input): the file is empty'
+    self.assertEqual((done.returncode, done.stderr.splitlines()[-1][: len(told)]), (2, told))
+    table.assign(click=0).to_csv(f'{folder}/shows.csv', index=False)
+    done = self.run_command('evaluate', '--run_dir', run, '--data', f'{folder}/shows.csv')
+    self.assertIsNone(json.loads(done.stdout)['auc'])
+    self.assertIn('no AUC: all labels are 0', done.stderr)
     self.assertEqual(sorted(os.listdir(folder))[-1], 'train.csv')  # nothing unfinished is left
 
 

@@ -123,6 +123,7 @@ class TuneTest(tf.test.TestCase):
     status, told = tune(*linear, *sizes)
     self.assertEqual(status, 0, told)
     self.assertEqual(told.count('in any trial'), 1, told)
+    self.assertRegex(told, 'run_dir +state +width +epochs +')
     self.assertStartsWith(told, 'sparse.tables.default.width: has no effect in any trial: ')
     for arguments, wanted in (
       (['--set', 'train.epochs=1'], 'found no setting'),
@@ -136,9 +137,11 @@ class TuneTest(tf.test.TestCase):
       self.assertRegex(told, f'error: .*{wanted}')
       self.assertNotIn('--set train', told, 'no flag of a trial that the user did not give')
     # The mistake, now corrected, has left nothing.
-    corrected = '--set', 'train.epochs=1,2', '--trials', '1'
+    rate = 'train.dense_optimizer.learning_rate'
+    corrected = '--range', f'{rate}=.001:.1', '--trials', '1'
     status, told = tune('--study_dir', f'{self.folder}/other', *corrected)
     self.assertEqual(status, 0, told)
+    self.assertRegex(told, f'run_dir +state +{rate} +', 'several keys have this name')
 
 
 if __name__ == '__main__':

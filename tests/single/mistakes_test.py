@@ -122,6 +122,22 @@ MISTAKES = [
   ('data.slots.9.name=x', 'the list has 3 entries'),
   ('train.batch_size.size=3', '.'),
   ('data.slots=[{name: a]', 'not YAML'),
+  ('data.delimiter=||', """not YAML: .* quotes of its own, as in --set 'data.delimiter="|"'$"""),
+  ('data.delimiter=|', 'found no text after |; a text with such a sign wants quotes of its own'),
+  ('data.delimiter=#', 'found no text after #; a text with such a sign wants quotes of its own'),
+  # a key that is like none, and one that is like none of its section
+  ('train.foo=1', "unknown key 'train.foo'; the valid names are batch_size, "),
+  ('odd.key=1', "^--set odd.key=1: unknown key 'odd'"),
+]
+# What was typed in a file in place of a required key, and what the line must say.
+IN_PLACE = [
+  ('slots:', 'slot:', "data.slot'; the nearest valid name is 'slots'$"),
+  ('slots:', 'Slots:', "data.Slots'; the nearest valid name is 'slots'$"),
+  ('slots:', 'features:', "data.features'; here that is data.slots$"),
+  ('{name: item}', '{nmae: item}', "data.slots.1.nmae'; the nearest valid name is 'name'$"),
+  ('{name: price}', '{Name: price}', "data.dense.0.Name'; the nearest valid name is 'name'$"),
+  ('data:', 'dat:', "dat'; the nearest valid name is 'data'$"),
+  ('model:', 'modle:', "modle'; the nearest valid name is 'model'$"),
 ]
 
 
@@ -130,6 +146,18 @@ FOUND_ABOVE = ('daat.train=', 'data.slots.1.name=', 'train.batch_size.size=')
 
 
 class MistakesTest(tf.test.TestCase):
+  def test_a_required_key_that_is_misspelt_is_told_before_it_is_missed(self):
+    for right, typed, wanted in IN_PLACE:
+      with (
+        self.subTest(typed),
+        self.assertRaisesRegex(errors.UserError, "^my.yaml: unknown key '" + wanted),
+      ):
+        config.parse(GOOD.replace(right, typed, 1), 'my.yaml')
+    with self.assertRaisesRegex(errors.UserError, "^my.yaml: key 'data.slots' is missing"):
+      config.parse('data: {trian: [x.csv]}', 'my.yaml')
+    with self.assertRaisesRegex(errors.UserError, "^my.yaml: unknown key 'odd'"):
+      config.parse(GOOD + 'odd: {a: 1}', 'my.yaml', ['odd.b=1'])
+
   def test_each_ends_in_one_line(self):
     self.assertGreaterEqual(len(MISTAKES), 50)
     config.parse(GOOD, 'my.yaml')

@@ -268,6 +268,10 @@ class PairTest(tf.test.TestCase):
     refused = commands.run('-m', 'trainer.serve', *flags)
     self.assertEqual(refused.returncode, 2)
     self.assertIn('--retrieve_run_dir: found a run without model.retrieval', refused.stderr)
+    for found, flags in (('both', ['--run_dir=r', '--store=s']), ('neither', [])):
+      refused = commands.run('-m', 'trainer.serve', *flags)
+      wanted = f'error: --run_dir, --store: found {found}; wanted one of them\n'
+      self.assertEqual((refused.returncode, refused.stderr), (2, wanted))
 
 
 def item_keys(items):

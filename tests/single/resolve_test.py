@@ -83,6 +83,12 @@ class ResolveTest(tf.test.TestCase):
     wanted = 'error: --run_dir nope: no run there; wanted the run_dir of a training run\n'
     self.assertEqual((done.returncode, done.stderr), (2, wanted))
 
+  def test_files_that_are_not_there(self):
+    for flags in (['--config=nope'], ['--diff', self.path, 'nope']):
+      done = commands.run('-m', 'trainer.resolve', *flags)
+      wanted = 'error: nope: no such file; wanted a YAML file\n'
+      self.assertEqual((done.returncode, done.stderr), (2, wanted))
+
 
 if __name__ == '__main__':
   tf.test.main()

@@ -65,6 +65,23 @@ class RunDirTest(tf.test.TestCase):
     ):
       self.assertIn(f'{key}: {new} from here on; the run had {old}', lines)
 
+  def test_a_list_or_section_that_is_gone_is_one_line(self):
+    run_dir = tempfile.mkdtemp(dir=self.folder)
+    stops = [f'data.valid=[{self.folder}/log.csv]', 'train.plateau={patience: 1}']
+    api.fit(self.tree, overrides=stops, run_dir=run_dir)
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+      source = api.Source(self.tree, ['data.slots=[{name: item}]'], run_dir)
+      check_run_dir(source.with_measured_values())
+    told = {line.partition(': ')[0]: line for line in out.getvalue().splitlines()}
+    gone = 'from here on; the run had'
+    self.assertEqual(told['data.valid'], f'data.valid: [] {gone} [{self.folder}/log.csv]')
+    self.assertStartsWith(told['train.plateau'], f'train.plateau: null {gone} {{metric: ')
+    self.assertStartsWith(told['data.slots.user'], f'data.slots.user: nothing {gone} {{name: user')
+    within = ('data.valid.', 'train.plateau.', 'data.slots.user.')
+    self.assertEmpty([key for key in told if key.startswith(within)])
+    self.assertNotIn('the run had nothing', out.getvalue())
+
   def test_a_key_that_is_left_out_has_its_default_whatever_the_run_has(self):
     tree = self.tree | {'train': {}}
     self.assertEqual(api.Source(tree).with_measured_values().train.epochs, 1)

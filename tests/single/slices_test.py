@@ -13,7 +13,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
 from trainer.model.slices import auc_interval, slice_errors, slice_figures
-from trainer.reporting.evaluated import in_words, json_text, slice_table
+from trainer.reporting.evaluated import in_words, json_text, slice_table, warnings
 from trainer.training.slices import ALL, BLANK, OTHER, slices
 
 
@@ -180,13 +180,20 @@ class TableTest(tf.test.TestCase):
     self.assertRegex(next(in_words(few | {'tasks': {'booking': few}})), r' \(30 positives\)')
     self.assertIn('calibration 1.0200', ' '.join(lines.split()))
     self.assertIn('--by COLUMN', lines)
-    self.assertNotIn('--by', '\n'.join(in_words({'examples': 3, 'recall@20': 0.5}, False)))
+    ranked = {'examples': 1888, 'queries': 713, 'recall@20': 0.5}
+    lines = '\n'.join(in_words(ranked, False))
+    self.assertStartsWith(lines, '1,888 samples of 713 users · recall@20 0.5000')
+    self.assertNotIn('--by', lines)
 
   def test_labels_of_one_class_in_words(self):
     for label in (0, 1):
       metrics = {'examples': 3, 'auc': None, 'ctr': float(label), 'logloss': 0.25}
       told = f'3 samples · no AUC: all labels are {label} · logloss 0.2500'
       self.assertEqual(next(in_words(metrics)), told)
+      why = f'no AUC: all labels are {label}'
+      self.assertEqual(list(warnings(metrics)), [why])
+      tasks = {'tasks': {'click': metrics, 'buy': metrics | {'auc': 0.5, 'ctr': 0.5}}}
+      self.assertEqual(list(warnings(metrics | tasks)), [f'click: {why}'])
 
 
 class TextsTest(tf.test.TestCase):

@@ -156,6 +156,41 @@ class StreamTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, "day_2.csv: its day 2 is over.*data.late is 'fail'"):
       self.run_until_idle()
 
+  def test_a_late_pass_is_told_what_ended_its_day(self):
+    def told_of(late_day):
+      name = f'day_{late_day}_late.csv'
+      self.announce(name)
+      self.run_until_idle()
+      return self.told[-1][2].partition(f'{name}: its day {late_day} is over')[2]
+
+    self.announce('day_1.csv', 'day_3.csv')
+    with self.subTest('a later day is open'):
+      self.start()
+      self.run_until_idle()
+      self.assertEqual(told_of(2), ': the newest day so far is 3')
+    with self.subTest('a pass of a later day has come, but is not begun'):
+      self.start()
+      while not isinstance(action := self.stream.next(), EndDay):
+        self.state.progress.day = action.data_pass.day
+        self.stream.trained()
+      self.stream.day_ended(action)
+      self.assertEqual(told_of(1), ': it ended when a pass of day 2 came')
+    with self.subTest('the log has ended'):
+      self.start(watch=False, train=['day_1.csv'])
+      self.run_until_idle()
+      saved = self.saved()
+      self.start(saved)
+      self.assertEqual(told_of(1), ': it ended when data.train ended')
+      del saved[1]['closed_when']  # as earlier versions saved it
+      self.start(saved)
+      self.assertEqual(told_of(1), '')
+    with self.subTest('no pass came'):
+      self.start(close_day_after_hours=30)
+      self.run_until_idle()
+      self.now += 31 * HOUR
+      self.run_until_idle()
+      self.assertEqual(told_of(3), ': it ended when no pass had come for 30 hours')
+
   def test_a_pass_is_trained_once(self):
     self.announce('day_1.csv', 'day_2.csv')
     self.start(watch=False, train=['day_1.csv', 'day_2.csv'])

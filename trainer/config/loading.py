@@ -38,9 +38,9 @@ def _text_of(path: str) -> str:
     with open(path, encoding='utf-8') as f:
       return f.read()
   except FileNotFoundError:
-    raise ConfigError(f'--config {path}: no such file') from None
+    raise ConfigError(f'{path}: no such file; wanted a YAML file') from None
   except IsADirectoryError:
-    raise ConfigError(f'--config {path}: found a directory; wanted a YAML file') from None
+    raise ConfigError(f'{path}: found a directory; wanted a YAML file') from None
   except UnicodeDecodeError as e:
     raise ConfigError(f'{path}: not YAML: {e}') from None
 

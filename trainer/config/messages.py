@@ -9,6 +9,7 @@ from trainer.config.columns import MADE
 from trainer.config.schema import Config
 from trainer.config.schema_text import keys
 from trainer.config.section import Section
+from trainer.config.yaml_text import flatten
 from trainer.errors import closest, nearest, short
 
 # The keys that a user may mean by `learning_rate`.
@@ -57,6 +58,7 @@ _VALUES = {
   'adam': 'adamw nadam lazyadam',
 }
 _OTHER_VALUES = {word: ours for ours, words in _VALUES.items() for word in words.split()}
+_NEAR_ELSEWHERE = 0.8  # how like a misspelling a key of another section must be to be suggested
 _OF_LAYERS = ('hidden', 'dropout', 'activation', 'batch_norm')  # arguments that look like keys
 # The values that a type of pydantic takes, in our words.
 _KINDS = {'int': 'a whole number', 'float': 'a number', 'finite': 'a finite number'}
@@ -140,6 +142,27 @@ def place_of(key: str, where: str, overrides: Sequence[str]) -> str:
   return where
 
 
+def _told_first(errors: Sequence[ErrorDetails]) -> ErrorDetails:
+  """Returns the first mistake; of a missing key, the unknown key that was meant for it, if any."""
+  first = errors[0]
+  if first['type'] != 'missing':
+    return first
+  *section, missing = first['loc']
+  unknown = [e for e in errors if e['type'] == 'extra_forbidden' and [*e['loc'][:-1]] == section]
+  names = _names(first['loc'])
+  key = '.'.join(map(str, first['loc']))
+  for other in unknown:
+    name = other['loc'][-1]
+    if closest(name, names) == missing or _ELSEWHERE.get(str(name).lower()) == key:
+      return other
+  return first
+
+
+def _names(loc: Sequence[str | int]) -> list[str]:
+  """Returns the names of all keys of the section that holds the key at the path `loc`."""
+  return [key.name for key in keys(_section_with(loc))]
+
+
 def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[str]) -> str:
   """Returns the first mistake that pydantic found, in one line.
 
@@ -148,11 +171,13 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
     overrides: strings `a.b=value` of --set. If the wrong key is in one of these strings, the line
       names the string in place of the file.
   """
-  first = error.errors()[0]
+  first = _told_first(error.errors())
   loc = first['loc']
   key = '.'.join(map(str, [*loc, *first.get('ctx', {}).get('key', ())]))
   where = place_of(key, where, overrides)
   if first['type'] == 'extra_forbidden':
+    below = [place_of(inner, '', overrides) for inner in flatten(first['input'], f'{key}.')]
+    where = below[0] if all(below) else where  # --set alone gives all that the unknown key holds
     if loc[0] == 'model' and loc[-1] in _OF_LAYERS and 'retrieval' not in loc:
       layer = 'model.interactions: [linear, {dnn: {hidden: [64, 32], dropout: 0.1}}]'
       return f"{where}: unknown key '{key}'; it is an argument of a layer, as in {layer}"
@@ -164,9 +189,8 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
       return f"{where}: unknown key '{key}'; wanted it below from, as in from: {{{loc[-1]}: …}}"
     if here := _ELSEWHERE.get(str(loc[-1]).lower()):
       return f"{where}: unknown key '{key}'; here that is {here}"
-    fields = _section_with(loc).model_fields.items()
-    names = [field.alias or name for name, field in fields]
-    misspelt = closest(loc[-1], _all_names())
+    names = _names(loc)
+    misspelt = closest(loc[-1], _all_names(), _NEAR_ELSEWHERE)
     if misspelt and not closest(loc[-1], names):
       return f"{where}: unknown key '{key}'; the nearest valid name is {settings_named(misspelt)}"
     return f"{where}: unknown key '{key}'{nearest(loc[-1], names)}"

@@ -29,11 +29,18 @@ class _Loader(yaml.SafeLoader):
 MAX_DEPTH, MAX_NODES = 40, 1_000_000
 
 
-def read_yaml(text: str, where: str) -> Json:
+_QUOTES = (
+  'a text that holds [ ] { } , : # or %, or begins with | > & * ! @ or `, wants quotes, and keys '
+  'of one section the same indentation'
+)
+
+
+def read_yaml(text: str, where: str, hint: str = _QUOTES) -> Json:
   """Parses YAML text to nested dicts, lists and scalars.
 
   Args:
     where: the file or flag that the text comes from, for messages.
+    hint: what most likely helps if the text is not YAML, for the message.
   Raises:
     ConfigError: if the text is not YAML, or too large or deep; the message is one line.
   """
@@ -44,9 +51,7 @@ def read_yaml(text: str, where: str) -> Json:
     at = f':{mark.line + 1}' if mark else ''
     problem = ' '.join(str(getattr(e, 'problem', None) or e).split())
     is_syntax = isinstance(e, yaml.scanner.ScannerError | yaml.parser.ParserError)
-    hint = '; a text that holds [ ] { } , : # or % wants quotes, and keys of one section the same '
-    hint = f'{hint}indentation' * is_syntax
-    raise ConfigError(f'{where}{at}: not YAML: {problem}{hint}') from None
+    raise ConfigError(f'{where}{at}: not YAML: {problem}{f"; {hint}" * is_syntax}') from None
   except RecursionError:
     raise ConfigError(f'{where}: values are nested too deep; wanted a config') from None
   except (ValueError, TypeError, LookupError, AttributeError) as e:  # such as !!int ""
@@ -89,7 +94,11 @@ def set_key(tree: JsonObject, assignment: str) -> None:
   key, equals, text = assignment.partition('=')
   if not equals or not key:
     raise ConfigError(f'--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024')
-  put(tree, key, read_yaml(text, f'--set {short(assignment)}'), assignment)
+  hint = """a text with such a sign wants quotes of its own, as in --set 'data.delimiter="|"'"""
+  value = read_yaml(text, f'--set {short(assignment)}', hint)
+  if not value and (first := text.strip()[:1]) and first in '|>#!':
+    raise ConfigError(f'--set {short(assignment)}: found no text after {first}; {hint}')
+  put(tree, key, value, assignment)
 
 
 def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:

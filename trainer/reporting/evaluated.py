@@ -70,6 +70,18 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
   return '\n'.join(line.rstrip() for line in lines)
 
 
+def _why_no_auc(own: Figures) -> list[str]:
+  """Returns why the metrics of a task have no AUC, in a list; [] if they have one or need none."""
+  is_alike = own.get('ctr') in (0, 1) and own.get('auc') is None
+  return [f'no AUC: all labels are {own["ctr"]:.0f}'] if is_alike else []
+
+
+def warnings(values: Figures) -> Iterator[str]:
+  """Yields what JSON alone does not say: why the AUC of a task is null."""
+  for task, own in values.get('tasks', {'': values}).items():
+    yield from (f'{task}: {why}' if task else why for why in _why_no_auc(own))
+
+
 def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
   """Yields lines of at most 80 characters: each task's metrics, then the flags that show more.
 
@@ -84,9 +96,11 @@ def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
       for field, title in fields.items()
       if own.get(field) is not None
     ]
-    if own.get('ctr') in (0, 1) and own.get('auc') is None:
-      told.insert(0, f'no AUC: all labels are {own["ctr"]:.0f}')
-    text = ' · '.join([*([task] if task else []), f'{values["examples"]:,} samples', *told])
+    told = [*_why_no_auc(own), *told]
+    samples = f'{values["examples"]:,} samples'
+    if 'queries' in values:
+      samples += f' of {values["queries"]:,} users'
+    text = ' · '.join([*([task] if task else []), samples, *told])
     yield textwrap.fill(text, WIDTH, subsequent_indent='  ')
   by = '; with --by COLUMN or --by pass: for each value or pass' * has_slices
   yield f'with --json: all metrics{by}'

@@ -42,6 +42,7 @@ class Progress:
   unvalidated: bool = False  # passes were trained on since data.valid was evaluated
   best_step: int | None = None  # the step of the best state
   closed_day: int | None = None  # the last day that has ended
+  closed_when: str = ''  # what ended it, as in 'data.train ended'
   empty_days: int = 0  # days that ended without a pass
   refused_in_a_row: int = 0  # passes refused since one was trained on
   # When the last pass was trained on, in seconds since 1970; for data.close_day_after_hours.
@@ -307,18 +308,28 @@ def _shown(flat: Mapping[str, Json], key: str) -> str:
 
 
 def _tell_differences(before: config.Config, cfg: config.Config) -> None:
-  """Prints a line for each key whose value differs between the two configs."""
+  """Prints a line for each difference between the two configs.
+
+  A list or a section that only one of them has is one difference.
+  """
 
   def by_name(tree: JsonObject) -> JsonObject:
     for key in ('slots', 'dense', 'labels'):
       tree['data'][key] = {section['name']: section for section in tree['data'][key]}
-    return config.flatten(tree)
+    return tree
 
-  old, new = (by_name(x.model_dump(exclude={'run_dir'})) for x in (before, cfg))
-  for key in dict.fromkeys((*old, *new)):
-    if old.get(key, '-') != new.get(key, '-'):
-      is_now, was = (one_line_yaml(x[key]) if key in x else 'nothing' for x in (new, old))
-      print(f'{key}: {is_now} from here on; the run had {was}')
+  def tell(key: str, was: Json, now: Json) -> None:
+    was_within, now_within = (
+      dict(enumerate(x)) if isinstance(x, (list, tuple)) else x for x in (was, now)
+    )
+    if all(isinstance(x, dict) and x for x in (was_within, now_within)):
+      for name in dict.fromkeys((*was_within, *now_within)):
+        tell(f'{key}.{name}', was_within.get(name, ...), now_within.get(name, ...))
+    elif was != now:
+      was, now = ('nothing' if x is ... else one_line_yaml(x) for x in (was, now))
+      print(f'{key[1:]}: {now} from here on; the run had {was}')
+
+  tell('', *(by_name(x.model_dump(exclude={'run_dir'})) for x in (before, cfg)))
 
 
 def check_run_dir(cfg: config.Config) -> None:

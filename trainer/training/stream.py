@@ -54,6 +54,7 @@ class EndDay:
   day: int
   is_empty: bool = False  # the day had no passes
   data_pass: Pass | None = None  # of a later day; if it is refused, the day does not end
+  when: str = ''  # what ends the day, as in 'data.train ended'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,7 +224,8 @@ class Stream:
   def day_ended(self, ended: EndDay) -> None:
     """Records that the day-end step of a day is done. Every process calls it."""
     progress = self._state.progress
-    progress.closed_day, progress.day, self._trains = ended.day, None, None
+    progress.closed_day, progress.closed_when, progress.day = ended.day, ended.when, None
+    self._trains = None
     if ended.is_empty:
       progress.empty_days += 1
     if self._cfg.data.close_day_after_hours is not None:
@@ -286,8 +288,9 @@ class Stream:
         continue
       late = self._is_late(data_pass)
       if late:
-        over = f'its day {data_pass.day} is over: the newest day so far is {self._newest_day}'
-        entry.reason = f'{data_pass.path}: {over}'
+        entry.reason = (
+          f'{data_pass.path}: its day {data_pass.day} is over{self._why_over(data_pass)}'
+        )
         if cfg.late == 'fail':
           raise UserError(f"{entry.reason}; data.late is 'fail'; wanted train or skip")
         if cfg.late == 'skip':
@@ -429,6 +432,13 @@ class Stream:
       return data_pass.day < progress.day
     return progress.closed_day is not None and data_pass.day <= progress.closed_day
 
+  def _why_over(self, late: Pass) -> str:
+    """Returns why the day of a late pass is over, as the end of a sentence."""
+    if late.day < self._newest_day:
+      return f': the newest day so far is {self._newest_day}'
+    when = self._state.progress.closed_when  # not known of a day that an earlier version ended
+    return f': it ended when {when}' if when else ''
+
   def _ends(self, following: Pass | None) -> EndDay | None:
     """Returns the day that must end before the next pass is trained on; None if there is none.
 
@@ -439,20 +449,29 @@ class Stream:
     if cfg.day_pattern is None:
       return None
     hours, since = cfg.close_day_after_hours, progress.last_time
+    came = following and f'a pass of day {following.day} came'
     if progress.day is not None:
       if following is not None:
-        return EndDay(progress.day) if following.day > progress.day else None
+        return EndDay(progress.day, when=came) if following.day > progress.day else None
+      if not cfg.watch:
+        return EndDay(progress.day, when='data.train ended')
       is_due = hours is not None and since is not None and self._clock() - since >= hours * 3600
-      return EndDay(progress.day) if is_due or not cfg.watch else None
+      return EndDay(progress.day, when=_idle(hours)) if is_due else None
     if hours is None or progress.closed_day is None:
       return None
     if following is not None:
       empty = days_between(progress.closed_day, following.day)
-      return EndDay(empty[0], is_empty=True) if empty else None
+      return EndDay(empty[0], is_empty=True, when=came) if empty else None
     is_due = cfg.watch and since is not None and self._clock() - since >= DAY_SECONDS
-    return EndDay(day_after(progress.closed_day), is_empty=True) if is_due else None
+    if not is_due:
+      return None
+    return EndDay(day_after(progress.closed_day), is_empty=True, when=_idle(DAY_SECONDS / 3600))
 
   def _say(self, text: str) -> None:
     if text not in self._said:
       self._said.add(text)
       logging.warning('%s', text)
+
+
+def _idle(hours: float) -> str:
+  return f'no pass had come for {hours:g} {"hour" if hours == 1 else "hours"}'
