@@ -26,7 +26,7 @@ from trainer.comm.heartbeat import Heartbeat
 from trainer.config import effects
 from trainer.data.log_files import is_directory, is_remote, matching, normal
 from trainer.errors import ConfigError, UserError, short
-from trainer.frames import Frame, patterns_of
+from trainer.frames import Frame
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting import trackers
 
@@ -180,8 +180,19 @@ class Run:
     """Yields the opened run and the prepared passes of `data`, by default of data.test."""
     # Without labels a bad record is an error: dropping it would shift the predictions after it.
     overrides = [] if labelled else ['data.max_bad_share=0']
-    with self._open(overrides) as run, patterns_of(self.cfg, data, labelled) as patterns:
-      yield run, run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled)
+    with self._open(overrides) as run, contextlib.ExitStack() as stack:
+      reads = run
+      if frames.is_frame(data):
+        from trainer.data.conversion import format_of_log
+
+        kind = run.progress.log_format or format_of_log(run.cfg)
+        data = stack.enter_context(frames.file_of(run.cfg, data, kind, labelled))
+        # The file is read by its suffix, whatever data.format says of the log.
+        by_suffix = run.cfg.data.model_copy(update={'format': None})
+        cfg = run.cfg.model_copy(update={'data': by_suffix})
+        reads = dataclasses.replace(run, cfg=cfg, inputs=run.inputs.read_by(cfg))
+      passes = passes_to_score(reads, [data] if isinstance(data, str) else data or [])
+      yield run, reads.inputs.prepared(passes, 'api', labelled)
 
 
 @dataclasses.dataclass(frozen=True)

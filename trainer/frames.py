@@ -125,28 +125,25 @@ def write_passes(
 
 
 @contextlib.contextmanager
-def patterns_of(
-  cfg: config.Config, data: str | Sequence[str] | Frame | None, labelled: bool = True
-) -> Iterator[Sequence[str]]:
-  """Yields patterns of files that hold `data`. A frame is written to a temporary file first.
+def file_of(
+  cfg: config.Config, frame: Frame, log_format: str, labelled: bool = True
+) -> Iterator[str]:
+  """Writes a frame to a temporary file, and yields its path.
 
   Args:
-    data: patterns, a frame, or None for no patterns. A frame's file has the format of the log.
+    log_format: the format of the log. If it is csv, the file is CSV too, so that each value gets
+      the text that it has in the log. Otherwise the file is Parquet.
     labelled: whether the frame must have labels, weights and groups.
   """
-  if not is_frame(data):
-    yield [data] if isinstance(data, str) else data or []
-    return
-  from trainer.data.conversion import format_of
   from trainer.data.schema import wanted_columns
 
-  table = _arrow(cfg, data)
+  table = _arrow(cfg, frame)
   with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
-    if format_of(cfg.data, next(iter(cfg.data.train), '')) != 'csv':
+    if log_format != 'csv':
       path = os.path.join(folder, 'frame.parquet')
       pq.write_table(table, path)
       with _named(path):
-        yield [path]
+        yield path
       return
     path = os.path.join(folder, 'frame.csv')
     columns, wanted = cfg.data.columns, wanted_columns(cfg, labelled)
@@ -154,12 +151,12 @@ def patterns_of(
     for column in missing:
       if column in wanted:
         raise UserError(f"data: the frame has no column '{column}' ({wanted[column]})")
-    frame = data if isinstance(data, pd.DataFrame) else table.to_pandas()
+    frame = frame if isinstance(frame, pd.DataFrame) else table.to_pandas()
     frame = frame.assign(**_lists_as_texts(cfg, table), **dict.fromkeys(missing, ''))
     separator, has_header = cfg.data.delimiter or ',', columns is None
     frame.to_csv(path, sep=separator, index=False, columns=columns, header=has_header)
     with _named(path):
-      yield [path]
+      yield path
 
 
 @contextlib.contextmanager

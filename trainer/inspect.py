@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from trainer import api, command_line, runtime
+from trainer import api, command_line, config, runtime
 from trainer.errors import DataLoss, UserError
 
 if TYPE_CHECKING:
@@ -140,6 +140,7 @@ def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'p
   if against is not None:
     return inspection, {'against': inspection.against(Inspection(against, CHECKPOINT.value))}
   if IMPORTANCE.value:
+    config.refuse_retrieval(inspection.cfg.model.retrieval, f'--importance: run_dir {run_dir}')
     from trainer.training.finished_run import open_run
     from trainer.training.importance import importance_table
 

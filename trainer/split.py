@@ -19,7 +19,6 @@ from collections.abc import Callable, Collection, Iterator
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
 from absl import flags
@@ -123,16 +122,42 @@ def _tables() -> Iterator[pa.Table]:
     raise UserError(f'{path}: {one_line(e)}; wanted another --delimiter or --columns?') from None
 
 
+def _flag() -> str:
+  return '--by_time' if BY_TIME.value else '--by_hash'
+
+
 def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
+  """Returns a column that can be hashed or, for --by_time, sorted.
+
+  Columns to be hashed become texts. In others, only dictionaries, bytes and decimals change.
+
+  Raises:
+    UserError: if there is no such column, or its type is another.
+  """
   if name not in table.column_names:
     raise _no_column(name, table.column_names)
-  return table[name]
+  column, t = table[name], pa.types
+  kind = column.type
+  try:
+    if t.is_dictionary(kind):
+      column = column.cast(kind.value_type)
+    inner = column.type
+    if BY_HASH.value or t.is_binary(inner) or t.is_large_binary(inner):
+      return column.cast(pa.string())
+    if t.is_decimal(inner):
+      return column.cast(pa.float64())
+    number_or_text = (t.is_integer, t.is_floating, t.is_string, t.is_large_string, t.is_null)
+    if any(is_kind(inner) for is_kind in (*number_or_text, t.is_date, t.is_timestamp)):
+      return column
+  except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+    pass
+  wanted = 'texts, numbers, dates or timestamps'
+  raise UserError(f'{_flag()} {name}: found {kind} in {DATA.value}; wanted {wanted}')
 
 
 def _no_column(name: str, names: Collection[str]) -> UserError:
-  flag = '--by_time' if BY_TIME.value else '--by_hash'
   near = nearest(name, names)
-  return UserError(f'{flag} {name}: {DATA.value} has no column of this name{near}')
+  return UserError(f'{_flag()} {name}: {DATA.value} has no column of this name{near}')
 
 
 def _ends() -> np.ndarray:
@@ -236,7 +261,7 @@ def _by_hash(name: str) -> Split:
   ends = _ends() * 2.0**64
 
   def split(table: pa.Table) -> np.ndarray:
-    texts = pc.cast(_column(table, name), pa.string()).fill_null('').to_numpy().astype(object)
+    texts = _column(table, name).fill_null('').to_numpy().astype(object)
     return np.searchsorted(ends, pd.util.hash_array(texts).astype(np.float64), side='right')
 
   return split
@@ -277,17 +302,22 @@ def main() -> None:
     split_of, told = _by_hash(BY_HASH.value), [''] * len(SPLITS)
   suffix = next((s for s in ('.parquet', '.tsv', '.jsonl') if s in DATA.value), '.csv')
   paths = [os.path.join(OUT.value, name + suffix) for name in SPLITS]
+  replaced = {path for path in paths if os.path.exists(path)}
+  for path in replaced:
+    if os.path.samefile(path, DATA.value):
+      raise UserError(f'--out {OUT.value}: {path} is --data itself; wanted another directory')
   writers, counts = [], np.zeros(len(SPLITS), np.int64)
   with plain_errors('cannot write --out'), contextlib.ExitStack() as stack:
     os.makedirs(OUT.value, exist_ok=True)
     for table in _tables():
+      places = split_of(table)  # before the files are opened, because it may find a mistake
       writers = writers or [_writer(stack, path, table.schema) for path in paths]
-      places = split_of(table)
       counts += np.bincount(places, minlength=len(SPLITS))
       for place, write in enumerate(writers):
         write(table.filter(pa.array(places == place)))
   for path, count, times in zip(paths, counts, told):
-    print(f'{path}: {count:,} samples{times}')
+    place = ', in place of the file that was there' * (path in replaced)
+    print(f'{path}: {count:,} samples{times}{place}')
 
 
 if __name__ == '__main__':

@@ -1,9 +1,12 @@
 """Splitting one log into three."""
 
+import datetime
 import os
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import tensorflow as tf
 
 from tests.support import commands
@@ -143,6 +146,54 @@ class SplitTest(tf.test.TestCase):
       status, told = self.split('log.csv', *arguments)
       self.assertEqual(status, 2)
       self.assertRegex(told, f'^error: .*{wanted}')
+
+  def test_columns_that_have_no_order_or_hash(self):
+    path, out = f'{self.folder}/odd.parquet', f'{self.folder}/odd'
+    os.makedirs(out)
+    with open(f'{out}/train.parquet', 'w') as f:
+      f.write('as it was')
+    columns = {
+      'list': pa.array([['a', 'b']] * 9),
+      'struct': pa.array([{'x': 1}] * 9),
+      'map': pa.array([[('a', 1)]] * 9, pa.map_(pa.string(), pa.int64())),
+      'bytes': pa.array([b'\xff'] * 9),
+      'bool': pa.array([True] * 9),
+      'clock': pa.array([datetime.time(1, 2)] * 9),
+      'decimal': pa.array(range(9)).cast(pa.decimal128(38, 0)),
+      'dictionary': pa.array([str(i) for i in range(9)]).dictionary_encode(),
+    }
+    pq.write_table(pa.table(columns), path)
+    for flag, names in (
+      ('--by_hash', ('list', 'struct', 'map', 'bytes')),
+      ('--by_time', ('list', 'struct', 'map', 'bytes', 'bool', 'clock')),
+    ):
+      for name in names:
+        done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, flag, name)
+        kind = pq.read_schema(path).field(name).type
+        wanted = f'found {kind} in {path}; wanted texts, numbers, dates or timestamps'
+        self.assertEqual(done.stderr, f'error: {flag} {name}: {wanted}\n')
+        self.assertEqual(done.returncode, 2)
+    with open(f'{out}/train.parquet') as f:
+      self.assertEqual(f.read(), 'as it was')
+    for name in ('decimal', 'dictionary'):
+      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_time', name)
+      self.assertEqual(
+        pq.read_table(f'{out}/train.parquet')[name].to_pylist(), columns[name].to_pylist()[:7]
+      )
+
+  def test_files_that_are_there_already(self):
+    told = 'train.csv: .* in place of the file that was there\n'
+    self.split('log.csv', '--by_time', 'time')
+    self.assertNotRegex(self.told, told)
+    self.split('log.csv', '--by_hash', 'user')
+    self.assertRegex(self.told, told)
+    path = f'{self.folder}/train.csv'
+    self.frame.to_csv(path, index=False)
+    flags = '--data', path, '--out', self.folder, '--by_time', 'time'
+    done = commands.run('-m', 'trainer.split', *flags)
+    self.assertEqual(done.returncode, 2)
+    self.assertIn(f'error: --out {self.folder}: {path} is --data itself; wanted', done.stderr)
+    self.assertLen(pd.read_csv(path), len(self.frame))
 
   def test_a_column_that_no_record_of_json_lines_has(self):
     path, out = f'{self.folder}/nested.jsonl', f'{self.folder}/nested'

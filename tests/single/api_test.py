@@ -17,6 +17,8 @@ import trainer
 from tests.support import commands
 from trainer import api
 from trainer.errors import UserError
+from trainer.reporting import findings
+from trainer.reporting.runs import read_run
 
 
 def log(samples):
@@ -180,6 +182,62 @@ class ApiTest(tf.test.TestCase):
     self.assertLen(run.predict(f'{folder}/new'), 300)
     with self.assertRaisesRegex(UserError, "^the frame: no column 'user'"):
       run.predict(frame[['click']])
+
+  def test_a_frame_is_read_as_the_files_of_the_log(self):
+    folder = pathlib.Path(self.get_temp_dir())
+    slots = [{'name': 'user'}, {'name': 'tags'}]
+    data, model = {'label': 'click', 'slots': slots}, {'interactions': ['linear']}
+    frame = log(300).assign(
+      click=log(300)['click'] == 1, tags=[['a', 'b'][: i % 3] for i in range(300)]
+    )
+    for day in '12':
+      (folder / f'dt={day}').mkdir()
+      frame.to_parquet(folder / f'dt={day}' / 'part-0.parquet')
+    data['train'] = [f'{folder}/dt=[12]']
+    yaml_file, prepared = folder / 'c.yaml', folder / 'prepared'
+    yaml_file.write_text(json.dumps({'data': data, 'model': model}))
+    said = commands.run('-m', 'trainer.prepare', '--config', yaml_file, '--out', prepared)
+    self.assertEqual(said.returncode, 0, said.stderr)
+    given, runs = {'train': [f'{prepared}/train/*']}, {}
+    for name, more in (('log', {}), ('prepared', given), ('told', given | {'format': 'prepared'})):
+      runs[name] = api.fit({'data': data | more, 'model': model}, (), f'{folder}/run_{name}')
+    paths = [f'{folder}/dt=1', *[f'{prepared}/train/dt=1'] * 2]
+    wanted = {name: run.predict(path) for (name, run), path in zip(runs.items(), paths)}
+    self.assertGreater(len(set(wanted['log'].ravel().tolist())), 20)
+
+    def check(name):
+      run = api.load(f'{folder}/run_{name}')
+      for given in (frame, frame.astype({'click': 'boolean'}), pa.Table.from_pandas(frame)):
+        self.assertAllEqual(run.predict(given), wanted[name])
+      self.assertEqual(run.evaluate(frame)['examples'], 300)
+      self.assertLen(run.importance(frame), 2)
+
+    for name in runs:
+      check(name)
+    for name in ('dt=1', 'dt=2', 'prepared'):
+      shutil.rmtree(folder / name)
+    for name in runs:  # the run itself knows
+      check(name)
+
+  def test_a_frame_and_a_log_whose_format_the_config_gives(self):
+    folder, frame = pathlib.Path(self.get_temp_dir()), log(300)
+    frame.to_json(folder / 'lines.log', orient='records', lines=True)
+    data = {'label': 'click', 'slots': [{'name': 'user'}], 'format': 'jsonl'}
+    tree = {
+      'data': data | {'train': [f'{folder}/lines.log']},
+      'model': {'interactions': ['linear']},
+    }
+    run = api.fit(tree, (), f'{folder}/run')
+    self.assertAllEqual(run.predict(frame), run.predict(f'{folder}/lines.log'))
+
+  def test_columns_that_are_blank_in_every_sample_are_told(self):
+    frame = log(300).assign(none='', gone=None, age=np.nan, price=1.5)
+    slots = [{'name': name} for name in ('user', 'none', 'gone')]
+    data = {'label': 'click', 'slots': slots, 'dense': [{'name': 'age'}, {'name': 'price'}]}
+    run_dir = self.get_temp_dir()
+    api.fit({'data': data, 'model': {'interactions': ['linear']}}, (), run_dir, train=frame)
+    told = "Blank in every sample of the training: slots 'none' and 'gone'; dense column 'age'. "
+    self.assertIn(f'{told}Check the log, or leave them out.', findings.faults(read_run(run_dir)))
 
   def test_nothing_is_made_up_for_a_frame(self):
     run, _ = self.fit(log(300))

@@ -91,6 +91,14 @@ class ServedTest(tf.test.TestCase):
     status, text, _ = client.ask('POST', PATH, body)
     return status, json.loads(text)
 
+  def test_importance_is_of_models_of_clicks(self):
+    told = f'importance: run_dir {self.cfg.run_dir}: found a run with model.retrieval; wanted one'
+    with self.assertRaisesRegex(UserError, f'^{told} of interactions$'):
+      self.run_.importance(f'{self.folder}/valid.csv')
+    flags = '--run_dir', self.cfg.run_dir, '--importance', '--data', f'{self.folder}/valid.csv'
+    done = commands.run('-m', 'trainer.inspect', *flags)
+    self.assertEqual((done.returncode, done.stderr), (2, f'error: --{told} of interactions\n'))
+
   def test_recommends_what_the_run_does(self):
     asked = [7, 3, 29, 7]
     seen = [[i for part in self.lines.values() for u, i in part if u == user] for user in asked]

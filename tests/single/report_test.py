@@ -315,6 +315,11 @@ class WordsTest(tf.test.TestCase):
       (change('eval', 2, auc=0.6, examples=40), ''),  # of 8 clicks: it may be chance
       (change('train', 2, ctr=0.05, examples=20), ''),
       (change_slot(2, 'item', blank=0.99), "Slot 'item' went blank from day_02 on: 99%"),
+      (
+        change_slot(0, 'item', blank=1.0, features=0),
+        "Blank in every sample of the training: slot 'item'. Check the log, or leave it out.",
+      ),
+      (change_slot(0, 'item', blank=1.0), ''),  # of the first samples of each pass
       (change('importance', 0, auc=0.99, slots=leak), "Slot 'user' looks like a leak of the label"),
       (change_slot(3, 'query', effective_rank=1.2), "The factors of slot 'query' have collapsed"),
       (

@@ -233,7 +233,7 @@ class WholeNumbersTest(tf.test.TestCase):
           update={'data': self.cfg.data.model_copy(update={'format': kind})}
         )
         with self.subTest(column.dtype, kind=kind):
-          with frames.patterns_of(cfg, frame) as (path,):
+          with frames.file_of(cfg, frame, kind) as path:
             prepare_pass(cfg, path, self.path('out'))
           found = next(PreparedPass(self.path('out')).batches(9)).keys
           self.assertAllEqual(found, hash_keys(list(map(str, wanted)), 1))

@@ -25,8 +25,8 @@ from trainer.data import (
 from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, LogFile, Part, files_of
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
-from trainer.data.passes import pass_day
-from trainer.data.prepared import PreparedPass, read_meta
+from trainer.data.passes import pass_day, paths_of_log
+from trainer.data.prepared import PreparedPass, is_prepared, read_meta
 from trainer.data.prepared_writer import Writer
 from trainer.data.schema import reading, schema, wanted_columns
 from trainer.errors import BadPass, UserError, plain_errors
@@ -53,6 +53,20 @@ OnBlock = Callable[[int], None]
 def format_of(data: config.Data, path: str) -> str:
   """Returns the format of a raw file: data.format, else the format of its suffix, else csv."""
   return data.format or log_files.SUFFIXES.get(log_files.suffix_of(path), 'csv')
+
+
+def format_of_log(cfg: config.Config) -> str:
+  """Returns the format of the log's first file; of a prepared pass, that of the file it came from.
+
+  If the log is gone, the first pattern of data.train tells the format.
+  """
+  for path in paths_of_log(cfg):
+    with contextlib.suppress(UserError):
+      if not is_prepared(cfg.data, path):
+        return format_of(cfg.data, files_of(path)[0].path)
+      if kind := read_meta(path).get('source_format'):
+        return kind
+  return format_of(cfg.data, next(iter(cfg.data.train), ''))
 
 
 def config_of_table(
@@ -218,7 +232,8 @@ def prepare_pass(
   with _writing(cfg, raw_path, out_dir) as (writer, bad):
     for file in files:
       _convert(cfg, file, WHOLE, labelled, writer, bad, on_block)
-    writer.close(meta | {'bad': bad.checked(writer.samples)})
+    kind = format_of(cfg.data, files[0].path)
+    writer.close(meta | {'source_format': kind, 'bad': bad.checked(writer.samples)})
   return read_meta(out_dir)
 
 
@@ -265,7 +280,8 @@ def join_parts(
   on_block: OnBlock = lambda samples: None,
 ) -> None:
   """Joins the parts of a pass; the result is the same as that of `prepare_pass`."""
-  meta = _meta(cfg, raw_path, files_of(raw_path), labelled)
+  files = files_of(raw_path)
+  meta = _meta(cfg, raw_path, files, labelled)
   with _writing(cfg, raw_path, out_dir) as (writer, bad):
     for path in parts:
       prepared = PreparedPass(path, cfg)
@@ -273,7 +289,8 @@ def join_parts(
       of_part = prepared.meta['bad']
       bad.add(raw_path, of_part['kinds'], [BadRecord(**e) for e in of_part['examples']])
       on_block(writer.samples)
-    writer.close(meta | {'bad': bad.checked(writer.samples)})
+    kind = format_of(cfg.data, files[0].path)
+    writer.close(meta | {'source_format': kind, 'bad': bad.checked(writer.samples)})
 
 
 def _meta(

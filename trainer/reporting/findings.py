@@ -155,14 +155,15 @@ def faults(run: RecordedRun) -> list[str]:
   return [text for check in _CHECKS for text in check(run)]
 
 
-def table_by_slot(run: RecordedRun, event: str, field: str) -> pd.DataFrame:
+def table_by_slot(run: RecordedRun, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
   """Returns a table of one statistic of slots: a row for each event, a column for each slot.
 
   Args:
     event: the kind of events to take; those without statistics of slots are left out.
     field: the name of the statistic. Slots without it are left out.
+    columns: 'dense' for dense columns in place of slots.
   """
-  of_slots = run.of(event)['slots'].dropna()
+  of_slots = run.of(event)[columns].dropna()
   rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
   return pd.DataFrame(rows, of_slots.index).dropna(axis=1, how='all')
 
@@ -244,6 +245,25 @@ def _labels(run: RecordedRun) -> Iterator[str]:
 def _broken_label(name: str, figure: str, value: float, others: float) -> str:
   its = f'its {figure} is {value:.4f}, that of the other passes {others:.4f}'
   return f'The label of {name} looks broken: {its}.'
+
+
+def _never_filled(run: RecordedRun) -> Iterator[str]:
+  """Yields a sentence on the slots and dense columns that were blank in the whole training."""
+  kept, told, count = kept_slots(run), [], 0
+  for what, columns, field in (('slot', 'slots', 'blank'), ('dense column', 'dense', 'missing')):
+    shares = table_by_slot(run, 'train', field, columns)
+    names = [name for name in shares if (shares[name].dropna() == 1).all()]
+    if columns == 'slots' and not run.begins_with_another:
+      # The shares are of the first samples of each pass; a later one may have had a feature.
+      names = [name for name in names if not kept.get(name, {}).get('features')]
+    if names:
+      quoted = _list([f"'{name}'" for name in names])
+      told.append(f'{what}{"s" * (len(names) > 1)} {quoted}')
+    count += len(names)
+  if told:
+    names = '; '.join(told)
+    wanted = f'Check the log, or leave {"it" if count == 1 else "them"} out.'
+    yield f'Blank in every sample of the training: {names}. {wanted}'
 
 
 def _blank_slots(run: RecordedRun) -> Iterator[str]:
@@ -506,6 +526,7 @@ def kept_slots(run: RecordedRun) -> dict[str, dict]:
 _CHECKS = (
   _uncalibrated,
   _labels,
+  _never_filled,
   _blank_slots,
   _unseen_values,
   _drift,

@@ -17,7 +17,7 @@ QUALITY = (*config.METRICS, 'base_logloss', 'base_rmse', 'calibration', 'ctr')
 # Columns that RecordedRun.events always has, even if no event has the field yet.
 EVENT_COLUMNS = (
   *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
-  *('slots', 'features', 'admitted', 'table_bytes', 'disk_bytes', 'examples_per_second'),
+  *('slots', 'dense', 'features', 'admitted', 'table_bytes', 'disk_bytes', 'examples_per_second'),
   *QUALITY,
 )
 
