@@ -104,7 +104,10 @@ class EffectsTest(absltest.TestCase):
       slots = [{'name': 'item', 'counts': counts}, {'name': 'last', 'shares': 'item'}]
       tree = {'data': {'train': ['x'], 'slots': slots}, 'model': {'interactions': ['linear']}}
       told = list(effects.warnings(config.Config.model_validate(tree)))
-      wanted = "slot 'item': its counts also count its features in slot 'last'"
+      wanted = (
+        "slot 'item': its counts also count its features in slot 'last'; a second slot of the same "
+        'column (`column`) has counts of its own'
+      )
       self.assertEqual(told, [wanted] * counts)
 
   def test_a_job_tells_them_at_its_start_once(self):

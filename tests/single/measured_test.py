@@ -416,7 +416,7 @@ class BinsTest(tf.test.TestCase):
     told = io.StringIO()
     with contextlib.redirect_stdout(told):
       run = api.fit(self.tree)
-    self.assertIn(f"'p': {path}, read", told.getvalue())
+    self.assertIn(f"'p': its look-up table {path}, read", told.getvalue())
     frame = pd.DataFrame({'x': ['1', '9'], 'id': [2, 7]})
     before = run.predict(frame)
     self.assertCountEqual(run.features('kind')['text'], ['a', 'ü'])

@@ -61,7 +61,10 @@ def warnings(cfg: Config) -> Iterator[str]:
   counted = {slot.name for slot in cfg.data.slots if slot.counts}
   for slot in cfg.data.slots:
     if slot.shares in counted:
-      yield f"slot '{slot.shares}': its counts also count its features in slot '{slot.name}'"
+      yield (
+        f"slot '{slot.shares}': its counts also count its features in slot '{slot.name}'; a second "
+        'slot of the same column (`column`) has counts of its own'
+      )
 
 
 Idle = Iterator[tuple[str, object, str]]  # a key without effect, its value, and why

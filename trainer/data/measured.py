@@ -93,7 +93,7 @@ def in_words(cfg: config.Config, key: str, value: Json) -> str:
   """
   column = cfg.data.left_open().get(key)
   if table := _table_of(cfg, key):
-    return f"'{column.name}': {table}, read"
+    return f"'{column.name}': its look-up table {table}, read"
   of_column = f" of '{column.name}'" if column else ''
   how = 'the default, as' if config.is_default(key, value) else 'measured'
   return f'{key}{of_column}: {value}, {how}'
