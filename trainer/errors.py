@@ -46,6 +46,10 @@ class DataLoss(UserError):
   """Stored data cannot be trusted: a file is missing, cut short, changed, or of another run."""
 
 
+class OtherModel(UserError):
+  """A run holds another model than that of the config; its checkpoints may all be intact."""
+
+
 class BadPass(UserError):
   """A pass cannot be trained on: it is empty or damaged, or holds too many bad records."""
 

@@ -466,7 +466,7 @@ class WordsTest(tf.test.TestCase):
       ),
       (
         self.static_events(features=30_000, shows=90_000.0),
-        "Slot 'user' has a new value in almost every sample: 30,000 features of 45,000 "
+        "Slot 'user' has a new value in 67% of its impressions: 30,000 features of 45,000 "
         'impressions, in 95% of the bytes; the model does not know 99% of those it evaluates.',
       ),
       (
@@ -476,6 +476,30 @@ class WordsTest(tf.test.TestCase):
     ):
       (found,) = findings.faults(self.run_of(events))
       self.assertStartsWith(found, wanted)
+
+  def test_new_values_are_counted_against_impressions_without_the_decay_of_days(self):
+    rng = np.random.default_rng(2)
+    days = rng.integers(20_000, 60_000, 5)
+    for share, told in ((0.45, False), (0.55, True)):
+      events, shows = [], 0.0
+      for day, samples in enumerate(days):
+        shows += samples
+        of_user = {'features': round(share * days[: day + 1].sum()), 'shows': shows}
+        step = {'step': day + 1, 'time': 2.0}
+        size = {'features': 2000, 'admitted': 500, 'table_bytes': 1_000_000}
+        figures = {'auc': 0.7, 'examples': int(samples), 'examples_per_second': 9e4, 'ctr': 0.2}
+        trained = {'pass': f'p{day}', 'epoch': 0, 'slots': {'user': of_user}}
+        events.append({'event': 'train', 'day': day} | trained | figures | size | step)
+        events.append({'event': 'day_end', 'day': day} | size | step)
+        shows *= 0.8
+      run_dir = runs.write_run(f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run', events)
+      data = {'train': ['gone_*.csv'], 'day_pattern': r'_(\d+)', 'slots': [{'name': 'user'}]}
+      tree = {'run_dir': run_dir, 'data': data, 'model': {'interactions': ['linear']}}
+      runs.write_config(tree | {'lifecycle': {'decay': 0.8}}, run_dir)
+      found = [fault for fault in findings.faults(read_run(run_dir)) if 'new value' in fault]
+      wanted = f"Slot 'user' has a new value in 55% of its impressions: {0.55 * days.sum():,.0f} "
+      wanted += f'features of {days.sum():,} impressions, '
+      self.assertEqual([fault.startswith(wanted) for fault in found], [True] * told, found)
 
   def test_a_slot_whose_values_are_all_new(self):
     events = self.static_events()

@@ -9,7 +9,9 @@ import tempfile
 import tensorflow as tf
 import yaml
 
+from tests.support import commands
 from trainer import api, config, errors
+from trainer.training.finished_run import open_run
 from trainer.training.run_state import check_continues, check_run_dir
 
 
@@ -138,6 +140,33 @@ class RunDirTest(tf.test.TestCase):
     ):
       with self.assertRaisesRegex(errors.UserError, f'holds another model: .*{key}'):
         self.told(*overrides)
+
+  def test_commands_that_read_a_run_refuse_another_model_in_one_line(self):
+    run_dir, log = self.tree['run_dir'], f'{self.folder}/log.csv'
+    other = f"run_dir {run_dir}: it holds another model: its config.yaml has data.label = 'label', "
+    other += "this config 'nix'; wanted the same, or another --run_dir"
+    missing = f"{log}:1: no column 'foo' (slot 'foo') among 3 columns"
+    for change, wanted, command in (
+      ('data.label=nix', other, ('trainer.evaluate', '--data', log)),
+      ('data.label=nix', other, ('trainer.predict', '--data', log, '--out', '-')),
+      ('data.label=nix', other, ('trainer.export', '--kind', 'base', '--out', f'{run_dir}/x')),
+      ('data.slots.0.name=foo', missing, ('trainer.predict', '--data', log, '--out', '-')),
+    ):
+      done = commands.run('-m', *command, '--run_dir', run_dir, '--set', change)
+      self.assertEqual((done.returncode, done.stdout), (2, ''))
+      (line,) = done.stderr.splitlines()
+      self.assertStartsWith(line, f'error: {wanted}')
+
+  def test_a_damaged_checkpoint_of_a_run_of_another_model_is_no_matter(self):
+    copy = pathlib.Path(tempfile.mkdtemp(dir=self.folder))
+    shutil.copytree(self.tree['run_dir'], copy, dirs_exist_ok=True)
+    newest = max(copy.glob('checkpoints/ckpt-*'))
+    (newest / 'dense.npz').write_bytes(b'')
+    with open_run(str(copy)) as run:
+      self.assertEqual(run.step.steps, 2)
+    with self.assertRaisesRegex(errors.OtherModel, 'data.label'):
+      with open_run(str(copy), ['data.label=nix']):
+        pass
 
 
 if __name__ == '__main__':

@@ -465,43 +465,64 @@ def _weights(run: RecordedRun) -> Iterator[str]:
 
 
 def _unique_values(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence for each slot that has a new value in almost every sample."""
+  """Yields a sentence for each slot that has a new value in half of its impressions or more."""
   scored = next(iter(run.scores.values()), {}).get('slots')
   of_items = run.cfg.columns_of_items()
   if run.cfg.data.items is not None:
     of_items.add(run.cfg.item_slot.name)
-  for slot, values in kept_slots(run).items():
+  kept = kept_slots(run)
+  for slot, (features, shows) in _unique_slots(run).items():
     # An item of data.items may get a row before it is ever shown.
-    if slot in of_items or not _is_unique(values):
+    if slot in of_items:
       continue
     of_slot = scored.get(slot, {}) if isinstance(scored, dict) else {}
     unknown = of_slot.get('unknown')
     told = f'; the model does not know {unknown:.0%} of those it evaluates' if unknown else ''
-    features, shows = (f'{values[key]:,.0f}' for key in ('features', 'shows'))
+    share = features / max(features, shows)
     yield (
-      f"Slot '{slot}' has a new value in almost every sample: {features} features of {shows} "
-      f'impressions, in {values.get("bytes_share", 0):.0%} of the bytes{told}. '
+      f"Slot '{slot}' has a new value in {share:.0%} of its impressions: {features:,.0f} features "
+      f'of {shows:,.0f} impressions, in {kept[slot].get("bytes_share", 0):.0%} of the bytes{told}. '
       'Leave it out, or make its values coarser.'
     )
 
 
 def _unseen_values(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence for each slot of which data.valid, or data.test, has only new values."""
-  kept = kept_slots(run)
+  unique = _unique_slots(run)
   for split, figures in run.scores.items():
     slots = figures.get('slots')
     for slot, of_slot in slots.items() if isinstance(slots, dict) else ():
-      if of_slot.get('unknown') == 1 and not _is_unique(kept.get(slot, {})):
+      if of_slot.get('unknown') == 1 and slot not in unique:
         yield (
           f"Slot '{slot}': in data.{split} every sample has a value that was never trained on. "
           'Predictions lack what the slot has learned: train on more days, or leave it out.'
         )
 
 
-def _is_unique(values: Mapping[str, float]) -> bool:
-  """Returns whether a slot has a new value in almost every sample, by its `kept_slots`."""
-  features, shows = values.get('features', 0), values.get('shows', 0)
-  return features >= max(LEAST_UNIQUE, UNIQUE * shows)
+def _unique_slots(run: RecordedRun) -> dict[str, tuple[int, float]]:
+  """Returns the slots that have a new value in half of their impressions or more.
+
+  Returns:
+    {slot: its features, its impressions}, of one epoch and as many as if no day had decayed them.
+  """
+  unique, undecayed = {}, None
+  for slot, values in kept_slots(run).items():
+    features, shows = values.get('features', 0), values.get('shows', 0)
+    if features >= LEAST_UNIQUE:
+      undecayed = undecayed or _undecayed(run)
+      if features >= UNIQUE * shows * undecayed:
+        unique[slot] = features, shows * undecayed
+  return unique
+
+
+def _undecayed(run: RecordedRun) -> float:
+  """Returns how many impressions there were for each that the decay of days has left."""
+  trained = run.of_kept('train')
+  if run.cfg.counted_fields():  # shows are reset at the start of each epoch
+    trained = trained[trained['epoch'] == trained['epoch'].iloc[-1]]
+  ends = np.searchsorted(run.of('day_end').index, trained.index)
+  left = trained['examples'] * run.cfg.policy().decay ** (ends[-1] - ends)
+  return trained['examples'].sum() / left.sum()
 
 
 def kept_slots(run: RecordedRun) -> dict[str, dict]:

@@ -47,7 +47,7 @@ from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
 from trainer.embedding.row_table import RowTable
-from trainer.errors import DataLoss, UserError, plain_errors
+from trainer.errors import DataLoss, OtherModel, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.kept_texts import KeptTexts
 
@@ -403,6 +403,7 @@ def restore_latest(
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.
   Raises:
+    OtherModel: if `adapt` refuses a checkpoint as such; older ones are not tried.
     UserError: if there are checkpoints and all are damaged.
   """
   paths = communicator.on_first(f'cannot read {directory}', lambda: list(candidates(directory)))
@@ -414,6 +415,8 @@ def restore_latest(
       if refusal:
         logging.warning('using %s instead', path)
       return path, dense, progress
+    except OtherModel:
+      raise
     except UserError as e:
       refusal = refusal or e
       logging.warning('checkpoint refused: %s', e)

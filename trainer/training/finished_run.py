@@ -12,7 +12,7 @@ from trainer.comm import horovod
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
 from trainer.data.log_files import is_remote
-from trainer.errors import UserError
+from trainer.errors import OtherModel, UserError
 from trainer.reporting.events import read_events
 from trainer.storage import bucket
 from trainer.training.evaluation import Evaluation, evaluation_of
@@ -86,11 +86,9 @@ def open_run(
     state = RunState(cfg, communicator, step)
     if not _restore(state, checkpoint == 'best'):
       raise UserError(f'--run_dir {run_dir}: no finished checkpoint there; wanted a trained run')
-    if untrained := state.untrained_told():
-      if only_trained:
-        raise UserError(untrained)
-      if communicator.rank == 0:
-        logging.warning('%s', untrained)
+    untrained = state.untrained_told()
+    if untrained and only_trained:
+      raise UserError(untrained)
     inputs = Inputs(cfg, communicator, step, progress_made, prepared_folder)
     evaluation = evaluation_of(inputs)
     with contextlib.suppress(OSError):  # metrics.jsonl may be gone
@@ -101,6 +99,8 @@ def open_run(
     yield FinishedRun(
       cfg, communicator, step, state.progress, inputs, evaluation, progress_made, checkpoint
     )
+    if untrained and communicator.rank == 0:  # after the work, so that a mistake in it is one line
+      logging.warning('%s', untrained)
     communicator.barrier()  # all processes use the temporary directory of process 0
 
 
@@ -114,6 +114,8 @@ def _restore(state: RunState, best: bool) -> bool:
     try:
       # The best state may belong to the model of an earlier config.
       return (best and state.restore(best=True) and not state.untrained) or state.restore()
+    except OtherModel:
+      raise
     except UserError:
       if attempt + 1 == _RESTORE_ATTEMPTS:
         raise

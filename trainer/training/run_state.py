@@ -12,7 +12,7 @@ from absl import logging
 from trainer import config, files
 from trainer.comm.communicator import Communicator
 from trainer.config.schema_text import one_line_yaml
-from trainer.errors import DataLoss, UserError, short
+from trainer.errors import DataLoss, OtherModel, UserError, short
 from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
 from trainer.storage.kept_texts import KeptTexts
@@ -240,7 +240,7 @@ class RunState:
       nonlocal before
       before = config.parse(text, directory)
       if check_config:
-        check_continues(before, cfg, directory)
+        check_continues(before, cfg, cfg.run_dir)
       if not warm_start.is_needed(before, cfg):
         return None
       return warm_start.rows(before, cfg, self._communicator.rank, self._communicator.size)
@@ -279,27 +279,27 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
     cfg: the changed config.
     where: the run_dir, for the message.
   Raises:
-    UserError: if a changed key makes another model; the message names the first such key.
+    OtherModel: if a changed key makes another model; the message names the first such key.
   """
   other, wanted = f'run_dir {where}: it holds another model', 'or another --run_dir'
   mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
   if not mine & others:
     names = ', '.join(sorted(others))
-    raise UserError(f'{other}: data.slots has none of its slots, {names}; wanted some, {wanted}')
+    raise OtherModel(f'{other}: data.slots has none of its slots, {names}; wanted some, {wanted}')
   was, now = ('interactions' if x.model.retrieval is None else 'retrieval' for x in (before, cfg))
   if was != now:
     differs = f'its config.yaml has model.{was}, this config model.{now}'
-    raise UserError(f'{other}: {differs}; wanted the same, {wanted}')
+    raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')
   mine, others = ([column.name for column in x.data.dense] for x in (cfg, before))
   lacks = [f"lacks its '{name}'" for name in others if name not in mine]
   adds = [f"adds '{name}'" for name in mine if name not in others]
   if differs := ', '.join(lacks + adds):
-    raise UserError(f'{other}: data.dense {differs}; wanted the same, {wanted}')
+    raise OtherModel(f'{other}: data.dense {differs}; wanted the same, {wanted}')
   old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
   for key in sorted(old.keys() | new.keys()):
     if old.get(key) != new.get(key) and not warm_start.may_change(key, before, cfg):
       differs = f'its config.yaml has {key} = {_shown(old, key)}, this config {_shown(new, key)}'
-      raise UserError(f'{other}: {differs}; wanted the same, {wanted}')
+      raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')
 
 
 def _shown(flat: Mapping[str, Json], key: str) -> str:
