@@ -38,14 +38,29 @@ CHECKPOINT = flags.DEFINE_enum(
 
 
 def _check_integer_slots(cfg: config.Config) -> None:
-  """Refuses a slot in --integer_slots if none of the texts that the run has kept is a number."""
+  """Refuses a slot in --integer_slots if none of the texts that the run has kept is a number.
+
+  Prints of which slots the run has kept no texts.
+  """
   from trainer.reporting.inspection import Inspection
 
-  for slot in set(INTEGER_SLOTS.value).intersection(cfg.data.keep_texts):
-    kept = Inspection(cfg.run_dir, CHECKPOINT.value).texts(slot, np.zeros(0, np.int64)).values()
-    if kept and not any(re.fullmatch('-?[0-9]+', text) for text in kept):
+  if INTEGER_SLOTS.value and KIND.value != 'saved_model':
+    raise UserError(f'--integer_slots: found with --kind {KIND.value}; wanted --kind saved_model')
+  unknown = []
+  for slot in dict.fromkeys(INTEGER_SLOTS.value):
+    kept = []
+    if slot in cfg.data.keep_texts:
+      kept = Inspection(cfg.run_dir, CHECKPOINT.value).texts(slot, np.zeros(0, np.int64)).values()
+    if not kept:
+      unknown.append(slot)
+    elif not any(re.fullmatch('-?[0-9]+', text) for text in kept):
       found = f"the texts of '{slot}' are no whole numbers, as {next(iter(kept))!r}"
       raise UserError(f'--integer_slots: {found}; wanted slots of whole numbers')
+  if unknown := [slot for slot in unknown if slot in cfg.slot_ids()]:
+    print(
+      f'--integer_slots: not checked for {", ".join(unknown)}, whose texts the run has not kept '
+      '(data.keep_texts): all of them must be whole numbers'
+    )
 
 
 @command_line.command

@@ -5,9 +5,10 @@ It writes DIR/train, DIR/valid and DIR/test, each with FILE's suffix, but never 
 times at which valid and test begin; samples of the same time stay together. --by_hash keeps all
 samples of a user, or of another column's value, together. FILE is CSV, TSV, JSON lines (also .gz,
 .bz2) or Parquet. In JSON, COLUMN may be a path, as device.os. No value changes, but values of CSV
-may be quoted.
+may be quoted, and lines that repeat the names of the columns are left out.
 """
 
+import codecs
 import contextlib
 import functools
 import itertools
@@ -19,9 +20,10 @@ from collections.abc import Callable, Collection, Iterator
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.parquet as pq
-from absl import flags
+from absl import flags, logging
 from pandas.api.types import is_numeric_dtype, is_string_dtype
 
 from trainer import command_line
@@ -101,6 +103,18 @@ def _tables_of_json(name: str) -> Iterator[pa.Table]:
     yield pa.table({name: pa.array(texts, pa.string()), _LINE: pa.array(lines, pa.binary())})
 
 
+def _without_names(table: pa.Table) -> pa.Table:
+  """Leaves out the rows that repeat the names of the columns, as concatenated files have."""
+  names = table.column_names
+  # Most tables have none, which the first column shows. A byte-order mark may precede it.
+  is_names = pc.is_in(table.column(0), pa.array([names[0], codecs.BOM_UTF8.decode() + names[0]]))
+  if not pc.any(is_names).as_py():
+    return table
+  for i, name in enumerate(names[1:], 1):
+    is_names = pc.and_(is_names, pc.equal(table.column(i), name))
+  return table.filter(pc.invert(is_names))
+
+
 def _tables() -> Iterator[pa.Table]:
   """Yields the log in parts. All columns of a text file are read as text."""
   path = DATA.value
@@ -116,10 +130,17 @@ def _tables() -> Iterator[pa.Table]:
     with pa.csv.open_csv(path, read, parse) as reader:
       names = reader.schema.names
     convert = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+    headers = 0
     with pa.csv.open_csv(path, read, parse, convert) as reader:
-      yield from (pa.Table.from_batches([batch]) for batch in reader)
+      for batch in reader:
+        table = _without_names(pa.Table.from_batches([batch]))
+        headers += len(batch) - len(table)
+        yield table
   except pa.ArrowInvalid as e:
     raise UserError(f'{path}: {one_line(e)}; wanted another --delimiter or --columns?') from None
+  if headers:  # told once, though the log may be read twice
+    text = '%s: found the line of names again, %d times in the file; left out'
+    logging.log_first_n(logging.WARNING, text, 1, path, headers)
 
 
 def _flag() -> str:

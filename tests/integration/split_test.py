@@ -126,6 +126,28 @@ class SplitTest(tf.test.TestCase):
     again = self.split('log.parquet', '--by_hash', 'user', '--shares', '60,20,20')
     self.assertEqual([set(part['user']) for part in again], users, 'by the texts')
 
+  def test_names_again_as_in_concatenated_files(self):
+    path, out = f'{self.folder}/log.csv', f'{self.folder}/several'
+    names = ['user,time\n', '"user",time\r\n', '\ufeffuser,time\n']
+    files = [
+      name + ''.join(f'{i},{100 * n + i}\n' for i in range(50)) for n, name in enumerate(names)
+    ]
+    files[1] += 'user,3\n'  # a sample
+    for further, header in (['--by_hash', 'user'], 2), (['--by_time', 'time'], 2):
+      with open(path, 'w', newline='') as f:
+        f.write(''.join(files))
+      command = '-m', 'trainer.split', '--data', path, '--out', out, *further
+      done = commands.run(*command)
+      self.assertEqual(done.returncode, 0, done.stderr)
+      told = f'{path}: found the line of names again, {header} times in the file; left out'
+      self.assertEqual(' '.join(done.stderr.split()).count(told), 1, done.stderr)
+      parts = [pd.read_csv(f'{out}/{name}.csv') for name in ('train', 'valid', 'test')]
+      times = pd.concat(parts)['time'].tolist()
+      self.assertCountEqual(times, [100 * n + i for n in range(3) for i in range(50)] + [3])
+    done = commands.run(*command, '--columns', 'user,time')
+    self.assertEqual(done.returncode, 0, done.stderr)
+    self.assertIn('again, 3 times', ' '.join(done.stderr.split()))
+
   def test_a_directory(self):
     flags = '--data', self.folder, '--out', 'out', '--by_time', 'time'
     done = commands.run('-m', 'trainer.split', *flags)

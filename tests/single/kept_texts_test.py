@@ -94,6 +94,24 @@ class KeptTextsTest(tf.test.TestCase):
     self.assertEqual(done.returncode, 2)
     wanted = r"^error: --integer_slots: the texts of 'user' are no whole numbers, as 'u\d+'; wanted"
     self.assertRegex(done.stderr, wanted)
+    told = []
+    for slots, kind in (
+      ('last', tf.int64),
+      ('', tf.string),
+      ('last', tf.int64),
+      ('last', tf.int64),
+    ):
+      done = commands.run(*export, '--integer_slots', slots)
+      told.append(done.stdout.splitlines())
+      path = told[-1][1 if slots else 0].partition(':')[0]
+      signature = tf.saved_model.load(path).signatures['serving_default']
+      self.assertEqual(signature.structured_input_signature[1]['last'].dtype, kind)
+    self.assertIn('saved_model/3:', told[2][1], 'no model with other inputs stays the newest')
+    self.assertIn('saved_model/3:', told[3][1])
+    self.assertRegex(told[0][0], '^--integer_slots: not checked for last, whose texts')
+    done = commands.run(*export, '--integer_slots', 'nix')
+    self.assertEqual(done.returncode, 2)
+    self.assertRegex(done.stderr, "^error: integer slot 'nix': is not among data.slots; wanted one")
 
   def test_any_number_of_ranks(self):
     cfg = config.parse(yaml.safe_dump(self.tree), 'test')

@@ -74,6 +74,7 @@ from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable
+from trainer.errors import UserError
 from trainer.plain_data import JsonObject
 from trainer.storage import chain, dense_model, saved_model
 from trainer.storage import items as item_files
@@ -151,6 +152,11 @@ def _layout(cfg: config.Config) -> JsonObject:
   }
 
 
+def _place(position: JsonObject) -> JsonObject:
+  """Returns how far in the data an export is, without the ways in which exports may differ."""
+  return {k: v for k, v in position.items() if k not in ('rules', 'integer_slots')}
+
+
 def _begin(
   directory: str,
   kind: str,
@@ -169,11 +175,11 @@ def _begin(
   done, manifests, links = replay.scan(directory)
   for export in reversed(done):
     there = manifests[export.path]['position']
-    if export.kind == kind and there | {'rules': position['rules']} == position:
+    if export.kind == kind and _place(there) == _place(position):
       if there == position:
         return _Plan(export.path, export.sequence, True, [], False)
-      # The newest export of this position was made by other rules. So this one is written, even if
-      # an older export has its rules: scorers serve the newest.
+      # The newest export of this place was made in another way. So this one is written, even if an
+      # older export was made in its way: scorers serve the newest.
       break
   sequence = 1 + max((export.sequence for export in done), default=0)
   path = path_of(directory, kind, sequence)
@@ -312,7 +318,8 @@ def write(
     position: how far in the data the run is; an export of the same kind and position is not written
       again.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
-    integer_slots: the slots whose columns are int64 in a SavedModel.
+    integer_slots: the slots whose columns are int64 in a SavedModel. With others than the newest
+      SavedModel has, a new one is written.
     folder: the directory to write into; it has a chain of its own. None: `run_dir/exports`.
     items: on process 0 of a run with model.retrieval, all its items: kind 'items' writes all of
       them, 'delta' those that changed. None on other processes and for other runs.
@@ -320,13 +327,22 @@ def write(
     since: the step of the last base or delta; a delta writes what has changed since.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
-    UserError: on every process, if any process cannot write; no delta_score is lowered then.
+    UserError: on every process, if any process cannot write, or an integer slot does not exist; no
+      delta_score is lowered then.
   """
+  slots = cfg.slot_ids()
+  for name in integer_slots:
+    if name not in slots:
+      raise UserError(
+        f"integer slot '{name}': is not among data.slots; wanted one of {', '.join(sorted(slots))}"
+      )
   replay = replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
   # Other settings of the lifecycle select other rows.
   position = position | {'rules': store.policy.serialize()}
+  if integer_slots:
+    position['integer_slots'] = sorted(set(integer_slots))
 
   with contextlib.ExitStack() as turn:
 

@@ -39,8 +39,6 @@ class Serving(ServedModel):
     cfg, model, dense_stats: as in `ServedModel`.
     rows: the rows of all features.
     integer_slots: the slots whose columns are int64.
-  Raises:
-    UserError: if an integer slot does not exist.
   """
 
   def __init__(
@@ -56,11 +54,6 @@ class Serving(ServedModel):
     retrieval = cfg.model.retrieval
     # Columns that only describe items are no inputs of the SavedModel; inside it they are blank.
     self._of_items = retrieval.only_of_items() if retrieval else set()
-    names = {s.name for s in self._slots}
-    for name in set(integer_slots) - names:
-      raise UserError(
-        f"integer slot '{name}': is not among data.slots; wanted one of {', '.join(sorted(names))}"
-      )
     self._integer_columns = {
       name
       for s in self._slots
@@ -299,7 +292,7 @@ def save(
     rows: the rows of all features.
     integer_slots: the slots whose columns are int64 in the signature `serving_default`.
   Raises:
-    UserError: if two columns have the same `input_name`, or an integer slot does not exist.
+    UserError: if two columns have the same `input_name`.
   """
   serving = Serving(cfg, model, dense_stats, rows, integer_slots)
   columns = serving.column_specs()
