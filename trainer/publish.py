@@ -62,11 +62,20 @@ def _check_can_publish(exports: str) -> None:
 
 
 def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
+  from trainer.serving.versioned_store import plain_address
+
   is_told = is_filter_told = False
 
   def tell(applied: 'Applied') -> None:
     nonlocal is_told, is_filter_told
     is_told = True
+    if replaced := applied.replaced:
+      print(
+        f'{plain_address(TO.value)}: held version {replaced.sequence} ({replaced.export}), which '
+        f'is no export that {RUN_DIR.value} has now; replaced. Runs that are all to be served need '
+        'a --to each',
+        flush=True,
+      )
     print(
       f'version {applied.version.sequence}: {applied.version.export}, {applied.rows:,} rows and '
       f'{applied.tombstones:,} tombstones in {applied.seconds:.2f} s',

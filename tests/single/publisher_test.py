@@ -157,8 +157,11 @@ class Contract:
     self.run_ = Run(os.path.join(self.folder, 'run'), seed=9)
     for kind in ('base', 'delta'):
       sequence = self.export(kind)
-    self.publisher(store).advance()
+    applied = self.publisher(store).advance()
     self.check(store, sequence)
+    self.assertEqual(applied.replaced.export, '000002-delta')
+    self.export('base')
+    self.assertIsNone(self.publisher(store).advance().replaced, 'of the same run')
 
   def test_rolled_back_it_waits_for_the_next_base(self):
     store = self.open()
@@ -283,6 +286,12 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     os.truncate(f'{run_dir}/exports/{self.export("delta"):06d}-delta/dense.npz', 9)
     publish(2, 'an export was not applied: .*000003-delta/dense.npz: has 9 bytes')
     self.check(self.open(), newest)
+    self.run_ = Run(os.path.join(self.folder, 'other'), seed=9)
+    self.export('base')
+    flags = '--run_dir', f'{self.folder}/other', '--to', path, '--once'
+    told = commands.run('-m', 'trainer.publish', *flags).stdout
+    held = f'held version 2 (000002-delta), which is no export that {self.folder}/other has now'
+    self.assertStartsWith(told, f'{path}: {held}; replaced. Runs that are all to be served need')
 
 
 class MemoryStoreTest(Contract, tf.test.TestCase):

@@ -1,11 +1,13 @@
 """Follows the exports of a run and applies them to a store."""
 
+import os
 import time
 from collections.abc import Callable
 from typing import NamedTuple
 
 from absl import logging
 
+from trainer import files
 from trainer.errors import DataLoss, UserError
 from trainer.serving.versioned_store import Overtaken, Version, VersionedStore
 from trainer.storage import chain
@@ -13,12 +15,18 @@ from trainer.storage.chain import ROW_KINDS, RowExport
 
 
 class Applied(NamedTuple):
-  """What a publisher applied to a store."""
+  """What a publisher applied to a store.
+
+  Attributes:
+    replaced: the version that the store held, if a base has replaced it and it is of no export that
+      the run has now: it is of another run, or the run has begun anew or removed that export.
+  """
 
   version: Version
   rows: int
   tombstones: int
   seconds: float
+  replaced: Version | None
 
 
 class Publisher:
@@ -91,12 +99,21 @@ class Publisher:
     self, exports: list[RowExport], held: Version | None, withdrawn: int | None = None
   ) -> Applied:
     started = time.monotonic()
+    replaced = held if held and exports[0].begins_chain and not self._has(held) else None
     version = self._store.apply(exports, held, withdrawn)
     return Applied(
       version,
       sum(e.num_rows for e in exports),
       sum(e.num_tombstones for e in exports),
       time.monotonic() - started,
+      replaced,
+    )
+
+  def _has(self, held: Version) -> bool:
+    """Returns whether the run has the export of a version."""
+    path = os.path.join(self._directory, held.export)
+    return files.is_done(path) and held.checksum == files.crc32_of(
+      os.path.join(path, files.MANIFEST)
     )
 
 
