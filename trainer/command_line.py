@@ -17,7 +17,7 @@ from absl import app, flags, logging
 
 from ops.build import NotBuilt
 from trainer import runtime
-from trainer.errors import UserError, one_line
+from trainer.errors import UserError, one_line, printable
 
 SIGNALLED = 128  # a command that a signal ended has the status 128 + the number of the signal
 
@@ -229,7 +229,7 @@ def entry(main: Callable[..., int | None]) -> None:
           # Rank 0 has most likely found the same mistake. Once it has printed it and ended, the
           # launcher ends this process, so that the line appears once.
           time.sleep(5)
-        sys.stderr.write(f'error: {" ".join(str(e).split())[:_LONGEST]}\n')
+        sys.stderr.write(f'error: {printable(" ".join(str(e).split()))[:_LONGEST]}\n')
         status = 2
     except Exception as e:
       # TensorFlow's errors are recognised by name: not every command imports TensorFlow.
@@ -242,7 +242,7 @@ def entry(main: Callable[..., int | None]) -> None:
       else:
         what = wanted = ''
       if what:
-        sys.stderr.write(f'error: {what}: {one_line(e)[:_LONGEST]}; wanted {wanted}\n')
+        sys.stderr.write(f'error: {what}: {printable(one_line(e))[:_LONGEST]}; wanted {wanted}\n')
         status = 2
       else:
         logging.exception('this process failed')

@@ -100,14 +100,16 @@ def closest(name: object, valid: Iterable[object], near: float = _NEAR) -> str |
 def nearest(name: object, valid: Collection[object]) -> str:
   """Returns the end of a message about a wrong name: "; the nearest valid name is 'x'".
 
-  If no valid name is similar, all are listed; if `valid` is empty, the result is ''. Other systems'
-  names for our layers and their arguments are recognised.
+  If no valid name is similar, all are listed; if `valid` is empty, the result is ''. Names that are
+  no text, as a damaged file has, are left out. Other systems' names for our layers and their
+  arguments are recognised.
   """
+  valid = [one for one in map(str, valid) if printable(one) == one and '\ufffd' not in one]
   if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
     return f'; here that is {here}'
   if close := closest(name, valid):
     return f"; the nearest valid name is '{close}'"
-  listed = ', '.join(sorted(map(str, valid)))
+  listed = ', '.join(sorted(valid))
   if len(listed) > _LISTED:
     listed = listed[:_LISTED].rpartition(',')[0] + ', …'
   return f'; the valid names are {listed}' if listed else ''

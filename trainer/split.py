@@ -28,13 +28,14 @@ from pandas.api.types import is_numeric_dtype, is_string_dtype
 
 from trainer import command_line
 from trainer.data.csv_format import delimiter_of
+from trainer.data.log_files import open_table
 from trainer.data.text_blocks import text_blocks
 from trainer.errors import UserError, nearest, one_line, plain_errors
 from trainer.plain_data import JsonObject
 
 DATA = flags.DEFINE_string('data', None, 'The log.', required=True)
 OUT = flags.DEFINE_string('out', None, 'A directory for the three files.', required=True)
-BY_TIME = flags.DEFINE_string('by_time', None, 'A column of numbers, or texts that sort by time.')
+BY_TIME = flags.DEFINE_string('by_time', None, 'A column of numbers, or times that sort as texts.')
 BY_HASH = flags.DEFINE_string('by_hash', None, 'A column whose equal values stay together.')
 SHARES = flags.DEFINE_list(
   'shares',
@@ -54,6 +55,7 @@ Split = Callable[[pa.Table], np.ndarray]
 _FORMAT = '%Y-%m-%d %H:%M:%S.%f%z'
 _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
 _YEAR_FIRST = re.compile(r'\d{4}([./-])\d\d\1\d\d')
+_TIME = r'\d{4}|\d\d:\d\d'  # how a text that sorts by time begins
 
 
 def _delimiter() -> str:
@@ -122,7 +124,8 @@ def _tables() -> Iterator[pa.Table]:
     yield from _tables_of_json(BY_TIME.value or BY_HASH.value)
     return
   if path.endswith('.parquet'):
-    yield from (pa.Table.from_batches([batch]) for batch in pq.ParquetFile(path).iter_batches())
+    with open_table(path, 'a Parquet') as f:
+      yield from (pa.Table.from_batches([batch]) for batch in pq.ParquetFile(f).iter_batches())
     return
   parse = pa.csv.ParseOptions(delimiter=_delimiter(), newlines_in_values=True)
   read = pa.csv.ReadOptions(column_names=COLUMNS.value or None)
@@ -254,6 +257,13 @@ def _times(texts: pd.Series, name: str) -> pd.Series:
       f"{DATA.value}: column '{name}', sample {at + 1:,}: found {texts[at]!r}, which does not sort "
       f'by time with {texts[0]!r} of sample 1; wanted one format'
     )
+  is_no_time = is_other & ~texts.astype(str).str.match(_TIME)
+  if is_other[0] and is_no_time.any():
+    at = int(is_no_time.to_numpy().argmax())
+    raise UserError(
+      f"{DATA.value}: column '{name}', sample {at + 1:,}: found {texts[at]!r}, which is no time; "
+      'wanted numbers, texts such as 2024-01-30 12:00, or --time_format'
+    )
   return texts
 
 
@@ -315,6 +325,8 @@ def main() -> None:
     raise UserError(f'--data {DATA.value}: no such file')
   if '.jsonl' in DATA.value:
     _check_json_column(BY_TIME.value or BY_HASH.value)
+  if not any(map(len, _tables())):
+    raise UserError(f'--data {DATA.value}: found no samples; wanted at least one')
   if BY_TIME.value:
     split_of, told = _by_time(BY_TIME.value)
   elif AT.value:

@@ -148,6 +148,30 @@ class SplitTest(tf.test.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn('again, 3 times', ' '.join(done.stderr.split()))
 
+  def test_files_without_samples_or_times(self):
+    path, out = f'{self.folder}/log.csv', f'{self.folder}/log.csv_split'
+    self.split('log.csv', '--by_time', 'time')
+    with open(f'{out}/train.csv') as f:
+      before = f.read()
+    device = ''.join(f'{1000 + i},{"phone" if i else "car"}\n' for i in range(9))
+    for content, flags, wanted in (
+      ('', ['--by_hash', 'user'], f'--data {path}: found no samples; wanted at least one\n'),
+      ('', ['--by_time', 'user'], f'--data {path}: found no samples; wanted at least one\n'),
+      (device, ['--by_time', 'device'], "sample 1: found 'car', which is no time; wanted numbers"),
+      ('1,2,\x1b\0\n', ['--by_hash', 'user'], r'Expected 2 columns, got 3: 1,2,\x1b\x00; wanted'),
+    ):
+      with open(path, 'w') as f:
+        f.write('user,device\n' + content)
+      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, *flags)
+      self.assertEqual(done.returncode, 2)
+      self.assertIn(wanted, done.stderr)
+      with open(f'{out}/train.csv') as f:
+        self.assertEqual(f.read(), before)
+    self.frame.to_csv(f'{self.folder}/text.parquet', index=False)
+    flags = '--data', f'{self.folder}/text.parquet', '--out', out, '--by_hash', 'user'
+    done = commands.run('-m', 'trainer.split', *flags)
+    self.assertRegex(done.stderr, '^error: .*not a Parquet file .* looks like text, as it begins')
+
   def test_a_directory(self):
     flags = '--data', self.folder, '--out', 'out', '--by_time', 'time'
     done = commands.run('-m', 'trainer.split', *flags)

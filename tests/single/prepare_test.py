@@ -477,7 +477,8 @@ class ParquetTest(PrepareTestCase):
     pa.parquet.write_table(table.slice(0, 0), self.path('p'))
     with self.assertRaisesRegex(UserError, 'p: found no records'):
       prepare_pass(cfg, self.path('p'), self.path('out'))
-    with self.assertRaisesRegex(UserError, 'q: not a Parquet file'):
+    told = "q: not a Parquet file .*; it looks like text, as it begins with 'a,b'$"
+    with self.assertRaisesRegex(UserError, told):
       prepare_pass(cfg, self.write('q', 'a,b\n1,2\n'), self.path('out'))
     pa.parquet.write_table(table.rename_columns(['user', 'x', 'click']), self.path('p'))
     with self.assertRaisesRegex(UserError, r"p: no column 'a' \(slot 'a'\).*valid names are"):
@@ -597,6 +598,11 @@ class BadInputTest(PrepareTestCase):
       (gzip.compress(b'a'), 'found gzip-compressed data; wanted text, or the suffix .gz'),
       ('click;user;topics;price;w\n1;u;;;1\n', ':1: the first line has one field by .*";"'),
       ('1,5,s,2,1\n', ":1: no column 'click'.* looks like a record, .* or data.columns"),
+      (b'c\x07ick,user\xff\n1,2\n', r":1: .* first line is no text, it begins with 'c\\x07ick,us"),
+      (
+        b'clicc\xff,u\n1,2\n',
+        r":1: no column 'click' \(.*\) among 2 columns; the nearest valid name is 'u';",
+      ),
       (
         'Click,user,topics,price,w\n',
         ":1: no column 'click' .*; the nearest valid name is 'Click'",

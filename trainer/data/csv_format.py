@@ -24,7 +24,7 @@ from trainer.data.log_files import WHOLE, Part, suffix_of
 from trainer.data.schema import CARRIED, check_columns
 from trainer.data.text_blocks import MAX_LINE_BYTES, text_blocks
 from trainer.data.values import float_or_none
-from trainer.errors import BadPass, UserError
+from trainer.errors import BadPass, UserError, printable
 
 HEAD_BYTES = 64 << 10
 PARSED_BYTES = 1 << 20  # what Arrow parses at once: few enough to stay in the processor's cache
@@ -190,6 +190,12 @@ def _check_header(
 ) -> None:
   """Raises a UserError with a likely cause if the first line lacks a wanted column."""
   missing = [w for w in wanted if w not in names]
+  untabbed = [name.replace('\t', ' ') for name in names]
+  if missing and any(printable(name) != name for name in untabbed):
+    raise UserError(
+      f"{path}:1: no column '{missing[0]}' ({wanted[missing[0]]}); the first line is no text, it "
+      f'begins with {line[:20]!r}; wanted a line of names'
+    )
   if missing and len(names) == 1:
     best = max(OTHER_DELIMITERS.replace(delimiter, ''), key=line.count)
     if count := line.count(best):

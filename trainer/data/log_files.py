@@ -232,7 +232,17 @@ def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
     with open_file(path) as f:
       yield f
   except (OSError, UnicodeError, pa.ArrowException) as e:  # also where a column's name is no UTF-8
-    raise BadPass(f'{path}: not {kind} file that can be read: {first_line(e)}') from None
+    found = f'{first_line(e).removesuffix(".")}{_as_text(path)}'
+    raise BadPass(f'{path}: not {kind} file that can be read: {found}') from None
+
+
+def _as_text(path: str) -> str:
+  """Returns '; it looks like text, …' if a file begins with text, else ''."""
+  with contextlib.suppress(OSError, pa.ArrowException), open_file(path) as f:
+    start = f.read(80).decode(errors='ignore').strip()
+    if start and ' '.join(start.split()).isprintable():
+      return f'; it looks like text, as it begins with {start.splitlines()[0][:40]!r}'
+  return ''
 
 
 def open_stream(path: str) -> pa.NativeFile:
