@@ -501,6 +501,43 @@ class WordsTest(tf.test.TestCase):
       wanted += f'features of {days.sum():,} impressions, '
       self.assertEqual([fault.startswith(wanted) for fault in found], [True] * told, found)
 
+  def test_steps_that_are_too_long_are_told_with_the_rates(self):
+    events = self.static_events()
+    for e in events:
+      if e['event'] == 'train':
+        e |= {'logloss': 0.9, 'base_logloss': 0.5}
+    run = self.run_of(events)
+    rates = [rule.learning_rate for _, rule, _ in run.cfg.sparse.optimizers()]
+    self.assertEqual(rates[0], rates[1])
+    key = 'sparse.tables.default'
+    halves = ' '.join(
+      f'--set {key}.{part}.learning_rate={rates[0] / 2:.2g}' for part in ('linear', 'factors')
+    )
+    (found,) = findings.faults(run)
+    self.assertEndsWith(
+      found, f'Try half of the learning rates: {halves} in place of {rates[0]:.3g}.'
+    )
+    half, rate = f'{rates[0] / 2:.2g}', f'{rates[0]:.3g}'
+    linear = {'linear': {'learning_rate': 0.4}}
+    for changes, wanted in (
+      ({'sparse': {'tables': {'default': linear}}}, f'in place of 0.4 and {rate}.'),
+      (
+        {'model': {'interactions': ['linear']}},
+        f': --set {key}.linear.learning_rate={half} in place',
+      ),
+      (
+        {'sparse': {'tables': {'default': {}, 'wide': {}}}},
+        f'rates: {key}.linear.learning_rate {half} in place of {rate}, {key}.factors',
+      ),
+    ):
+      slots = [{'name': 'user'}, {'name': 'item'}, {'name': 'query'}]
+      slots[0] |= {'table': 'wide'} if 'wide' in str(changes) else {}
+      tree = {'run_dir': run.directory, 'data': {'train': ['gone_*.csv'], 'slots': slots}}
+      tree |= {'model': {'interactions': ['linear', 'fm']}} | changes
+      runs.write_config(tree, run.directory)
+      (found,) = findings.faults(read_run(run.directory))
+      self.assertIn(wanted, found)
+
   def test_a_slot_whose_values_are_all_new(self):
     events = self.static_events()
     slots = {'user': {'unknown': 1.0}, 'item': {'unknown': 0.9}}

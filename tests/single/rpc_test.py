@@ -185,8 +185,11 @@ class RpcTest(tf.test.TestCase):
         self.assertIn(line, text)
 
   def test_before_the_first_version(self):
-    with self.serving(Service(MemoryStore())) as (_, predict):
-      self.refused('UNAVAILABLE', '^no version is published yet$', request(self.columns), predict)
+    service = Service(MemoryStore())
+    with self.serving(service) as (_, predict):
+      for why in ('the server is loading its first version', 'no version is published yet'):
+        self.refused('UNAVAILABLE', f'^{why}$', request(self.columns), predict)
+        service.refresh()
 
   def test_too_many_at_a_time(self):
     with self.serving(limits=Limits(concurrency=0)) as (_, predict):

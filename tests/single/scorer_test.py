@@ -498,10 +498,14 @@ class ScorerTest(tf.test.TestCase):
     store = open_store(path, '--store')
     service = Service(store)
     with served(service) as client:
-      service.refresh()
-      self.assertEqual(client.ask('GET', '/healthz')[0], 503)
-      status, answer = client.predict(self.rows(self.records[:1]))
-      self.assertEqual((status, answer['error']), (503, 'no version is published yet'))
+      for why in ('the server is loading its first version', 'no version is published yet'):
+        status, text, _ = client.ask('GET', '/healthz')
+        self.assertEqual((status, text), (503, f'{why}\n'.encode()))
+        status, text, _ = client.ask('GET', '/v1/models/ctr')
+        self.assertEqual((status, json.loads(text)['error']), (503, why))
+        status, answer = client.predict(self.rows(self.records[:1]))
+        self.assertEqual((status, answer['error']), (503, why))
+        service.refresh()
     for why in (
       f'{path}: is not there yet; ctr-publish --to {path} makes it',
       'no base was exported (export.base: true) or published',
@@ -513,6 +517,30 @@ class ScorerTest(tf.test.TestCase):
       self.assertLen(logged.output, 1)
       self.assertEndsWith(logged.output[0], f'nothing is served yet: {why}')
       os.makedirs(path, exist_ok=True)
+
+  def test_while_the_first_version_is_loaded(self):
+    """A run's first export appears only after the server has found none."""
+    store, found = MemoryStore(), []
+    publisher, is_there = Publisher(self.exports, store), False
+    service = Service(store, lambda: publisher.advance() if is_there else None)
+    service.refresh()
+    self.assertEqual(service.not_ready, 'no version is published yet')
+    is_there = True
+
+    def noting(act):
+      def noted(*args):
+        found.append(service.not_ready)
+        return act(*args)
+
+      return noted
+
+    with (
+      mock.patch.object(store, '_apply', noting(store._apply)),
+      mock.patch.object(service, '_load', noting(service._load)),
+    ):
+      service.refresh()
+    self.assertEqual(found, ['the server is loading its first version'] * 2)
+    self.assertIsNone(service.not_ready)
 
   def test_an_error_of_the_store_names_what_is_served(self):
     stop = threading.Event()

@@ -422,9 +422,23 @@ def _long_steps(run: RecordedRun) -> Iterator[str]:
   if base and own > LONG_STEPS * base and (clicks_of(first) or 0) >= LEAST_CLICKS:
     yield (
       f'In the first pass logloss is {own:.2f}, far above the {base:.2f} of predicting the share '
-      'of clicks for all: steps look too long. Try half of the learning_rate of linear and factors '
-      '(sparse.tables.NAME).'
+      f'of clicks for all: steps look too long. Try half of the learning rates: '
+      f'{_halved_rates(run)}.'
     )
+
+
+def _halved_rates(run: RecordedRun) -> str:
+  """Returns the learning rates of the rows, each with its half; one table's to copy as `--set`."""
+  rules = [(f'{key}.learning_rate', rule) for key, rule, _ in run.cfg.sparse.optimizers()]
+  if {i.kind for i in run.cfg.model.all_interactions().values()} == {'linear'}:
+    rules = [(key, rule) for key, rule in rules if key.endswith('.linear.learning_rate')]
+  pairs = [
+    (key, f'{rule.learning_rate / 2:.2g}', f'{rule.learning_rate:.3g}') for key, rule in rules
+  ]
+  if len(pairs) > 2:
+    return _list([f'{key} {half} in place of {rate}' for key, half, rate in pairs])
+  settings = ' '.join(f'--set {key}={half}' for key, half, _ in pairs)
+  return f'{settings} in place of {" and ".join(dict.fromkeys(rate for *_, rate in pairs))}'
 
 
 def _finds_less(run: RecordedRun) -> Iterator[str]:

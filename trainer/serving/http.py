@@ -385,10 +385,9 @@ class App:
 
   async def _status(self, request: Request) -> Response:
     self.check_name(request.path_params['name'])
-    version = self._service.version
-    if version is None:
-      raise NotReady('no version is published yet')
-    return _json(rest.status(version.sequence), 200)
+    if reason := self._service.not_ready:
+      raise NotReady(reason)
+    return _json(rest.status(self._service.version.sequence), 200)
 
   async def _metadata(self, request: Request) -> Response:
     self.check_name(request.path_params['name'])
@@ -412,8 +411,8 @@ class App:
 
   async def _health(self, request: Request) -> Response:
     """Answers 200 once a version is served; needs no token."""
-    ready = self._service.version is not None and self._recommender.is_ready
-    return Response('ok\n' if ready else 'no version yet\n', 200 if ready else 503)
+    reason = self._service.not_ready or self._recommender.not_ready
+    return Response(f'{reason or "ok"}\n', 503 if reason else 200)
 
 
 def _unknown_path(request: Request) -> Refused:

@@ -34,9 +34,9 @@ class Recommender:
     self._finder, self._ranker, self._candidates = finder, ranker, candidates
 
   @property
-  def is_ready(self) -> bool:
-    """Whether each model has a version to serve."""
-    return None not in (self._finder.version, (self._ranker or self._finder).version)
+  def not_ready(self) -> str | None:
+    """Why a model has no version to serve yet; None if each has one."""
+    return self._finder.not_ready or (self._ranker or self._finder).not_ready
 
   def signature(self) -> Signature:
     """Returns the columns and outputs of a request for items.

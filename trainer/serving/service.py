@@ -62,6 +62,7 @@ class Service:
   ):
     self._store, self._advance, self._own_layers = store, advance, own_layers
     self._served: _Served | None = None
+    self._may_load = True  # until a look at the store finds nothing
     self._lock = threading.Lock()  # guards _served, its users and _idle
     self._refreshing = threading.Lock()
     self._idle: list[tuple[str, Scorer]] = []  # (config, scorer), free for another version
@@ -73,6 +74,15 @@ class Service:
     """The version that is served; None if there is none yet."""
     served = self._served
     return served and served.view.version
+
+  @property
+  def not_ready(self) -> str | None:
+    """Why no version is served yet; None if one is."""
+    if self._served:
+      return None
+    if self._may_load or self._store.is_applying:
+      return 'the server is loading its first version'
+    return 'no version is published yet'
 
   def predict(self, request: Request) -> tuple[Scores, int]:
     """Returns the scores of a request, and the number of their version.
@@ -166,7 +176,7 @@ class Service:
     with self._lock:
       served = self._served
       if served is None:
-        raise NotReady('no version is published yet')
+        raise NotReady(self.not_ready)
       served.users += 1
     try:
       yield served
@@ -201,6 +211,7 @@ class Service:
       if self._served and gone is None and self._store.version() == self.version:
         return
       view = self._store.view()
+      self._may_load = view is not None
       served = view and self._load(view)
       with self._lock:
         before, self._served = self._served, served

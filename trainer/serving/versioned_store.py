@@ -119,9 +119,11 @@ class VersionedStore(abc.ABC):
 
   Attributes:
     holds_items: whether the store can hold the items of a model with model.retrieval.
+    is_applying: whether this object is bringing the store to a new version.
   """
 
   holds_items = False
+  is_applying = False
 
   @abc.abstractmethod
   def version(self) -> Version | None:
@@ -157,7 +159,11 @@ class VersionedStore(abc.ABC):
         'ctr-serve --run_dir, which follows the run itself'
       )
     new = Version.of(exports[-1], withdrawn)
-    self._apply(exports, expected, new)
+    self.is_applying = True
+    try:
+      self._apply(exports, expected, new)
+    finally:
+      self.is_applying = False
     return new
 
   @abc.abstractmethod
