@@ -112,6 +112,9 @@ class KeptTextsTest(tf.test.TestCase):
     done = commands.run(*export, '--integer_slots', 'nix')
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, "^error: integer slot 'nix': is not among data.slots; wanted one")
+    done = commands.run(*export[:-1], 'base', '--integer_slots', 'last')
+    told = 'error: --integer_slots: found with --kind base; wanted --kind saved_model\n'
+    self.assertEqual((done.returncode, done.stderr), (2, told))
 
   def test_any_number_of_ranks(self):
     cfg = config.parse(yaml.safe_dump(self.tree), 'test')
