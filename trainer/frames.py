@@ -108,14 +108,27 @@ def write_passes(
     frames: {split: a frame or a list of frames}.
   Yields:
     The settings, such as `data.SPLIT=[FILES]`, by which a job reads these files.
+  Raises:
+    UserError: if a frame lacks a column; then nothing is written.
   """
+  from trainer.data.parquet_format import known_columns
+  from trainer.data.schema import check_columns, wanted_columns
+
+  tables: dict[str, list[pa.Table]] = {}
+  wanted = wanted_columns(cfg)
+  for split, some in frames.items():
+    tables[split] = [_arrow(cfg, frame) for frame in ([some] if is_frame(some) else some)]
+    for i, table in enumerate(tables[split]):
+      name = split if is_frame(some) else f'{split}[{i}]'
+      known = known_columns(table.schema, wanted)
+      check_columns(f'the frame {name}', known, wanted, cfg.data.made)
   folder = os.path.join(cfg.run_dir, 'frames')
   os.makedirs(folder, exist_ok=True)
-  for split, some in frames.items():
+  for split, of_split in tables.items():
     paths = []
-    for i, frame in enumerate([some] if is_frame(some) else some):
+    for i, table in enumerate(of_split):
       unfinished = os.path.join(folder, f'{split}{files.UNFINISHED}')
-      pq.write_table(_arrow(cfg, frame), unfinished)
+      pq.write_table(table, unfinished)
       # A run that is continued with another frame trains on it as another pass.
       paths.append(os.path.join(folder, f'{split}-{i:03}-{files.crc32_of(unfinished):08x}.parquet'))
       os.replace(unfinished, paths[-1])

@@ -250,6 +250,20 @@ class ApiTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, 'nor data.test'):
       run.evaluate()
 
+  def test_a_frame_without_its_label_is_refused_before_anything_is_written(self):
+    run_dir = os.path.join(self.get_temp_dir(), 'new', 'run')
+    data = {'label': 'click', 'slots': [{'name': 'user'}]}
+    lacking = log(10)[['user']]
+    for frames, name in (
+      ({'train': lacking}, 'train'),
+      ({'train': log(300), 'valid': lacking}, 'valid'),
+      ({'train': [log(300), lacking]}, r'train\[1\]'),
+    ):
+      wanted = f"^the frame {name}: no column 'click' \\(data.label\\) among 1 column; "
+      with self.assertRaisesRegex(UserError, wanted):
+        api.fit({'data': data, 'model': {'interactions': ['linear']}}, (), run_dir, **frames)
+      self.assertFalse(os.path.exists(os.path.dirname(run_dir)))
+
   def test_lists_in_a_frame_are_texts_of_a_csv_log(self):
     ids = log(300)['user']
     lists = [[int(i), int(i) + 1] for i in ids]

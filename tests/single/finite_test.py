@@ -108,7 +108,7 @@ class FiniteTest(tf.test.TestCase):
     state = job.step.dense_state()
     name = next(name for name in state if 'kernel' in name)
     job.step.load_dense_state(state | {name: np.full_like(state[name], np.nan)})
-    with self.assertRaisesRegex(UserError, f'{name}: holds values that are not finite'):
+    with self.assertRaisesRegex(UserError, f'after step 4, {name} holds values that are not'):
       job.save()
     self.assertEqual(self.checkpoints(), before)
 

@@ -63,15 +63,17 @@ def _texts(rank: int, size: int) -> str:
   return f'texts-{rank:05d}-of-{size:05d}.parquet'
 
 
-def _check_finite(name: str, array: np.ndarray) -> None:
-  if array.dtype == np.uint16 and ' factors_' in name:  # bfloat16
+def _check_finite(step: int, name: str, array: np.ndarray) -> None:
+  if array.dtype == np.uint16 and name.startswith('factors_'):  # bfloat16
     finite = ((array & 0x7F80) != 0x7F80).all()
   else:  # one sum tests all; it overflows only for values that are useless anyway
-    finite = array.dtype.kind != 'f' or np.isfinite(array.sum())
+    with np.errstate(over='ignore', invalid='ignore'):
+      finite = array.dtype.kind != 'f' or np.isfinite(array.sum())
   if not finite:
     raise UserError(
-      f'{name}: holds values that are not finite, so nothing is saved; wanted lower learning '
-      'rates, clip, or dense columns and weights without huge values'
+      f'after step {step}, {name} holds values that are not finite, so nothing is saved; wanted '
+      'lower learning rates (of train.dense_optimizer or sparse.tables), clip, or dense columns '
+      'and weights without huge values'
     )
 
 
@@ -79,8 +81,8 @@ def _bytes_of(array: np.ndarray) -> memoryview:
   return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def _write_rows(path: str, store: RowTable, shards: range) -> None:
-  """Writes a store's rows into the files `path`.bin and `path`.json.
+def _write_rows(path: str, store: RowTable, shards: range, step: int) -> None:
+  """Writes a store's rows, as they are after a step, into the files `path`.bin and `path`.json.
 
   Raises:
     ValueError: if a row does not belong to `shards`, the logical shards that this process owns.
@@ -96,7 +98,7 @@ def _write_rows(path: str, store: RowTable, shards: range) -> None:
       columns = [[name, array.dtype.str, list(array.shape[1:])] for name, array in chunk.items()]
       crc = 0
       for name, array in chunk.items():
-        _check_finite(f'{f.name}: {name}', array)
+        _check_finite(step, name, array)
         data = _bytes_of(np.ascontiguousarray(array))
         f.write(data)
         crc = zlib.crc32(data, crc)
@@ -163,12 +165,12 @@ def save(
   unfinished = final + files.UNFINISHED
 
   def write() -> None:
-    _write_rows(os.path.join(unfinished, _part(rank, size)), store, shards_of(rank, size))
+    _write_rows(os.path.join(unfinished, _part(rank, size)), store, shards_of(rank, size), step)
     if texts and (dump := texts.dump()) is not None:
       files.write(os.path.join(unfinished, _texts(rank, size)), dump)
     if rank == 0:
       for name, array in dense.items():
-        _check_finite(name, np.asarray(array))
+        _check_finite(step, name, np.asarray(array))
       for name, data in (
         ('dense.npz', files.to_npz(dense)),
         ('progress.json', files.to_json(progress)),
