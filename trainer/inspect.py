@@ -101,11 +101,13 @@ def _importance_text(table: 'pd.DataFrame') -> str:
   """Returns the table of --importance as text, with a sentence on effects that may be chance."""
   from trainer.reporting.live_line import WIDTH
 
+  examples = table.attrs['examples']
   titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]
   table = table.set_axis(['±' if t.endswith('plus minus') else t for t in titles], axis=1)
   text = table.rename_axis(None).to_string(float_format='{:,.5f}'.format, na_rep='-')
   loss, plus_minus = table.iloc[:, 0].abs(), table.iloc[:, 1]
-  told = ['± is half of the 95 % interval.']
+  data = ', '.join(DATA.value) or 'data.test'
+  told = [f'On {examples:,} samples of {data}.', '± is half of the 95 % interval.']
   if loss.isna().all():
     told.append('There are too few clicks to measure AUC.')
   elif unclear := list(table.index[~(loss > plus_minus)]):

@@ -16,8 +16,9 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.data.synthetic import synthesize
 from trainer.errors import UserError
-from trainer.reporting import report
+from trainer.reporting import report, slot_figures
 from trainer.reporting.inspection import Inspection
+from trainer.reporting.runs import read_run
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
@@ -210,6 +211,11 @@ inspect.main()
     (event,) = [e for e in self.events if e['event'] == 'importance']
     losses = {slot: values['auc'] for slot, values in event['slots'].items()}
     self.assertEqual(sorted(losses, key=losses.get), ['noise', 'weak', 'strong'])
+    drawn = slot_figures.importance(read_run(self.run_dir)).layout.xaxis.title.text
+    of = f'{event["examples"]:,} samples of data.{event["split"]}'
+    self.assertEqual(drawn, f'AUC lost on {of}')
+    done = commands.run('-m', 'trainer.inspect', f'--run_dir={self.run_dir}', '--importance')
+    self.assertIn(f'\nOn {event["examples"]:,} samples of data.test.\n', done.stdout)
     self.assertGreater(losses['strong'], 0.2)
     self.assertLess(abs(losses['noise']), 0.02)
 

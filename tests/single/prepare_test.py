@@ -466,7 +466,7 @@ class ParquetTest(PrepareTestCase):
     pa.parquet.write_table(table, self.path('p'))
     with self.assertRaisesRegex(
       UserError,
-      r"p:2: column 'x': found nan; wanted a finite number, or blank.*; 1 of 3 records are bad",
+      r"p:2: column 'x': found nan; wanted a finite number, or blank.*; 1 of 3 records is bad",
     ):
       prepare_pass(cfg, self.path('p'), self.path('out'))
     pa.parquet.write_table(table.set_column(0, 'a', pa.array([0.5, 1, 2])), self.path('p'))
@@ -548,7 +548,7 @@ class BadInputTest(PrepareTestCase):
           prepare_pass(make_config(self.CONFIG), raw, self.path('out'))
         self.assertEqual(
           str(caught.exception),
-          f'{raw}:11: {message}; 1 of 10 records are bad',
+          f'{raw}:11: {message}; 1 of 10 records is bad',
         )
         self.assertEqual(os.listdir(self.get_temp_dir()), ['day.csv'])
         with self.assertLogs('absl', 'WARNING') as logs:
@@ -646,7 +646,7 @@ class BadInputTest(PrepareTestCase):
     done = commands.run('-m', 'trainer.prepare', *flags)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertIn(
-      f"error: {raw}:3: column 'click': found '7'; wanted 0 or 1; 1 of 2 records are bad",
+      f"error: {raw}:3: column 'click': found '7'; wanted 0 or 1; 1 of 2 records is bad",
       done.stderr,
     )
     self.assertNotIn('Traceback', done.stderr)

@@ -577,6 +577,28 @@ class WordsTest(tf.test.TestCase):
       [low, high], [0.1 - 1.96 * variance**0.5, 0.1 + 1.96 * variance**0.5], atol=3e-3
     )
 
+  def test_computed_numbers_are_shown_with_the_digits_in_which_they_differ(self):
+    found = []
+    for rates in ((5 / 54, 0.25), (0.25 / 3, 0.25 + 1e-12)):
+      run_dir = runs.write_run(f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run', [])
+      rules = [{'learning_rate': rate} for rate in rates]
+      tree = {'run_dir': run_dir, 'data': {'train': ['gone'], 'slots': [{'name': 'user'}]}}
+      tree['sparse'] = {'tables': {'default': dict(zip(('linear', 'factors'), rules))}}
+      runs.write_config(tree | {'model': {'interactions': ['linear', 'fm']}}, run_dir)
+      found.append(read_run(run_dir))
+    keys = comparison.settings_that_differ(found)
+    key = 'sparse.tables.default'
+    self.assertEqual(keys.loc[f'{key}.linear.learning_rate'].tolist(), ['0.09259', '0.08333'])
+    self.assertEqual(keys.loc[f'{key}.factors.learning_rate'].tolist(), ['0.25', '0.250000000001'])
+
+  def test_days_are_no_counts(self):
+    events = [e | ({'day': 20_260_901} if 'day' in e else {}) for e in runs.healthy_events()]
+    run = self.run_of(events)
+    report.write([run.directory], f'{run.directory}/page.html')
+    page = pathlib.Path(run.directory, 'page.html').read_text()
+    self.assertIn('<td>20260901</td>', page)
+    self.assertNotIn('20,260,901', page)
+
   def test_keys_that_differ(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     events = runs.healthy_events()

@@ -116,7 +116,7 @@ class SharesTest(tf.test.TestCase):
     for at, text in ((5, 'x,1,,0,1'), (90, ''), (300, '1,"open'), (900, '1,2'), (1200, '7,,,,1')):
       lines.insert(at, text)
     self.check(self.config(), self.write('bad.csv', '\n'.join(lines)))
-    with self.assertRaisesRegex(BadPass, r'bad.csv:6: .*; 4 of 1304 records are bad'):
+    with self.assertRaisesRegex(BadPass, r'bad.csv:6: .*; 4 of 1,304 records are bad'):
       self.check(self.config(max_bad_share=0), self.path('bad.csv'))
 
   def test_libsvm_and_libffm(self):

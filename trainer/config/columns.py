@@ -45,7 +45,7 @@ class Made(Section):
 def _distinct(wanted: str, least: int, most: int) -> pydantic.AfterValidator:
   def check(columns: list[str]) -> list[str]:
     if not least <= len(columns) <= most:
-      wrong('', f'found {len(columns)} columns; wanted {wanted}')
+      wrong('', f'found {len(columns)} column{"s" * (len(columns) != 1)}; wanted {wanted}')
     if len(set(columns)) < len(columns):
       wrong('', f'found {short(columns)}; wanted distinct columns')
     return columns

@@ -183,7 +183,7 @@ class BadRecords:
       raise BadPass(f'{self._path}: found no records; wanted at least one')
     if bad > self._max_share * total:
       raise BadPass(
-        f'{self._examples[0]}; {bad} of {total} records are bad'
+        f'{self._examples[0]}; {bad:,} of {total:,} records {"is" if bad == 1 else "are"} bad'
         + (f', data.max_bad_share allows {self._max_share:g} of them' if self._max_share else '')
       )
     if bad:

@@ -1,6 +1,7 @@
 """Compares several runs: their metrics on the same split, and the settings in which they differ."""
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
@@ -12,6 +13,7 @@ from trainer.reporting.metric_text import decimals, metric_text
 from trainer.reporting.runs import RecordedRun
 
 _THERE = 'there'
+_COMPUTED = re.compile(r'-?\d+\.\d{7,}(e-?\d+)?')  # a number that nobody typed
 
 
 def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
@@ -66,7 +68,15 @@ def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
   is_lacking = table.eq(_THERE).any(axis=1) & table.isna().any(axis=1)
   below = tuple(f'{key}.' for key in table.index[is_lacking])
   table = table[[not key.startswith(below) for key in table.index]]
-  return table[table.nunique(axis=1, dropna=False) > 1].fillna('')
+  table = table[table.nunique(axis=1, dropna=False) > 1].fillna('')
+  rows = [_shortened(row) for row in table.to_numpy().tolist()]  # runs may have the same name
+  return pd.DataFrame(rows, table.index, table.columns)
+
+
+def _shortened(row: list[str]) -> list[str]:
+  """Returns a row of settings with 4 digits of each computed number, if they still differ."""
+  short = [f'{float(text):.4g}' if _COMPUTED.fullmatch(text) else text for text in row]
+  return short if len(set(short)) == len(set(row)) else row
 
 
 def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:

@@ -206,7 +206,8 @@ def _passes_set_aside(run: RecordedRun) -> Iterator[str]:
     return f'{row["reason"]}{" (trained on since)" * is_mended}'
 
   for fate, some in told.groupby('fate') if len(told) else ():
-    reasons = _list([reason(row) for _, row in some.iterrows()], most=3)
+    reasons = '; '.join(reason(row) for _, row in some.head(2).iterrows())
+    reasons += f'; and {len(some) - 2} more' * (len(some) > 2)
     count = f'{len(some):,} pass{"es" * (len(some) > 1)}'
     yield f'{count} {"were" if len(some) > 1 else "was"} {fate}: {reasons}.'
 

@@ -129,7 +129,11 @@ def _table(table: pd.DataFrame, index: bool = False) -> str:
   def number(x: float) -> str:
     return f'{x:,.0f}' if abs(x) >= 1000 else f'{x:,.4g}'
 
+  def day(x: float) -> str:
+    return '' if pd.isna(x) else f'{x:.0f}'
+
   whole = dict.fromkeys(table.select_dtypes('integer'), '{:,}'.format)
+  whole |= {name: day for name in table if name == 'day'}
   shown = table.to_html(index=index, na_rep='', border=0, float_format=number, formatters=whole)
   return f'<div class="scroll">{shown}</div>'
 

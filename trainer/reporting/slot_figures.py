@@ -130,6 +130,8 @@ def importance(run: RecordedRun) -> go.Figure | None:
   half = np.array([columns[name].get(f'{metric}_plus_minus') or 0 for name in losses.index])
   colours = [COLOURS['train' if is_clear else 'unclear'] for is_clear in abs(losses) > half]
   title = 'RMSE gained' if metric == 'rmse' else 'AUC lost'
+  if pd.notna(last.get('split')):
+    title += f' on {last["examples"]:,.0f} samples of data.{last["split"]}'
   figure = bars(list(losses.index), title)
   figure.add_bar(
     x=losses.tolist(),

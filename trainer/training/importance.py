@@ -24,11 +24,13 @@ def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.Dat
   """Returns the result of `slot_importance` as a table with a row per slot or dense column.
 
   The most important comes first. Columns of the table: `auc_worse_by`, `auc_plus_minus` and so on.
+  Its `attrs['examples']` is the number of scored samples.
   """
   importance = slot_importance(inputs, prepared, MOST_PREDICTIONS)
   columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]
   table = pd.concat(columns).astype(float).rename_axis('column')
   table.columns = [n if n.endswith('_plus_minus') else f'{n}_worse_by' for n in table]
+  table.attrs['examples'] = importance['examples']
   return table.sort_values(table.columns[0], ascending=False)
 
 
