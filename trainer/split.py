@@ -10,7 +10,6 @@ may be quoted, and lines that repeat the names of the columns are left out.
 
 import codecs
 import contextlib
-import functools
 import itertools
 import json
 import os
@@ -43,7 +42,9 @@ SHARES = flags.DEFINE_list(
   'Per cent of samples, or of values of --by_hash, for train, valid, test.',
 )
 AT = flags.DEFINE_list(
-  'at', None, 'In place of --shares: when valid and test begin, as 2024-01-30,2024-01-31.'
+  'at',
+  None,
+  'In place of --shares: when valid and test begin, as 2024-01-30,2024-01-31 or by --time_format.',
 )
 TIME_FORMAT = flags.DEFINE_string('time_format', None, 'Of --by_time, as %d.%m.%Y %H:%M:%S.')
 DELIMITER = flags.DEFINE_string('delimiter', None, 'Of a CSV file; default: as between its names.')
@@ -55,6 +56,7 @@ Split = Callable[[pa.Table], np.ndarray]
 _FORMAT = '%Y-%m-%d %H:%M:%S.%f%z'
 _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
 _YEAR_FIRST = re.compile(r'\d{4}([./-])\d\d\1\d\d')
+_OF_DATE = re.compile('%[^HIMSfpzZ]')  # a directive of --time_format
 _TIME = r'\d{4}|\d\d:\d\d'  # how a text that sorts by time begins
 
 
@@ -269,8 +271,13 @@ def _times(texts: pd.Series, name: str) -> pd.Series:
 
 def _bounds(times: pd.Series) -> list:
   """Returns the two times given in --at, converted to the type of the log's time column."""
-  read, wanted = functools.partial(pd.to_datetime, utc=True), 'times'
-  if is_numeric_dtype(times):
+  read, wanted = _timestamp, 'times as 2024-01-30 or 2024-01-30 12:00'
+  if TIME_FORMAT.value is not None:
+    wanted = (
+      f"times by --time_format '{TIME_FORMAT.value}', whole or without a time of day at its end, "
+      'or as 2024-01-30'
+    )
+  elif is_numeric_dtype(times):
     read, wanted = float, f'numbers, as {times[0]}'
   elif is_string_dtype(times):
     read = str
@@ -282,6 +289,25 @@ def _bounds(times: pd.Series) -> list:
   except ValueError:
     pass
   raise UserError(f'--at: found {",".join(AT.value)}; wanted {wanted}')
+
+
+def _timestamp(text: str) -> pd.Timestamp:
+  """Reads a time of --at: by --time_format, whole or cut after its date, else as ISO 8601.
+
+  pandas would read 08.12.2025, without a format, as the 12th of August.
+
+  Raises:
+    ValueError: if it is written otherwise.
+  """
+  whole = TIME_FORMAT.value or ''
+  date_end = max((found.end() for found in _OF_DATE.finditer(whole)), default=len(whole))
+  for end in range(len(whole), date_end - 1, -1):
+    part = whole[:end]
+    if '%I' in part and '%p' in whole[end:]:
+      continue  # without %p, an hour of 12 may be in the morning or in the afternoon
+    with contextlib.suppress(ValueError):
+      return pd.to_datetime(text, format=part, utc=True)
+  return pd.to_datetime(text, format='ISO8601', utc=True)
 
 
 def _by_hash(name: str) -> Split:

@@ -119,6 +119,35 @@ class SplitTest(tf.test.TestCase):
         first, last = time[days[own].idxmin()], time[days[own].idxmax()]
         self.assertIn(f'{name}.parquet: {own.sum():,} samples, time {first} to {last}', self.told)
 
+  def test_at_in_the_time_format(self):
+    # Days first, in one month: read with the month first, they would be another order, or none.
+    times = pd.Timestamp('2025-12-01') + pd.to_timedelta(self.frame['time'] * 29, 'min')
+    german, american = '%d.%m.%Y %H:%M:%S', '%m/%d/%Y %I:%M %p'
+    for form, at, bounds in (
+      (german, '08.12.2025,09.12.2025', ['2025-12-08', '2025-12-09']),
+      (german, '08.12.2025 12:00,09.12.2025 00:00:00', ['2025-12-08 12:00', '2025-12-09']),
+      (german, '2025-12-08 12:00,2025-12-09', ['2025-12-08 12:00', '2025-12-09']),
+      (american, '12/08/2025 01:00 PM,12/09/2025', ['2025-12-08 13:00', '2025-12-09']),
+      ('%H:%M %d.%m.%y', '12:30 08.12.25,2025-12-09', ['2025-12-08 12:30', '2025-12-09']),
+      ('%Y%m%d', '20251208,20251209', ['2025-12-08', '2025-12-09']),
+    ):
+      self.frame['time'] = times.dt.strftime(form)
+      parts = self.split('log.parquet', '--by_time', 'time', '--time_format', form, '--at', at)
+      days = pd.to_datetime(times.dt.strftime(form), format=form)
+      first, second = map(pd.Timestamp, bounds)
+      wanted = [days < first, (days >= first) & (days < second), days >= second]
+      self.assertEqual([len(part) for part in parts], [own.sum() for own in wanted], (form, at))
+    by_german = f"times by --time_format '{german}', whole or without a time of day at its end"
+    for column, further, wanted in (
+      (times.dt.strftime(german), ['--time_format', german], by_german),
+      (times, [], 'times as 2024-01-30 or 2024-01-30 12:00'),
+    ):
+      self.frame['time'] = column
+      at = '12/08/2025,12/09/2025'
+      status, told = self.split('log.parquet', '--by_time', 'time', '--at', at, *further)
+      self.assertEqual(status, 2)
+      self.assertIn(f'error: --at: found {at}; wanted {wanted}', told)
+
   def test_by_hash_no_user_is_in_two(self):
     parts = self.split('log.csv', '--by_hash', 'user', '--shares', '60,20,20')
     users = [set(part['user']) for part in parts]
