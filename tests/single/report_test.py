@@ -433,6 +433,25 @@ class WordsTest(tf.test.TestCase):
       faults = findings.faults(self.run_of(events))
       wanted = 'In the first pass logloss is 1.04, far above the 0.46 of predicting the share'
       self.assertEqual([fault.startswith(wanted) for fault in faults], [True] * told, faults)
+      self.assertNotIn('dense column', ''.join(faults))
+    trained[0] |= {'logloss': 1.04, 'base_logloss': 0.46}
+    trained[0]['dense'] = {n: {'missing': 0, 'size': s} for n, s in (('hour', 21.2), ('age', 9))}
+    (fault,) = findings.faults(self.run_of(events))
+    self.assertEndsWith(
+      fault,
+      "for all: dense column 'hour' is about 21.2 (root mean square). Give such columns "
+      'transform: standardise.',
+    )
+
+  def test_the_auc_of_a_model_that_learns_accuses_no_label(self):
+    for last, told in ((0.7, False), (0.5, True)):
+      events = self.static_events((0.5, 0.55, 0.68, 0.7, last), [0.7] * 5)
+      for k, trained in enumerate(e for e in events if e['event'] == 'train'):
+        trained |= {'pass': f'p{k}', 'epoch': 0}
+      faults = ''.join(findings.faults(self.run_of(events)))
+      found = 'The label of p4 looks broken: its AUC is 0.5000, that of the passes before 0.6800'
+      self.assertEqual(found in faults, told, faults)
+      self.assertEqual('looks broken' in faults, told)
 
   def test_a_retrieval_model_that_finds_less_on_later_samples(self):
     slots = [{'name': slot} for slot in runs.SLOTS]

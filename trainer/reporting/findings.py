@@ -27,6 +27,7 @@ WORSE_LOGLOSS = 0.01  # of the kept epoch, above the best epoch's, as a share
 OVERFITTING = 0.1  # AUC on data.train minus AUC on data.valid
 MOST_WEIGHTS = 20  # weights per sample
 LONG_STEPS = 1.35  # logloss of the first pass over that of predicting its share of clicks
+LARGE = 10  # root mean square of a dense column from which it may cause that
 LEAST_CLICKS = 100  # of the first pass; with fewer, its logloss may be chance
 UNIQUE, LEAST_UNIQUE = 0.5, 1000  # a slot's features per impression, and number of features
 DAYS_OF_A_FORECAST = 7  # the last days, whose growth tells when the disk will be full
@@ -232,20 +233,22 @@ def _labels(run: RecordedRun) -> Iterator[str]:
     expected, clicks = (share * trained.loc[i, 'examples'] for share in (others, rate))
     is_chance = abs(clicks - expected) < z * max(clicks, expected) ** 0.5
     if not is_chance and not 1 / LABEL_FACTOR < rate / max(others, 1e-9) < LABEL_FACTOR:
-      yield _broken_label(trained.loc[i, 'pass'], 'click rate', rate, others)
+      yield _broken_label(
+        trained.loc[i, 'pass'], 'click rate', rate, f'the other passes {others:.4f}'
+      )
       return
   ahead = run.evaluated('next').drop_duplicates('pass', keep='first')
   rows = ahead if len(ahead) > 3 else trained
   values = rows['auc'].iloc[1:].dropna()  # before or in the first pass, the model knows nothing
-  for i, value, others in zip(values.index, values, _medians_of_others(values)):
+  # Only passes before: while the model learns, those after have a higher AUC.
+  for i, value, before in zip(values.index, values, values.expanding().median().shift()):
     interval = auc_interval_of(rows.loc[i], z)
-    if value < others - LABEL_AUC_DROP and interval and interval[1] < others:
-      yield _broken_label(rows.loc[i, 'pass'], 'AUC', value, others)
+    if value < before - LABEL_AUC_DROP and interval and interval[1] < before:
+      yield _broken_label(rows.loc[i, 'pass'], 'AUC', value, f'the passes before {before:.4f}')
 
 
-def _broken_label(name: str, figure: str, value: float, others: float) -> str:
-  its = f'its {figure} is {value:.4f}, that of the other passes {others:.4f}'
-  return f'The label of {name} looks broken: {its}.'
+def _broken_label(name: str, figure: str, value: float, others: str) -> str:
+  return f'The label of {name} looks broken: its {figure} is {value:.4f}, that of {others}.'
 
 
 def _never_filled(run: RecordedRun) -> Iterator[str]:
@@ -410,9 +413,10 @@ def overfitting(run: RecordedRun) -> Iterator[str]:
 def _long_steps(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence if the first pass has a far worse logloss than a constant prediction.
 
-  Then the steps of the rows are probably too long. On two made-up logs in which this was so, about
-  half of the default learning rate raised the test AUC by 0.01 to 0.03. With another config of one
-  of them, the first pass was as good as a constant, and a lower rate cost 0.01.
+  Then dense columns have large values, or the steps of the rows are probably too long. On two
+  made-up logs in which this was so, about half of the default learning rate raised the test AUC by
+  0.01 to 0.03. With another config of one of them, the first pass was as good as a constant, and a
+  lower rate cost 0.01.
   """
   run = run.deciding
   trained = run.of('train')
@@ -421,11 +425,26 @@ def _long_steps(run: RecordedRun) -> Iterator[str]:
   first = trained.iloc[0]
   own, base = first.get('logloss'), first.get('base_logloss')
   if base and own > LONG_STEPS * base and (clicks_of(first) or 0) >= LEAST_CLICKS:
-    yield (
-      f'In the first pass logloss is {own:.2f}, far above the {base:.2f} of predicting the share '
-      f'of clicks for all: steps look too long. Try half of the learning rates: '
-      f'{_halved_rates(run)}.'
+    of_task = f' of {run.task}' if run.task else ''
+    told = (
+      f'In the first pass logloss{of_task} is {own:.2f}, far above the {base:.2f} of predicting '
+      f'the share of {"positives" if run.task else "clicks"} for all: '
     )
+    if large := _large_columns(run, first):
+      yield f'{told}{large}. Give such columns transform: standardise.'
+    else:
+      yield f'{told}steps look too long. Try half of the learning rates: {_halved_rates(run)}.'
+
+
+def _large_columns(run: RecordedRun, first: pd.Series) -> str:
+  """Returns which dense columns had large values in the first pass, in words; '' if none."""
+  figures = first.get('dense')
+  if not isinstance(figures, dict):
+    return ''
+  sizes = {name: of.get('size', 0) for name, of in figures.items()}
+  usual = {c.name for c in run.cfg.data.dense if 'standardise' in c.transform}
+  large = [f"'{n}' is about {s:.3g}" for n, s in sizes.items() if s > LARGE and n not in usual]
+  return f'dense column {_list(large)} (root mean square)' if large else ''
 
 
 def _halved_rates(run: RecordedRun) -> str:

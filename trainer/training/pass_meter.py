@@ -1,5 +1,6 @@
 """Measures and reports the training on one pass."""
 
+import math
 import time
 
 import numpy as np
@@ -20,10 +21,18 @@ WAITING_TOLD = 0.1  # if input takes at least this share of the time, the live l
 _MOST_CHUNKS_FOR_BLANKS = 8
 
 
-def _missing(prepared: PreparedPass) -> dict[str, float]:
-  """Returns {dense column: share of a pass's samples without a value in it}."""
-  samples = max(prepared.num_samples, 1)
-  return {name: 1 - count / samples for name, (count, *_) in prepared.meta['dense'].items()}
+def _dense(prepared: PreparedPass) -> dict[str, dict[str, float]]:
+  """Returns figures of each dense column of a pass.
+
+  Returns:
+    {column: {missing: the share of samples without a value, size: the root mean square of the
+    others, after log1p if the column's transform has it}}.
+  """
+  figures = {}
+  for name, (count, mean, squares) in prepared.meta['dense'].items():
+    size = math.sqrt(mean**2 + squares / max(count, 1))
+    figures[name] = {'missing': 1 - count / max(prepared.num_samples, 1), 'size': size}
+  return figures
 
 
 class PassMeter:
@@ -86,20 +95,20 @@ class PassMeter:
     self._log.show(f'epoch {self._progress.epoch} · {told}', keep=True)
     slots = self._slot_statistics(values['features'])
     present = gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS)
-    missing = _missing(self._prepared)
+    dense = _dense(self._prepared)
     if of_items := self._cfg.columns_of_items():
       # The log does not have these columns.
       table = self._step.dense.catalogue.table.prepared
       in_table = gate.presence(self._cfg, table, _MOST_CHUNKS_FOR_BLANKS)
       present |= {slot: share for slot, share in in_table.items() if slot in of_items}
-      missing |= {name: share for name, share in _missing(table).items() if name in of_items}
+      dense |= {name: of for name, of in _dense(table).items() if name in of_items}
     for slot, share in present.items():
       slots.setdefault(slot, {})['blank'] = 1 - share
     fields = values | self._step.traffic() | self._place | self._rate() | further
     fields |= {
       'examples_per_second': round(rate, 1),
       'slots': slots,
-      'dense': {name: {'missing': share} for name, share in missing.items()},
+      'dense': dense,
       'bad': self._prepared.meta.get('bad', {}).get('records', 0),
       'seconds': self._log.clock.lap(),
     }
