@@ -90,6 +90,14 @@ MISTAKES = [
   (['data.slots=[]'], r'wanted at least one slot'),
   (['data.train=[]'], r'wanted files, or data.watch'),
   (['data.day_pattern=day'], r'wanted the day in parentheses'),
+  (
+    [r'data.day_pattern=(?P<day>\d+)\.(?P<month>\d+)\.(\d+)'],
+    "found '.*', with groups named day, month; wanted the names year, month and day, or none",
+  ),
+  (
+    [r'data.day_pattern=(?P<tag>\d+)(?P<year>\d+)(?P<month>\d+)(?P<day>\d+)'],
+    'with groups named tag, year, month, day; wanted',
+  ),
   (['train.plateau={}'], r'needs data.valid'),
   (
     ['model.loss=squared_error', 'train.plateau={metric: auc}', 'data.valid=[y]'],

@@ -128,6 +128,27 @@ class PassesTest(tf.test.TestCase):
     for path, day in (('day_1/day_2.csv', 2), ('day_1/x.csv', 1), ('x.csv', None)):
       self.assertEqual(pass_day(make_config(day_pattern=r'day_(\d+)'), path), day)
 
+  def test_days_by_groups_with_names(self):
+    for pattern, path in (
+      (r'(?P<day>\d+)\.(?P<month>\d+)\.(?P<year>\d+)', 'klicks_01.12.2025.csv'),
+      (r'(log|klicks)_(?P<month>\d+)-(?P<day>\d+)-(?P<year>\d{4})', 'klicks_12-01-2025.csv'),
+      (r'(\d+)-(\d+)-(\d+)', '2025-12-1.csv'),
+    ):
+      self.assertEqual(pass_day(make_config(day_pattern=pattern), path), 20251201)
+    named = r'_(?P<day>\d+)\.(?P<month>\d+)\.(?P<year>\d+)'
+    hint = r'; groups named year, month and day read any order, as (?P<day>\d+)'
+    for pattern, found, why in (
+      (r'_(.*)\.csv', '31.11.2025', 'not a whole number'),
+      (r'_(\d+)\.(\d+)\.(\d+)', '31-11-2025', 'day is out of range for month'),
+      (named, '2025-11-31', 'day is out of range for month'),
+    ):
+      with self.assertRaises(UserError) as caught:
+        pass_day(make_config(day_pattern=pattern), 'klicks_31.11.2025.csv')
+      text = str(caught.exception)
+      wanted = "data.day_pattern: found '{}' in {}; wanted a whole number or a date as 2024-01-31 ("
+      self.assertStartsWith(text, wanted.format(found, 'klicks_31.11.2025.csv') + why)
+      self.assertEndsWith(text, ')' if pattern == named else hint)
+
   def test_days_follow_the_calendar(self):
     self.assertEqual(
       [day_after(day) for day in (3, 20240131, 20240228, 20241231)],

@@ -25,7 +25,7 @@ from trainer.config.columns import (
   Time,
   column_of,
 )
-from trainer.config.data import MAX_SLOTS, Data, DenseColumn, Label, Slot
+from trainer.config.data import DAY_GROUPS, MAX_SLOTS, Data, DenseColumn, Label, Slot
 from trainer.config.export import Export, Gate
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
 from trainer.config.loading import (

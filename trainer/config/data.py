@@ -22,6 +22,7 @@ from trainer.config.section import (
 from trainer.errors import nearest
 
 MAX_SLOTS = 2047  # a slot id takes the 11 bits of a key below the sign bit
+DAY_GROUPS = 'year', 'month', 'day'  # of day_pattern, if they have names
 Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
 
 
@@ -187,8 +188,9 @@ class Data(Section):
   hash of its text."""
   day_pattern: RegularExpression | None = None
   """A regular expression that finds the day in a path: one group that holds a whole number or a
-  date like 2024-01-31, or three groups of year, month and day. Features age and are evicted at the
-  end of each day; null: there are no days."""
+  date like 2024-01-31, or three groups of year, month and day: in this order, or in any with these
+  names, as `(?P<day>..)`. Features age and are evicted at the end of each day; null: there are no
+  days."""
   missing_values: list[str] = []
   """Texts that stand for a missing value, as NULL and NaN do in some logs; blank always does."""
   decimal: Literal['.', ','] = '.'
@@ -304,8 +306,15 @@ class Data(Section):
         if found != off:
           wrong(key, f'found {found!r}; it needs data.day_pattern, which says {what}')
       return self
-    if not re.compile(self.day_pattern).groups:
+    pattern = re.compile(self.day_pattern)
+    if not pattern.groups:
       wrong('day_pattern', f'found {self.day_pattern!r}; wanted the day in parentheses')
+    if pattern.groupindex and set(pattern.groupindex) != set(DAY_GROUPS):
+      names = f'with groups named {", ".join(pattern.groupindex)}'
+      wrong(
+        'day_pattern',
+        f'found {self.day_pattern!r}, {names}; wanted the names year, month and day, or none',
+      )
     return self
 
   @property

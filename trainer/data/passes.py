@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from trainer.config import Config
+from trainer.config import DAY_GROUPS, Config
 from trainer.data.log_files import (
   CODECS,
   CSV_SUFFIXES,
@@ -63,7 +63,8 @@ def pass_day(cfg: Config, path: str) -> int | None:
   """Returns the day that data.day_pattern finds in a path, or None.
 
   The last match counts, so a date in the directory is used if the file's name has none. A date,
-  written 2024-01-31 or matched by three groups, becomes the number 20240131.
+  written 2024-01-31 or matched by three groups, becomes the number 20240131. Groups have names, or
+  are year, month and day in this order.
 
   Raises:
     UserError: if the match is neither a whole number nor a date.
@@ -73,7 +74,8 @@ def pass_day(cfg: Config, path: str) -> int | None:
   matches = list(re.finditer(cfg.data.day_pattern, normal(path)))
   if not matches:
     return None
-  groups = [str(group) for group in matches[-1].groups()]
+  named = matches[-1].groupdict()
+  groups = [str(named[name]) for name in DAY_GROUPS] if named else [*map(str, matches[-1].groups())]
   text = '-'.join(groups) if len(groups) == 3 else groups[0]
   date = _DATE.fullmatch(text)
   parts = groups if len(groups) == 3 else date.groups() if date else [text]
@@ -82,9 +84,10 @@ def pass_day(cfg: Config, path: str) -> int | None:
       raise ValueError('not whole numbers' if len(parts) == 3 else 'not a whole number')
     return int(text) if len(parts) == 1 else _number(datetime.date(*map(int, parts)))
   except (ValueError, OverflowError) as e:
+    hint = r'; groups named year, month and day read any order, as (?P<day>\d+)'
     raise UserError(
       f'data.day_pattern: found {text[:40]!r} in {path}; wanted a whole number or a date as '
-      f'2024-01-31 ({e})'
+      f'2024-01-31 ({e}){hint * (not named)}'
     ) from None
 
 
