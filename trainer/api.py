@@ -142,11 +142,7 @@ class Run:
     """
     from trainer.reporting.inspection import Inspection
 
-    inspection = Inspection(self.run_dir, self.checkpoint)
-    table = inspection.features(slot)
-    texts = inspection.texts(slot, table['key'].to_numpy())
-    table.insert(0, 'text', [texts.get(key) for key in table['key']])
-    return table.sort_values('show', ascending=False, ignore_index=True)
+    return Inspection(self.run_dir, self.checkpoint).most_shown(slot)[0]
 
   def embeddings(self, slot: str) -> pd.DataFrame:
     """Returns the factors of a slot's admitted features.

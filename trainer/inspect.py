@@ -1,8 +1,9 @@
 """Shows what a checkpoint holds: `python -m trainer.inspect --run_dir DIR [--importance] …`.
 
-It prints the parameters and bytes of each layer and slot. With --feature it prints one feature,
-with --against the differences from another run, and with --importance how much the model's quality
-depends on each slot. Under horovodrun the ranks share the work of --importance.
+It prints the parameters and bytes of each layer and slot. With --features it prints the features of
+a slot that have the most impressions, with --feature one feature, with --against the differences
+from another run, and with --importance how much the model's quality depends on each slot. Under
+horovodrun the ranks share the work of --importance.
 """
 
 import contextlib
@@ -26,10 +27,13 @@ DATA = flags.DEFINE_multi_string(
   'data', [], 'Files for --importance; without it data.test. May be repeated.'
 )
 FEATURE = flags.DEFINE_string('feature', None, 'SLOT=TEXT: all that is known of one feature.')
+FEATURES = flags.DEFINE_string('features', None, 'A slot: its features with the most impressions.')
 AGAINST = flags.DEFINE_string('against', None, 'Another run_dir: what differs, by slot.')
 JSON = flags.DEFINE_bool('json', False, 'Prints one JSON object instead of tables.')
 
 _ATTEMPTS = 3
+_LISTED = 20  # the most features that --features lists
+_TEXT_WIDTH = 32  # of a feature's text in the table of --features, in characters
 
 
 @command_line.command
@@ -37,7 +41,11 @@ def main() -> None:
   from trainer.reporting.live_line import WIDTH
   from trainer.storage.bucket import copy_of
 
-  others = {'--feature': FEATURE.value, '--against': AGAINST.value}
+  others = {
+    '--feature': FEATURE.value,
+    '--features': FEATURES.value,
+    '--against': AGAINST.value,
+  }
   found = [flag for flag, value in others.items() if value is not None]
   if DATA.value and (found or not IMPORTANCE.value):
     found = found[0] if found else 'no --importance'
@@ -65,6 +73,10 @@ def main() -> None:
       lines = [f'{key}: {_in_words(value)}' for key, value in table.iloc[0].items()]
       text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
       if 'show' in table and (counted := inspection.counted()):
+        text += f'\n{command_line.wrapped(counted, WIDTH)}'
+    elif name == 'features':
+      text = _features_text(table, FEATURES.value)
+      if counted := inspection.counted():
         text += f'\n{command_line.wrapped(counted, WIDTH)}'
     elif name == 'made':
       lines = [f'{slot}: {row["kind"]}, from {row["from"]}' for slot, row in table.iterrows()]
@@ -95,6 +107,24 @@ def _tables_text(table: 'pd.DataFrame', width: int) -> str:
     texts.append(text)
     named = named.iloc[:, count:]
   return '\n\n'.join(texts)
+
+
+def _features_text(table: 'pd.DataFrame', slot: str) -> str:
+  """Returns the table of --features as text, with a line that says how many features are left."""
+  from trainer.reporting.live_line import WIDTH, shortened
+
+  if table.empty:
+    return 'none'
+  known = table['text'].where(table['text'].notna(), table['key'].astype(str))
+  shown = table.drop(columns=['text', 'key'])
+  shown = shown.set_axis([shortened(text, _TEXT_WIDTH) for text in known])
+  shown = shown.rename(columns={'show': 'impressions', 'click': 'clicks'})
+  shown = shown.rename_axis(columns='text')
+  text = shown.to_string(float_format=_in_words, na_rep='–')
+  if (count := table.attrs['of']) > len(table):
+    told = f'… of {count:,} features; run.features({slot!r}) in Python has all'
+    text += f'\n{command_line.wrapped(told, WIDTH)}'
+  return text
 
 
 def _importance_text(table: 'pd.DataFrame') -> str:
@@ -137,8 +167,13 @@ def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'p
   if FEATURE.value is not None:
     slot, sign, text = FEATURE.value.partition('=')
     if not sign:
-      raise UserError(f"--feature: found '{FEATURE.value}'; wanted SLOT=TEXT")
+      listed = (
+        f'; --features {slot} lists its features' if slot in inspection.cfg.slot_ids() else ''
+      )
+      raise UserError(f"--feature: found '{FEATURE.value}'; wanted SLOT=TEXT{listed}")
     return inspection, {'feature': pd.DataFrame([inspection.feature(slot, text)])}
+  if FEATURES.value is not None:
+    return inspection, {'features': _most_shown(inspection, FEATURES.value)}
   if against is not None:
     return inspection, {'against': inspection.against(Inspection(against, CHECKPOINT.value))}
   if IMPORTANCE.value:
@@ -151,6 +186,23 @@ def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'p
       return inspection, {'importance': importance_table(run.inputs, prepared)}
   tables = {'layers': inspection.layers(), 'slots': inspection.slots()}
   return inspection, tables | ({} if (made := inspection.made()).empty else {'made': made})
+
+
+def _most_shown(inspection: 'Inspection', slot: str) -> 'pd.DataFrame':
+  """Returns the table of --features; its attrs['of'] is how many features the slot has."""
+  import numpy as np
+
+  found, count = inspection.most_shown(slot, _LISTED)
+  table = found[['text', 'key', 'show', 'click', 'linear']].astype(
+    {'show': float, 'click': float, 'linear': float}
+  )
+  if 'factors' in found:
+    norms = [
+      np.linalg.norm(row) if isinstance(row, np.ndarray) else np.nan for row in found['factors']
+    ]
+    table['norm'] = np.array(norms, float)
+  table.attrs['of'] = count
+  return table
 
 
 if __name__ == '__main__':

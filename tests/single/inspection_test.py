@@ -168,6 +168,64 @@ class InspectionTest(tf.test.TestCase):
     with open(page, encoding='utf-8') as f:
       self.assertIn('each end of a day multiplies by 0.5 (before that of its last day)', f.read())
 
+  def test_the_features_of_a_slot_with_the_most_impressions(self):
+    folder, rng = self.get_temp_dir(), np.random.default_rng(0)
+    items = [f'A{n}' for n in np.minimum(rng.geometric(0.1, 600), 40)]
+    seen = [f'{a}|{b}' for a, b in zip(items[::-1], items[1:] + items[:1])]
+    frame = pd.DataFrame({'item': items, 'seen': seen, 'click': rng.integers(0, 2, 600)})
+    frame['user'] = rng.integers(0, 5, 600)
+    frame.to_csv(f'{folder}/items.csv', index=False)
+    slots = [{'name': 'item'}, {'name': 'user'}]
+    slots += [{'name': 'seen', 'separator': '|', 'shares': 'item'}]
+    tree = {
+      'data': {'train': [f'{folder}/items.csv'], 'label': 'click', 'slots': slots},
+      'sparse': {'tables': {'default': {'width': 4}}},
+      'lifecycle': {'admission': 'score', 'admission_threshold': 25},
+      'model': {'interactions': ['linear', 'fm']},
+      'train': {'batch_size': 50},
+    }
+    run = api.fit(tree, run_dir=f'{folder}/items')
+
+    def inspected(*flags):
+      return commands.run('-m', 'trainer.inspect', f'--run_dir={run.run_dir}', *flags)
+
+    def in_words(number):
+      return '–' if number is None else f'{number:.4g}'
+
+    told = inspected('--features=item')
+    wanted = run.features('item')
+    self.assertGreater(len(wanted), 20)
+    top = wanted[:20]
+    self.assertBetween(top['admitted'].sum(), 1, 19)
+    norms = [None if row is None else np.linalg.norm(row) for row in top['factors']]
+    numbers = zip(top['show'], top['click'], top['linear'], norms)
+    rows = [[text, *map(in_words, of)] for text, of in zip(top['text'], numbers)]
+    titles, *shown = told.stdout.partition('\nfeatures\n')[2].splitlines()
+    self.assertEqual(titles.split(), ['text', 'impressions', 'clicks', 'linear', 'norm'])
+    self.assertEqual([line.split() for line in shown[:20]], rows, told.stderr)
+    last = f"… of {len(wanted)} features; run.features('item') in Python has all"
+    self.assertEqual(shown[20], last)
+    listed = json.loads(inspected('--features=item', '--json').stdout)['features']
+    self.assertEqual([row['text'] for row in listed], list(top['text']))
+    self.assertEqual([row['key'] for row in listed], list(top['key']))
+    self.assertAllClose([row['linear'] for row in listed], top['linear'])
+
+    # All of a slot with few features, after its texts have gone.
+    pathlib.Path(f'{folder}/items.csv').unlink()
+    few = inspected('--features=user').stdout
+    keys = run.features('user')['key']
+    self.assertEqual([line.split()[0] for line in few.splitlines()[-5:]], list(map(str, keys)))
+    for flags, found in (
+      (
+        '--feature=item',
+        "--feature: found 'item'; wanted SLOT=TEXT; --features item lists its features",
+      ),
+      ('--feature=A1', "--feature: found 'A1'; wanted SLOT=TEXT"),
+      ('--features=itme', "'itme' is no slot of this model; the nearest valid name is 'item'"),
+    ):
+      done = inspected(flags)
+      self.assertEqual((done.returncode, done.stderr), (2, f'error: {found}\n'))
+
   def test_data_that_no_view_reads_is_refused(self):
     for flags, found in (
       ([], 'no --importance'),

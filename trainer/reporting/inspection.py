@@ -152,6 +152,26 @@ class Inspection:
         texts |= some
     return texts
 
+  def most_shown(self, slot: str, most: int | None = None) -> tuple[pd.DataFrame, int]:
+    """Returns the features of a slot, those with the most shows first, and how many it has.
+
+    Columns: text (None if it is not known), and those of `features`.
+
+    Args:
+      most: how many features the table has at most; None: all. Only these, and a chunk, are in
+        memory at a time.
+    """
+    parts, count = [], 0
+    for chunk in self.rows():
+      parts.append(self._features(chunk, slot))
+      count += len(parts[-1])
+      if most is not None:
+        parts = [_by_shows(parts)[:most]]
+    table = _by_shows(parts)
+    texts = self.texts(slot, table['key'].to_numpy())
+    table.insert(0, 'text', [texts.get(key) for key in table['key']])
+    return table, count
+
   def feature(self, slot: str, text: str) -> JsonObject:
     """Returns what the checkpoint has of a feature; `known` is False if it has no row for it.
 
@@ -277,6 +297,11 @@ class Inspection:
     index, columns = pd.Index(names, name='slot'), ['only_here', 'only_there', 'in_both']
     table = pd.DataFrame(sums[:, :3].astype(np.int64), index, columns)
     return table.assign(mean_change_of_linear=sums[:, 3] / np.maximum(sums[:, 2], 1))
+
+
+def _by_shows(parts: list[pd.DataFrame]) -> pd.DataFrame:
+  table = pd.concat(parts, ignore_index=True)
+  return table.sort_values('show', ascending=False, kind='stable', ignore_index=True)
 
 
 def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
