@@ -139,6 +139,7 @@ class Run:
     any. The text comes from data.keep_texts or from the passes of data.train; None if neither has
     it. show and click, the impressions and clicks, are sums over all epochs that the state was
     trained in, and of the run of --init_from; if a slot has `counts`, they are those of one epoch.
+    If other slots share the slot, such as a history, they also count its features there.
     """
     from trainer.reporting.inspection import Inspection
 

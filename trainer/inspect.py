@@ -8,6 +8,7 @@ horovodrun the ranks share the work of --importance.
 
 import contextlib
 import json
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -72,12 +73,10 @@ def main() -> None:
     if name == 'feature':
       lines = [f'{key}: {_in_words(value)}' for key, value in table.iloc[0].items()]
       text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
-      if 'show' in table and (counted := inspection.counted()):
-        text += f'\n{command_line.wrapped(counted, WIDTH)}'
+      if 'show' in table:
+        text += _notes(inspection, table['slot'])
     elif name == 'features':
-      text = _features_text(table, FEATURES.value)
-      if counted := inspection.counted():
-        text += f'\n{command_line.wrapped(counted, WIDTH)}'
+      text = _features_text(table, FEATURES.value) + _notes(inspection, [FEATURES.value])
     elif name == 'made':
       lines = [f'{slot}: {row["kind"]}, from {row["from"]}' for slot, row in table.iterrows()]
       text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
@@ -91,8 +90,7 @@ def main() -> None:
       if name == 'slots':
         sharing = [slot for slot in inspection.cfg.data.slots if slot.shares]
         text += ''.join(f'\n{slot.name}: with those of {slot.shares}' for slot in sharing)
-        if counted := inspection.counted():
-          text += f'\n{command_line.wrapped(counted, WIDTH)}'
+        text += _notes(inspection, table.index)
     print(f'\n{name}\n{text}')
 
 
@@ -107,6 +105,15 @@ def _tables_text(table: 'pd.DataFrame', width: int) -> str:
     texts.append(text)
     named = named.iloc[:, count:]
   return '\n\n'.join(texts)
+
+
+def _notes(inspection: 'Inspection', slots: Iterable[str]) -> str:
+  """Returns the lines below a table that say what its impressions and clicks count."""
+  from trainer.reporting.live_line import WIDTH
+
+  counted = inspection.counted()
+  notes = [*inspection.shared(slots), *([counted] if counted else [])]
+  return ''.join(f'\n{command_line.wrapped(note, WIDTH)}' for note in notes)
 
 
 def _features_text(table: 'pd.DataFrame', slot: str) -> str:

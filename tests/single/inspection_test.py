@@ -205,6 +205,11 @@ class InspectionTest(tf.test.TestCase):
     self.assertEqual([line.split() for line in shown[:20]], rows, told.stderr)
     last = f"… of {len(wanted)} features; run.features('item') in Python has all"
     self.assertEqual(shown[20], last)
+    # The item and both features of a history are counted.
+    self.assertAllClose(wanted['show'].sum(), 3 * len(frame))
+    note = "item: its impressions and clicks also count its features in slot 'seen'"
+    for flags in (['--features=item'], ['--features=seen'], ['--feature=item=A1'], []):
+      self.assertIn(note, ' '.join(inspected(*flags).stdout.split()))
     listed = json.loads(inspected('--features=item', '--json').stdout)['features']
     self.assertEqual([row['text'] for row in listed], list(top['text']))
     self.assertEqual([row['key'] for row in listed], list(top['key']))
@@ -213,6 +218,7 @@ class InspectionTest(tf.test.TestCase):
     # All of a slot with few features, after its texts have gone.
     pathlib.Path(f'{folder}/items.csv').unlink()
     few = inspected('--features=user').stdout
+    self.assertNotIn('also count', few)
     keys = run.features('user')['key']
     self.assertEqual([line.split()[0] for line in few.splitlines()[-5:]], list(map(str, keys)))
     for flags, found in (

@@ -3,7 +3,7 @@
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -245,6 +245,20 @@ class Inspection:
         if key in export.keys('rows', range(shard, shard + 1)):
           return export.name
     return None
+
+  def shared(self, slots: Iterable[str]) -> list[str]:
+    """Returns a sentence for each of these slots that is shared: which features it also counts.
+
+    Args:
+      slots: names; one that `shares` another stands for the other.
+    """
+    sharing = {s.name: s.shares for s in self.cfg.data.slots if s.shares}
+    told = []
+    for slot in dict.fromkeys(sharing.get(name, name) for name in slots):
+      if others := [repr(name) for name, of in sharing.items() if of == slot]:
+        where = f'slot{"s" * (len(others) > 1)} {", ".join(others)}'
+        told.append(f'{slot}: its impressions and clicks also count its features in {where}')
+    return told
 
   def counted(self) -> str | None:
     """Returns a sentence that says which samples are counted in the shows and clicks of features.
