@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
+import yaml
 
 from tests.support.random_values import (
   ZONES,
@@ -424,12 +425,31 @@ class FacesTest(ColumnsTest):
       self.assertIn("column 'ts'", bad['examples'][0]['what'])
       found = self.graph(cfg, {'ts': [*wrong, good]}, len(wrong) + 1)
       self.assertAllEqual(found.slots[0][2], [len(wrong)])
-      told = "column 'ts', sample 0: .*wanted .*1900 to 2199, which 'hour' is made of$"
+      told = "column 'ts', sample 0: .*wanted .*1900 to 2199( .*text.*)?, which 'hour' is made of$"
       with self.assertRaisesRegex(BadRequest, told):
         self.served(cfg, {'ts': wrong}, len(wrong))
     cfg = make_config([{'name': 'hour', 'from': {'time': 'ts', 'part': 'hour'}}])
     with self.assertRaisesRegex(BadRequest, r"found '889237269'; .* \(unit: seconds, milliseconds"):
       self.served(cfg, {'ts': ['889237269']}, 1)
+    with self.assertRaises(BadRequest) as caught:
+      self.served(cfg, {'ts': ['2024-02-30']}, 1)
+    self.assertNotIn('from:', str(caught.exception), 'it is written right')
+
+  def test_a_time_written_otherwise_is_told_how_a_text_takes_its_hour(self):
+    given = {'Zeit': ['01.12.2025 01:36:35'], 'kind': ['Küche 1']}
+    cfg = make_config([{'name': 'Stunde', 'from': {'time': 'Zeit', 'part': 'hour'}}])
+    with self.assertRaises(BadRequest) as caught:
+      self.served(cfg, given, 1)
+    told = re.search(r"1900 to 2199 \(from: (\{text: .*'\}) takes a part", str(caught.exception))
+    made = {
+      'hour': yaml.safe_load(told[1]),
+      'letters': {'text': 'kind', 'match': r'^(\p{L}+) '},
+      'ascii': {'text': 'kind', 'match': r'^(\w+) '},
+    }
+    cfg = make_config([{'name': name, 'from': how} for name, how in made.items()])
+    found = self.check(cfg, given)
+    for name, wanted in ('hour', ['01']), ('letters', ['Küche']), ('ascii', []):
+      self.assert_texts(cfg, found, name, [wanted])
 
   def test_patterns_match_alike_in_arrow_and_graph(self):
     patterns = [r'(\w+)/', r'^(.)', r'a(.*)b', r'(?i)(a+)', r'([^ ]*)$', r'[\p{L}]+(\P{L}+)']

@@ -163,8 +163,8 @@ class Text(Made):
   """Whether A to Z become a to z. Other letters stay as they are, because Arrow and TensorFlow
   lower them in different ways."""
   match: str | None = None
-  """A regular expression (RE2) with one group. What the group holds at the first match replaces the
-  text; null: the text stays whole."""
+  r"""A regular expression (RE2, in which \w, \d and \b are ASCII; \p{L} is any letter) with one
+  group. What the group holds at the first match replaces the text; null: the text stays whole."""
   ngrams: PositiveInt | None = None
   """The length of runs. Every run of so many characters is a feature; a shorter text is one
   feature."""

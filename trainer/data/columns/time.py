@@ -180,10 +180,16 @@ def _arrow_times(
     is_matched = ~fields.is_null().to_numpy(zero_copy_only=False)
     utc, local, is_time = _read(is_matched, group, made, np)
     wrong = ~texts.is_null().to_numpy(zero_copy_only=False) & ~is_time
-    # The texts may be seconds since 1970, where 2024-01-31T13:05:00 is wanted.
-    is_number = pc.match_substring_regex(texts, r'^\d+(\.0+)?$').fill_null(False)
-    is_number = unit == 'iso' and (wrong & is_number.to_numpy(zero_copy_only=False)).any()
-    wanted = WANTED[unit] + is_number * ' (unit: seconds, milliseconds or yyyymmddHH reads numbers)'
+    wanted = WANTED[unit]
+    if unit == 'iso':
+      # The texts may be seconds since 1970, where 2024-01-31T13:05:00 is wanted, or 31.01.2024.
+      is_number = pc.match_substring_regex(texts, r'^\d+(\.0+)?$').fill_null(False)
+      is_number = is_number.to_numpy(zero_copy_only=False)
+      if (wrong & is_number).any():
+        wanted += ' (unit: seconds, milliseconds or yyyymmddHH reads numbers)'
+      elif (wrong & fields.is_null().to_numpy(zero_copy_only=False)).any():
+        take = rf"from: {{text: {name}, match: ' (\d+):'}}"
+        wanted += f' ({take} takes a part, as the hour, of a text written otherwise)'
     reader.drop(by_text(column, wrong, False), name, wanted)
     return tuple(by_text(column, values, 0) for values in (utc, local, is_time))
 
