@@ -133,6 +133,7 @@ class PassesTest(tf.test.TestCase):
       (r'(?P<day>\d+)\.(?P<month>\d+)\.(?P<year>\d+)', 'klicks_01.12.2025.csv'),
       (r'(log|klicks)_(?P<month>\d+)-(?P<day>\d+)-(?P<year>\d{4})', 'klicks_12-01-2025.csv'),
       (r'(\d+)-(\d+)-(\d+)', '2025-12-1.csv'),
+      (r'_(?P<day>\d+)', 'klicks_20251201.csv'),
     ):
       self.assertEqual(pass_day(make_config(day_pattern=pattern), path), 20251201)
     named = r'_(?P<day>\d+)\.(?P<month>\d+)\.(?P<year>\d+)'

@@ -309,7 +309,7 @@ class Data(Section):
     pattern = re.compile(self.day_pattern)
     if not pattern.groups:
       wrong('day_pattern', f'found {self.day_pattern!r}; wanted the day in parentheses')
-    if pattern.groupindex and set(pattern.groupindex) != set(DAY_GROUPS):
+    if pattern.groups > 1 and pattern.groupindex and set(pattern.groupindex) != set(DAY_GROUPS):
       names = f'with groups named {", ".join(pattern.groupindex)}'
       wrong(
         'day_pattern',

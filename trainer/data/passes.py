@@ -75,7 +75,11 @@ def pass_day(cfg: Config, path: str) -> int | None:
   if not matches:
     return None
   named = matches[-1].groupdict()
-  groups = [str(named[name]) for name in DAY_GROUPS] if named else [*map(str, matches[-1].groups())]
+  groups = (
+    [str(named[name]) for name in DAY_GROUPS]
+    if len(named) > 1
+    else [*map(str, matches[-1].groups())]
+  )
   text = '-'.join(groups) if len(groups) == 3 else groups[0]
   date = _DATE.fullmatch(text)
   parts = groups if len(groups) == 3 else date.groups() if date else [text]
