@@ -396,7 +396,8 @@ void Average(const PoolLayout& layout, const PoolBatch& batch, float* values) {
     const int32_t segment = batch.segments[begin];
     end = begin + 1;
     while (end < batch.n && batch.segments[end] == segment) ++end;
-    const float divisor = layout.averaged[segment % fields] ? static_cast<float>(end - begin) : 1.0f;
+    const float divisor =
+        layout.averaged[segment % fields] ? static_cast<float>(end - begin) : 1.0f;
     for (int64_t i = begin; i < end; ++i)
       values[i] = (batch.values == nullptr ? 1.0f : batch.values[i]) / divisor;
   }
