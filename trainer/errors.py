@@ -130,6 +130,18 @@ def short(value: object) -> str:
 
 
 @contextlib.contextmanager
+def renamed(pattern: str, name: str) -> Iterator[None]:
+  """Writes `name` for what matches a regular expression in UserErrors that the `with` block raises.
+
+  So a mistake in a temporary copy of what the user gave does not name the copy.
+  """
+  try:
+    yield
+  except UserError as e:
+    raise type(e)(re.sub(pattern, lambda _: name, str(e))) from e.__cause__
+
+
+@contextlib.contextmanager
 def plain_errors(what: str) -> Iterator[None]:
   """Turns an OSError that the `with` block raises, such as for a full disk, into a UserError.
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import config, files
-from trainer.errors import UserError, short
+from trainer.errors import UserError, renamed, short
 
 Frame = pd.DataFrame | pa.Table  # or a Polars frame, or anything else that exports an Arrow stream
 
@@ -155,7 +155,7 @@ def file_of(
     if log_format != 'csv':
       path = os.path.join(folder, 'frame.parquet')
       pq.write_table(table, path)
-      with _named(path):
+      with renamed(rf'{re.escape(path)}(:1\b)?', 'the frame'):
         yield path
       return
     path = os.path.join(folder, 'frame.csv')
@@ -168,14 +168,5 @@ def file_of(
     frame = frame.assign(**_lists_as_texts(cfg, table), **dict.fromkeys(missing, ''))
     separator, has_header = cfg.data.delimiter or ',', columns is None
     frame.to_csv(path, sep=separator, index=False, columns=columns, header=has_header)
-    with _named(path):
+    with renamed(rf'{re.escape(path)}(:1\b)?', 'the frame'):
       yield path
-
-
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-  """Replaces `path`, a temporary file with the frame, by 'the frame' in messages of errors."""
-  try:
-    yield
-  except UserError as e:
-    raise type(e)(re.sub(rf'{re.escape(path)}(:1\b)?', 'the frame', str(e))) from None

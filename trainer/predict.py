@@ -13,16 +13,16 @@ number of the sample (or the `--columns`), an item and its score.
 import collections
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
 
 import pyarrow as pa
 from absl import flags
 
 from trainer import api, command_line, runtime
-from trainer.errors import UserError, plain_errors
+from trainer.errors import UserError, plain_errors, renamed
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 DATA = flags.DEFINE_multi_string(
@@ -39,15 +39,6 @@ def _copy_standard_input(path: str) -> None:
   """Copies standard input to a file, which can be read twice (for --columns)."""
   with open(path, 'wb') as f:
     shutil.copyfileobj(sys.stdin.buffer, f)
-
-
-@contextlib.contextmanager
-def _named(path: str) -> Iterator[None]:
-  """Calls the copy of standard input by that name in the mistakes that the `with` block finds."""
-  try:
-    yield
-  except UserError as e:
-    raise type(e)(str(e).replace(path, '--data - (standard input)')) from e.__cause__
 
 
 @command_line.command
@@ -84,7 +75,7 @@ def main() -> None:
       raise UserError('--k: found a run with model.interactions; wanted one with model.retrieval')
     copy = os.path.join(folder, 'standard_input')
     if '-' in DATA.value:
-      stack.enter_context(_named(copy))
+      stack.enter_context(renamed(re.escape(copy), '--data - (standard input)'))
       _copy_standard_input(copy)
     patterns = [copy if p == '-' else p for p in DATA.value]
     passes = api.passes_to_score(run, patterns)

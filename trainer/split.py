@@ -56,7 +56,7 @@ Split = Callable[[pa.Table], np.ndarray]
 _FORMAT = '%Y-%m-%d %H:%M:%S.%f%z'
 _DAY_OR_MONTH_FIRST = re.compile(r'\d{1,2}[./-]\d{1,2}[./-]\d{4}')
 _YEAR_FIRST = re.compile(r'\d{4}([./-])\d\d\1\d\d')
-_OF_DATE = re.compile('%[^HIMSfpzZ]')  # a directive of --time_format
+_OF_DATE = re.compile('%[^HIMSfpzZ]')  # a directive of a date, not of a time of day
 _TIME = r'\d{4}|\d\d:\d\d'  # how a text that sorts by time begins
 
 

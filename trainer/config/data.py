@@ -22,7 +22,7 @@ from trainer.config.section import (
 from trainer.errors import nearest
 
 MAX_SLOTS = 2047  # a slot id takes the 11 bits of a key below the sign bit
-DAY_GROUPS = 'year', 'month', 'day'  # of day_pattern, if they have names
+DAY_GROUPS = 'year', 'month', 'day'  # the names that groups of day_pattern may have
 Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
 
 

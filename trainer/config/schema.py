@@ -125,7 +125,7 @@ class Config(Section):
     return [s.pooling if s.may_hold_several else 'sum' for s in self.ordered_slots]
 
   def averaged(self) -> list[bool]:
-    """Returns of each slot, [F], whether layers read the mean of a list of shared features."""
+    """Returns for each slot, [F], whether layers read the mean of a list of shared features."""
     is_mean = self.sparse.shared_lists == 'mean'
     return [is_mean and s.is_list_of_another for s in self.ordered_slots]
 

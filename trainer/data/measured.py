@@ -78,7 +78,7 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
       )
   if 'shared_lists' not in cfg.sparse.model_fields_set and LISTS not in values:
     adds_up = not cfg.model.retrieval and any(s.is_list_of_another for s in cfg.data.slots)
-    values[LISTS] = 'mean' if adds_up else None
+    values[LISTS] = 'mean' if adds_up else None  # the default, so not told
   new = open_values(cfg, values)
   if 'features_per_sample' not in cfg.sparse.model_fields_set and FEATURES not in values:
     new[FEATURES] = _features_per_sample(cfg, values | new)

@@ -63,8 +63,8 @@ def pass_day(cfg: Config, path: str) -> int | None:
   """Returns the day that data.day_pattern finds in a path, or None.
 
   The last match counts, so a date in the directory is used if the file's name has none. A date,
-  written 2024-01-31 or matched by three groups, becomes the number 20240131. Groups have names, or
-  are year, month and day in this order.
+  written 2024-01-31 or matched by three groups, becomes the number 20240131. The
+  groups are year, month and day in this order, unless they have these names.
 
   Raises:
     UserError: if the match is neither a whole number nor a date.

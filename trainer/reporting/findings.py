@@ -27,7 +27,7 @@ WORSE_LOGLOSS = 0.01  # of the kept epoch, above the best epoch's, as a share
 OVERFITTING = 0.1  # AUC on data.train minus AUC on data.valid
 MOST_WEIGHTS = 20  # weights per sample
 LONG_STEPS = 1.35  # logloss of the first pass over that of predicting its share of clicks
-LARGE = 10  # root mean square of a dense column from which it may cause that
+LARGE = 10  # root mean square of a dense column that may cause such a logloss
 LEAST_CLICKS = 100  # of the first pass; with fewer, its logloss may be chance
 UNIQUE, LEAST_UNIQUE = 0.5, 1000  # a slot's features per impression, and number of features
 DAYS_OF_A_FORECAST = 7  # the last days, whose growth tells when the disk will be full
@@ -537,7 +537,7 @@ def _unique_slots(run: RecordedRun) -> dict[str, tuple[int, float]]:
   """Returns the slots that have a new value in half of their impressions or more.
 
   Returns:
-    {slot: its features, its impressions}, of one epoch and as many as if no day had decayed them.
+    {slot: (its features, its impressions)}. The impressions are those of one epoch, undecayed.
   """
   unique, undecayed = {}, None
   for slot, values in kept_slots(run).items():

@@ -153,7 +153,7 @@ def _layout(cfg: config.Config) -> JsonObject:
 
 
 def _place(position: JsonObject) -> JsonObject:
-  """Returns how far in the data an export is, without the ways in which exports may differ."""
+  """Returns the part of a position that says how far in the data it is, not how it is exported."""
   return {k: v for k, v in position.items() if k not in ('rules', 'integer_slots')}
 
 
@@ -178,8 +178,8 @@ def _begin(
     if export.kind == kind and _place(there) == _place(position):
       if there == position:
         return _Plan(export.path, export.sequence, True, [], False)
-      # The newest export of this place was made in another way. So this one is written, even if an
-      # older export was made in its way: scorers serve the newest.
+      # The newest export of this place has other rules or integer slots. So this one is written,
+      # even if an older export has the same: scorers serve the newest.
       break
   sequence = 1 + max((export.sequence for export in done), default=0)
   path = path_of(directory, kind, sequence)

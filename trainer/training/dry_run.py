@@ -171,4 +171,4 @@ def _parameter_lines(
       f'  {table.name:24} {count * (1 + table.width):>12,}   {count:,} features × '
       f'(1 + {table.width}), {size / 1e6:,.1f} MB with optimizer state'
     )
-  yield (f'memory of the model: about {total / 1e6:,.1f} MB, and what its tables keep free to grow')
+  yield f'memory of the model: about {total / 1e6:,.1f} MB, without the free room in its tables'
