@@ -30,6 +30,7 @@ from trainer.comm import messages
 from trainer.comm.heartbeat import Heartbeat
 from trainer.config import Sync
 from trainer.errors import UserError
+from trainer.parameter_server import membership
 from trainer.parameter_server.client import CoordinatorClient, Process
 from trainer.parameter_server.cluster import Cluster
 
@@ -180,7 +181,7 @@ _silent: list[Connection] = []
 class _EndingProcess(Process):
   """Ends when a coordinator asks it to restart or to stop."""
 
-  def restart(self) -> None:
+  def restart(self, connection: messages.MessageConnection) -> None:
     os._exit(0)
 
   def ask_to_stop(self) -> None:
@@ -221,8 +222,8 @@ def _at_a_worker(draw: random.Random) -> int:
 
   listener = messages.Listener('127.0.0.1', None, b'secret', LOST_SECONDS, serve)
   cluster = Cluster(('s:1',), ('w:1', 'w:2'), 'worker', 1)
-  address = listener.address
-  client = CoordinatorClient(address, b'secret', cluster, _sync('ps'), SETTINGS, _EndingProcess())
+  connection = membership.connect(listener.address, b'secret', LOST_SECONDS)
+  client = CoordinatorClient(connection, cluster, _sync('ps'), SETTINGS, _EndingProcess())
   client.gather(1)
   return 0
 

@@ -9,6 +9,7 @@ from absl import flags
 from trainer import api, command_line, runtime
 from trainer.data.log_files import is_directory, normal
 from trainer.errors import UserError
+from trainer.parameter_server import membership
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
 SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
@@ -35,12 +36,15 @@ def main() -> int:
     return 0
   command_line.need_no_output()
   if cfg.sync.mode != 'allreduce':
+    # Before TensorFlow is imported, so that a worker that restarts itself is not taken for lost.
+    connection = membership.inherited(cfg.sync.lost_peer_seconds)
     runtime.start(cfg)
     from trainer.parameter_server import run
     from trainer.parameter_server.cluster import Cluster
 
     cluster = Cluster.from_tf_config(runtime.tf_config(), cfg.sync.mode)
-    return run.run(source.with_measured_values(tells=cluster.name == 'worker 0'), cluster)
+    cfg = source.with_measured_values(tells=cluster.name == 'worker 0')
+    return run.run(cfg, cluster, connection)
   return api.train_here(source, runtime.launched(), INIT_FROM.value)
 
 

@@ -14,7 +14,7 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
 import psutil
@@ -202,6 +202,28 @@ def tf_config() -> Json:
     return json.loads(text)
   except (ValueError, RecursionError) as e:
     raise UserError(f'environment variable TF_CONFIG: not JSON: {e}') from None
+
+
+_INHERITED = 'CTR_INHERITED_CONNECTION'  # set only by `restart`
+
+
+def restart(connection: int) -> NoReturn:
+  """Replaces this program by a new one with the same command.
+
+  Args:
+    connection: the file descriptor of a connection that the new program inherits.
+  """
+  os.environ[_INHERITED] = str(connection)
+  os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
+
+def inherited_connection() -> int | None:
+  """Returns the connection that `restart` left to this program; None if it left none."""
+  if _INHERITED not in os.environ:
+    return None
+  connection = _number(_INHERITED)
+  del os.environ[_INHERITED]  # not for the processes that this one starts
+  return connection
 
 
 def start(cfg: Config, runtime: Runtime = Runtime()) -> None:

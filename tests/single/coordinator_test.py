@@ -12,6 +12,7 @@ from tests.support.threads import in_thread
 from trainer.comm import messages
 from trainer.config import Sync
 from trainer.errors import UserError
+from trainer.parameter_server import membership
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 
@@ -94,9 +95,12 @@ class CoordinatorTest(tf.test.TestCase):
   def say_hello(self, job, index):
     """Connects as a worker's process does that never beats; `close` is its death."""
     connection = messages.connect(job.coordinator.address, job.coordinator.secret, PATIENCE)
-    hello = ['hello', 'worker', index, f'process {os.getpid()} on host', SETTINGS]
-    connection.send_bytes(messages.encode(hello))
+    self.hello(connection, index)
     return connection
+
+  def hello(self, connection, index):
+    process = f'process {os.getpid()} on host'
+    self.send(connection, 'hello', 'worker', index, process, SETTINGS)
 
   def send(self, connection, *message):
     connection.send_bytes(messages.encode(list(message)))
@@ -260,8 +264,7 @@ class CoordinatorTest(tf.test.TestCase):
     job = PlayedJob(self.sync(), workers=1)
     client = in_thread(
       lambda: CoordinatorClient(
-        listener.address,
-        secret,
+        membership.connect(listener.address, secret, 1),
         job.cluster('worker', 0),
         self.sync(lost_peer_seconds=1),
         SETTINGS,
@@ -281,6 +284,60 @@ class CoordinatorTest(tf.test.TestCase):
       for process in job.processes:
         process.wait_for(lambda p: p.restarts == 1)
       self.assertEqual(job.run(*[lambda client: client.generation] * 2), [2, 2])
+
+  def test_the_others_go_on_without_a_worker_that_was_lost_between_passes(self):
+    """They are waited for while they beat, though they take longer than a silence may last."""
+    job = PlayedJob(self.sync('ps_async', lost_peer_seconds=2), workers=3)
+    lost, slow, dying = (self.say_hello(job, i) for i in range(3))
+    for connection in (lost, slow, dying):
+      self.receive(connection, 'welcome')
+    lost.close()
+    (text,) = self.receive(slow, 'restart')
+    self.assertRegex(text, r'^worker 0 .* was lost: .*The others go on from the last checkpoint')
+    self.receive(dying, 'restart')
+    dying.close()  # on its way back
+    for _ in range(15):  # more than lost_peer_seconds
+      self.receive(slow, 'beat')
+      self.send(slow, 'beat', 0.0)
+    self.send(slow, 'meet', 'gather', 1)  # of the old program; nobody waits for it
+    self.hello(slow, 1)
+    self.assertEqual(self.receive(slow, 'welcome'), [2, 0, 1, False])
+    self.send(slow, 'bye', 0)
+    self.assertEqual(job.coordinator.wait(), 0)
+
+  def test_a_worker_that_hangs_while_it_restarts_is_lost(self):
+    job = PlayedJob(self.sync('ps_async', stalled_peer_seconds=50), workers=3)
+    lost, hanging, healthy = (self.say_hello(job, i) for i in range(3))
+    self.receive(healthy, 'welcome')
+    lost.close()
+    self.receive(healthy, 'restart')
+    self.hello(healthy, 2)
+    self.send(healthy, 'beat', 60.0)  # it waits
+    self.send(hanging, 'beat', 51.0)
+    text, status = self.receive(hanging, 'end')
+    self.assertEqual(status, 3)
+    self.assertRegex(text, r'^worker 1 .* lost: it beats but has made no progress for 51 s\. This')
+    self.assertEqual(self.receive(healthy, 'welcome'), [2, 0, 1, False])
+
+  def test_a_process_that_was_only_silent_ends_once_it_goes_on(self):
+    job = PlayedJob(self.sync('ps_async', lost_peer_seconds=1), workers=2)
+    silent = self.say_hello(job, 1)
+    in_thread(lambda: job.connect(0))
+    text, status = self.receive(silent, 'end')
+    self.assertEqual(status, 3)
+    self.assertRegex(
+      text, r'worker 1 .* was lost: it was silent for 1 s\. This process ends; it may'
+    )
+
+  def test_a_stop_while_the_job_forms_again_is_the_end(self):
+    job = PlayedJob(self.sync('ps_async'), workers=2)
+    lost, other = (self.say_hello(job, i) for i in range(2))
+    self.receive(other, 'welcome')
+    lost.close()
+    self.receive(other, 'restart')
+    job.coordinator.stop()
+    self.assertEqual(self.receive(other, 'end')[1], 143)
+    self.assertEqual(job.coordinator.wait(), 143)
 
   def test_a_stop_of_a_server_is_one_of_the_workers(self):
     job = PlayedJob(self.sync(), workers=2, servers=2)
@@ -394,7 +451,7 @@ class CoordinatorTest(tf.test.TestCase):
       cluster, process = job.cluster('worker', 0), job.processes[0]
       in_thread(
         lambda a=listener.address, c=cluster, p=process: CoordinatorClient(
-          a, b'secret', c, self.sync(), SETTINGS, p
+          membership.connect(a, b'secret', PATIENCE), c, self.sync(), SETTINGS, p
         )
       )
       process.wait_for(lambda p, status=status: p.ended == status)

@@ -1,16 +1,20 @@
 """Processes of a parameter-server job, played by threads of one process."""
 
 import contextlib
+import os
 import random
 import socket
 import threading
 from collections.abc import Callable
 from concurrent import futures
+from multiprocessing.connection import Connection
 from typing import Any
 
 from tests.support.threads import in_thread
+from trainer.comm.messages import MessageConnection
 from trainer.config import Sync
 from trainer.errors import one_line
+from trainer.parameter_server import membership
 from trainer.parameter_server.client import CoordinatorClient, Process
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.coordinator import Coordinator
@@ -25,12 +29,14 @@ class PlayedProcess(Process):
   Attributes:
     ended: the status with which it was ended; None while it runs.
     restarts: how often it was started again.
+    kept: the connection that it keeps then.
     stops: how often it was asked to stop.
   """
 
   def __init__(self) -> None:
     self.ended: int | None = None
     self.restarts = self.stops = 0
+    self.kept: Connection | None = None
     self._changed = threading.Condition()
 
   def end(self, status: int) -> None:
@@ -38,10 +44,12 @@ class PlayedProcess(Process):
       self.ended = status
       self._changed.notify_all()
 
-  def restart(self) -> None:
+  def restart(self, connection: MessageConnection) -> None:
     with self._changed:
       self.restarts += 1
+      self.kept = Connection(os.dup(connection.hand_over()))
       self._changed.notify_all()
+    threading.Event().wait()  # this thread has ended in a real process
 
   def ask_to_stop(self) -> None:
     with self._changed:
@@ -98,10 +106,15 @@ class PlayedJob:
   def connect(
     self, index: int, kind: str = 'worker', settings: dict[str, Any] | None = None
   ) -> CoordinatorClient:
-    """Connects a process; returns once the job has formed."""
+    """Connects a process, unless it kept its connection; returns once the job has formed."""
+    seconds = self._sync.lost_peer_seconds
+    kept = self.processes[index].kept if kind == 'worker' else None
+    if kept:
+      connection = MessageConnection(kept, seconds, lambda: ['beat', 0.0])
+    else:
+      connection = membership.connect(self.coordinator.address, self.coordinator.secret, seconds)
     return CoordinatorClient(
-      self.coordinator.address,
-      self.coordinator.secret,
+      connection,
       self.cluster(kind, index),
       self._sync,
       settings or SETTINGS,

@@ -182,11 +182,12 @@ class MessageConnection:
 
   Args:
     lost_seconds: after this time without a message, the other side counts as lost.
-    beat: returns the message to send as the next beat.
+  Attributes:
+    beat: returns the message to send as the next beat; it may be replaced.
   """
 
   def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Plain]):
-    self._connection, self._lost_seconds, self._beat = connection, lost_seconds, beat
+    self._connection, self._lost_seconds, self.beat = connection, lost_seconds, beat
     self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     self._sender = threading.Thread(target=self._send_all, daemon=True)
     self._sender.start()
@@ -228,23 +229,35 @@ class MessageConnection:
 
   def close(self) -> None:
     """Sends the queued messages, then hangs up; waits at most `lost_seconds`."""
+    self._stop_sending()
+    _shut_down(self._connection, socket.SHUT_WR)
+
+  def hand_over(self) -> int:
+    """Sends the queued messages, then leaves the connection to a program that replaces this one.
+
+    Returns:
+      Its file descriptor, which a program that this process executes inherits.
+    """
+    self._stop_sending()
+    os.set_inheritable(self._connection.fileno(), True)
+    return self._connection.fileno()
+
+  def _stop_sending(self) -> None:
     self._outgoing.put(None)
-    if threading.current_thread() is not self._sender:
-      self._sender.join(self._lost_seconds)
+    self._sender.join(self._lost_seconds)
 
   def _send_all(self) -> None:
     pause, beaten = self._lost_seconds / _BEATS, -np.inf
     try:
       while True:
         if time.monotonic() - beaten >= pause:
-          self._connection.send_bytes(encode(self._beat()))
+          self._connection.send_bytes(encode(self.beat()))
           beaten = time.monotonic()
         try:
           message = self._outgoing.get(timeout=max(0.0, beaten + pause - time.monotonic()))
         except queue.Empty:
           continue
         if message is None:
-          _shut_down(self._connection, socket.SHUT_WR)
           return
         self._connection.send_bytes(message)
     except OSError:

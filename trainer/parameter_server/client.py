@@ -3,7 +3,6 @@
 import os
 import queue
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -12,11 +11,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from trainer import runtime
 from trainer.comm import messages
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import EXIT_STATUS
 from trainer.config import Sync
-from trainer.errors import UserError, one_line
+from trainer.errors import one_line
 from trainer.parameter_server.cluster import CONTINUE, Cluster
 from trainer.parameter_server.work_queue import Claimed
 from trainer.plain_data import Json, Plain
@@ -28,9 +28,9 @@ class Process:
   def end(self, status: int) -> None:
     os._exit(status)
 
-  def restart(self) -> None:
-    """Replaces this process by a new one with the same command."""
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+  def restart(self, connection: messages.MessageConnection) -> None:
+    """Restarts this process, which keeps its connection to the coordinator; does not return."""
+    runtime.restart(connection.hand_over())
 
   def ask_to_stop(self) -> None:
     """Sends SIGTERM to the process itself, whose job then saves its state and ends."""
@@ -38,11 +38,12 @@ class Process:
 
 
 class CoordinatorClient(Communicator):
-  """Connects a process to the coordinator, and waits until the job has formed.
+  """Lets a process join the job, and waits until the job has formed.
 
   A thread of its own ends this process if the coordinator is lost or ends the job.
 
   Args:
+    connection: this process's connection to the coordinator.
     settings: {name: value}; all processes must have the same.
   Attributes:
     rank, size: this worker's rank and the number of workers; `close_pass` may change both.
@@ -51,14 +52,11 @@ class CoordinatorClient(Communicator):
       then return its own values.
     late: whether this worker joined a running job. Such a worker first calls `enter`, and has rank
       0 of 1 until the pass that it enters is closed.
-  Raises:
-    UserError: if the coordinator cannot be reached.
   """
 
   def __init__(
     self,
-    address: messages.Address,
-    secret: bytes,
+    connection: messages.MessageConnection,
     cluster: Cluster,
     sync: Sync,
     settings: Mapping[str, Json],
@@ -70,15 +68,9 @@ class CoordinatorClient(Communicator):
     self._welcomes: queue.SimpleQueue[tuple[Plain, ...]] = queue.SimpleQueue()
     self._replies: queue.SimpleQueue[Plain] = queue.SimpleQueue()
     self._statuses: queue.SimpleQueue[int] = queue.SimpleQueue()
-    try:
-      connection = messages.connect(address, secret, sync.lost_peer_seconds)
-    except ConnectionError as e:
-      raise UserError(
-        f'{cluster.name} cannot reach the coordinator of ps 0 at {address[0]}:{address[1]}: {e}; '
-        'wanted this port open between hosts'
-      ) from None
     self.progress()
-    self._connection = messages.MessageConnection(connection, sync.lost_peer_seconds, self._beat)
+    self._connection = connection
+    connection.beat = self._beat
     here = f'process {os.getpid()} on {os.uname().nodename}'
     self._connection.send(['hello', cluster.kind, cluster.index, here, dict(settings)])
     threading.Thread(target=self._receive, daemon=True).start()
@@ -206,7 +198,7 @@ class CoordinatorClient(Communicator):
       'reply': self._replies.put,
       'note': self._cluster.say,
       'stop': self._process.ask_to_stop,
-      'restart': lambda text: (self._cluster.say(text), self._process.restart()),
+      'restart': self._restart,
       'finish': self._finish,
       'end': self._end,
     }
@@ -222,6 +214,10 @@ class CoordinatorClient(Communicator):
     except Exception as e:  # else this process would wait forever
       text = f'what ps 0 sent was not understood: {one_line(e)}'
       self._end(f'{text}. The job ends; {CONTINUE}.', EXIT_STATUS)
+
+  def _restart(self, text: str) -> None:
+    self._cluster.say(text)
+    self._process.restart(self._connection)
 
   def _finish(self, status: int) -> None:
     is_at_work = self._cluster.kind == 'worker' and not self._leaving

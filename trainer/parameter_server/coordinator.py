@@ -7,7 +7,9 @@ which show that it is alive. Workers say goodbye at the end, and then the server
 All waits are bounded. A process counts as lost if it is silent for `sync.lost_peer_seconds`, if its
 beats report no progress for `sync.stalled_peer_seconds`, or if it does not join within
 `sync.lost_peer_seconds` after the last process that joined. The coordinator names the lost process.
-The mode decides whether the job ends, goes on without it, or goes back to the last checkpoint.
+The mode decides whether the job ends, goes on without it, or goes back to the last checkpoint. To
+go back, workers restart their processes. They keep their connections, and are waited for as long as
+they live.
 """
 
 import dataclasses
@@ -29,6 +31,7 @@ from trainer.parameter_server.work_queue import WorkQueue
 from trainer.plain_data import Json, JsonObject, Plain
 
 _SECONDS_BETWEEN_REMINDERS = 10
+_AGAIN = 'it may be started again'  # of a lost worker
 
 
 @dataclasses.dataclass(eq=False)
@@ -41,6 +44,7 @@ class _Member:
   name: str  # such as 'worker 1'
   process: str  # the name with the host and the process id
   idle: float = 0.0  # seconds without progress, as its last beat reported
+  restarts: bool = False  # whether it goes back, and has not said hello again
 
 
 class Coordinator:
@@ -81,7 +85,6 @@ class Coordinator:
     self._members: dict[str, _Member] = {}  # by name
     self._generation = 0  # how often the job has formed
     self._forming_since = time.monotonic()
-    self._left_out: set[str] = set()  # lost workers for which an asynchronous job does not wait
     self._view: list[int] = []  # workers in collectives, ascending; empty while the job forms
     self._calls: dict[int, tuple[str, Plain]] = {}  # the collective that each worker waits in
     self._queue: WorkQueue | None = None  # within a pass of an asynchronous mode
@@ -110,10 +113,10 @@ class Coordinator:
   def _stop_workers(self) -> None:
     with self._lock:
       workers = [m for m in self._members.values() if m.kind == 'worker']
+      if not self._view:  # no worker is at work, so there is nothing to save
+        self._end('asked to stop before the job has formed', SIGNALLED + signal.SIGTERM)
       for member in workers:
         member.connection.send(['stop'])
-      if not workers:
-        self._end('asked to stop, and there are no workers', SIGNALLED + signal.SIGTERM)
 
   # Connections
 
@@ -131,7 +134,7 @@ class Coordinator:
             member = self._on_hello(connection, *rest)
           elif kind not in self._handlers:
             raise messages.not_understood([kind, *rest])
-          elif self._is_current(member):
+          elif self._is_current(member) and (kind == 'beat' or not member.restarts):
             self._handlers[kind](member, *rest)
             self._advance()
     except ConnectionError as e:
@@ -175,8 +178,8 @@ class Coordinator:
     if wrong and self._view:  # the job goes on; only this process ends
       connection.send(['end', wrong, 2])
       return None
-    if member.name in self._members:
-      self._lose(self._members[member.name], 'another process took its place')
+    if name in self._members and self._members[name].connection is not connection:
+      self._lose(self._members[name], 'another process took its place')
     self._members[member.name] = member
     if wrong:
       self._end(wrong, 2)
@@ -200,16 +203,20 @@ class Coordinator:
     return ''
 
   def _missing(self) -> list[str]:
+    """Returns the names of the processes that are not here and without which no job forms.
+
+    A job that forms again in an asynchronous mode needs only the workers that live.
+    """
     servers = [f'ps {i}' for i in range(1, len(self._cluster.servers))]
     workers = [f'worker {i}' for i in range(len(self._cluster.workers))]
-    return [name for name in servers + workers if name not in self._members]
+    if self._generation and self._sync.mode != 'ps':
+      workers = [name for name in workers if name in self._members] or workers
+    here = {name for name, member in self._members.items() if not member.restarts}
+    return [name for name in servers + workers if name not in here]
 
   def _form(self) -> None:
-    """Starts the job if all processes but the lost workers in `_left_out` have joined.
-
-    It sends each process its rank.
-    """
-    if set(self._missing()) - self._left_out:
+    """Starts the job if no process is missing; sends each its rank."""
+    if self._missing():
       return
     self._generation += 1
     self._view = sorted(m.index for m in self._members.values() if m.kind == 'worker')
@@ -222,7 +229,8 @@ class Coordinator:
   def _watch_forming(self) -> None:
     """While the job forms, prints which processes have not joined yet; a thread runs it.
 
-    If a process does not join in time, the mode decides whether the job goes on without it or ends.
+    If a process does not join in time, the job ends, unless it waits for a worker that was lost. A
+    worker that restarts may take any time: if it hangs, its beats tell.
     """
     reminded = time.monotonic()
     while self._status is None:
@@ -235,15 +243,11 @@ class Coordinator:
         if time.monotonic() - reminded > _SECONDS_BETWEEN_REMINDERS:
           reminded = time.monotonic()
           self._cluster.say(f'waiting for {", ".join(missing)} ({waited:.0f} s)')
-        if waited <= self._sync.lost_peer_seconds:
-          continue
-        forms_again, in_steps = self._generation > 0, self._sync.mode == 'ps'
-        workers_here = any(m.kind == 'worker' for m in self._members.values())
-        if forms_again and not in_steps and workers_here:
-          self._left_out = {name for name in missing if name.startswith('worker')}
-          self._form()
-        elif not (forms_again and in_steps and self._sync.on_lost_worker == 'wait'):
-          self._end_lost(f'{", ".join(missing)} did not come within {waited:.0f} s')
+        absent = [name for name in missing if name not in self._members]
+        if self._generation and self._sync.mode == 'ps' and self._sync.on_lost_worker == 'wait':
+          absent = [name for name in absent if name.startswith('ps')]
+        if absent and waited > self._sync.lost_peer_seconds:
+          self._end_lost(f'{", ".join(absent)} did not come within {waited:.0f} s')
 
   # Processes that are lost or leave
 
@@ -255,15 +259,21 @@ class Coordinator:
     if is_worker and member.index in self._statuses:
       return  # it has said goodbye
     text = f'{member.process} was lost: {why}'
-    may_go_on = self._sync.mode != 'ps' or self._sync.on_lost_worker == 'wait'
+    # If it was only silent, it must not wait for answers that will not come.
+    member.connection.send(['end', f'{text}. This process ends; {_AGAIN}', EXIT_STATUS])
+    in_steps = self._sync.mode == 'ps'
+    may_go_on = not in_steps or self._sync.on_lost_worker == 'wait'
     if not self._view:
       self._cluster.say(text)
+      self._form()
     elif not is_worker or not may_go_on or self._statuses:
       self._end_lost(text)
     elif self._queue or member.index not in self._view:
       self._do_without(member.index, text)
+    elif in_steps:
+      self._send_back(f'{text}. All go back to the last checkpoint when it is here again')
     else:
-      self._send_back(text, ' when it is here again')
+      self._send_back(f'{text}. The others go on from the last checkpoint; {_AGAIN}')
 
   def _do_without(self, index: int, text: str) -> None:
     self._entering.discard(index)
@@ -273,30 +283,32 @@ class Coordinator:
       if not self._queue.workers:
         self._end_lost(f'{text}; no worker is left')
         return
-    text += '. The others go on; it may be started again'
+    text += f'. The others go on; {_AGAIN}'
     self._cluster.say(text)
     self._send(self._workers(), ['note', text])
     self._advance()
 
-  def _send_back(self, text: str, when: str = '') -> None:
+  def _send_back(self, text: str) -> None:
     """Restarts all workers at the last checkpoint; the job forms again once they have joined.
 
     Args:
-      text: the reason, for the line that users read.
-      when: text for the end of that line: when the job forms again.
+      text: the line that says so.
     """
-    text += f'. All go back to the last checkpoint{when}'
     self._cluster.say(text)
-    for name in [name for name, m in self._members.items() if m.kind == 'worker']:
-      self._members.pop(name).connection.send(['restart', text])
-    self._view, self._forming_since, self._left_out = [], time.monotonic(), set()
+    for member in self._members.values():
+      if member.kind == 'worker':
+        member.connection.send(['restart', text])
+        member.restarts = True
+    self._view, self._forming_since = [], time.monotonic()
     self._calls, self._queue, self._entering, self._statuses = {}, None, set(), {}
 
   def _on_beat(self, member: _Member, idle: float) -> None:
     member.idle = idle
-    if idle > self._sync.stalled_peer_seconds and self._view:
+    # While the job forms, the others wait for those that restart.
+    at_work = [m for m in self._members.values() if self._view or m.restarts]
+    if idle > self._sync.stalled_peer_seconds and member in at_work:
       # All are idle because they wait for the process that has been idle for longest.
-      worst = max(self._members.values(), key=lambda m: m.idle)
+      worst = max(at_work, key=lambda m: m.idle)
       self._lose(worst, f'it beats but has made no progress for {worst.idle:.0f} s')
 
   def _on_bye(self, member: _Member, status: int) -> None:
@@ -309,7 +321,7 @@ class Coordinator:
     if self._statuses:
       self._fail(member.process, text, 1)
     elif self._view:  # else all workers are going back already
-      self._send_back(f'{member.process} failed: {text}')
+      self._send_back(f'{member.process} failed: {text}. All go back to the last checkpoint')
 
   def _fail(self, who: str, text: str, status: int) -> None:
     self._end(text if status == 2 else f'{who} failed: {text}. The job ends; {CONTINUE}.', status)

@@ -9,6 +9,7 @@
 
 The parts:
   cluster              the processes that TF_CONFIG describes
+  membership           a process's connection to the coordinator
   coordinator, client  membership, lost processes and the workers' communicator
   collectives          the coordinator's side of the workers' collectives
   work_queue           the units of a pass that asynchronous workers claim
@@ -29,13 +30,15 @@ import tensorflow as tf
 
 from ops import library
 from trainer import command_line, runtime
-from trainer.comm.messages import Address
+from trainer.comm.heartbeat import EXIT_STATUS
+from trainer.comm.messages import MessageConnection, address_text
 from trainer.config import Config, flatten
 from trainer.embedding.stores import store_class
 from trainer.errors import UserError
+from trainer.parameter_server import membership
 from trainer.parameter_server.asynchronous_job import AsynchronousJob
 from trainer.parameter_server.client import CoordinatorClient
-from trainer.parameter_server.cluster import Cluster
+from trainer.parameter_server.cluster import CONTINUE, Cluster
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.servers import cpu_config
@@ -45,11 +48,13 @@ from trainer.training.job import Job
 v1 = tf.compat.v1
 
 
-def run(cfg: Config, cluster: Cluster) -> int:
+def run(cfg: Config, cluster: Cluster, inherited: MessageConnection | None = None) -> int:
   """Runs this process's part of a job until the job ends; returns the exit status.
 
   After the processes have met, an error or a lost process ends this process at once.
 
+  Args:
+    inherited: the connection to the coordinator, if this process has restarted itself.
   Raises:
     UserError: if a user's mistake is found before the processes meet.
   """
@@ -66,8 +71,12 @@ def run(cfg: Config, cluster: Cluster) -> int:
     _publish(server.target, coordinator)
     return coordinator.wait()
   server = cluster.start_server()
-  address, secret = _find_coordinator(cluster, cfg.sync.lost_peer_seconds)
-  client = CoordinatorClient(address, secret, cluster, cfg.sync, settings)
+  try:
+    connection = inherited or _connect(cluster, cfg.sync.lost_peer_seconds)
+  except ConnectionError as e:
+    cluster.say(f'{e}. The job ends; {CONTINUE}.')
+    return EXIT_STATUS
+  client = CoordinatorClient(connection, cluster, cfg.sync, settings)
   if cluster.kind == 'ps':
     # A launcher, or Ctrl-C, may ask all processes to stop at once; workers first save the state.
     _on_signals(client.stop)
@@ -116,11 +125,12 @@ def _publish(target: str, coordinator: Coordinator) -> None:
       session.run(publish)
 
 
-def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes]:
-  """Waits until server 0 has published the coordinator's address and secret; returns both.
+def _connect(cluster: Cluster, patience: float) -> MessageConnection:
+  """Waits until server 0 has published the coordinator's address and secret; connects to it.
 
   Raises:
-    UserError: if it has waited for `patience` seconds.
+    ConnectionError: if server 0 has not published them within `patience` seconds, or the
+      coordinator cannot be reached; the message says what is wanted.
   """
   began = reminded = time.monotonic()
   config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)
@@ -132,16 +142,23 @@ def _find_coordinator(cluster: Cluster, patience: float) -> tuple[Address, bytes
         opened = v1.Session('grpc://' + cluster.servers[0], config=config)
         with contextlib.closing(opened) as session:
           address, secret = json.loads(session.run(read))
-          return address, runtime.secret() or bytes.fromhex(secret)
+        break
       except tf.errors.OpError:
         pass  # server 0 has not started, or has not published the record
       now = time.monotonic()
       if now - began > patience:
-        raise UserError(
-          f'environment variable TF_CONFIG: ps 0 at {cluster.servers[0]} did not answer '
-          f'{cluster.name} within {patience:.0f} s; wanted it started and its address right'
+        raise ConnectionError(
+          f'ps 0 was lost: it did not answer at {cluster.servers[0]} within {patience:.0f} s; '
+          'wanted it started, and its address in TF_CONFIG right'
         )
       if now - reminded > 10:
         reminded = now
         cluster.say(f'waiting for ps 0 at {cluster.servers[0]} ({now - began:.0f} s)')
       time.sleep(0.3)  # between attempts
+  try:
+    return membership.connect(address, runtime.secret() or bytes.fromhex(secret), patience)
+  except ConnectionError as e:
+    raise ConnectionError(
+      f'cannot reach the coordinator of ps 0 at {address_text(address)}: {e}; wanted this port '
+      'open between hosts'
+    ) from None

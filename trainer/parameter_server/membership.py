@@ -1,0 +1,43 @@
+"""A process's connection to the coordinator, which a worker keeps while it restarts itself.
+
+A worker that goes back to the last checkpoint replaces its program by a new one. The new program
+takes over the connection, and sends beats before it imports TensorFlow. So the worker stays a
+member of the job, however long it takes to start.
+"""
+
+import os
+import time
+from multiprocessing.connection import Connection
+
+from trainer import runtime
+from trainer.comm import messages
+
+
+def connect(address: messages.Address, secret: bytes, seconds: float) -> messages.MessageConnection:
+  """Connects to a coordinator.
+
+  Args:
+    seconds: `sync.lost_peer_seconds`.
+  Raises:
+    ConnectionError: if no coordinator that knows the secret answers; the message says why.
+  """
+  return _with_beats(messages.connect(address, secret, seconds), seconds)
+
+
+def inherited(seconds: float) -> messages.MessageConnection | None:
+  """Returns the connection of the program that this one replaces; None if it replaces none.
+
+  Args:
+    seconds: `sync.lost_peer_seconds`.
+  """
+  descriptor = runtime.inherited_connection()
+  if descriptor is None:
+    return None
+  os.set_inheritable(descriptor, False)
+  return _with_beats(Connection(descriptor), seconds)
+
+
+def _with_beats(connection: Connection, seconds: float) -> messages.MessageConnection:
+  began = time.monotonic()
+  # Until the client of the coordinator reports progress in place of this.
+  return messages.MessageConnection(connection, seconds, lambda: ['beat', time.monotonic() - began])
