@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import tempfile
 import time
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +27,8 @@ from trainer.plain_data import Json, JsonObject
 DONE = 'DONE'
 MANIFEST = 'MANIFEST.json'
 UNFINISHED = '.unfinished'  # the end of temporary names
+_TEMPORARY = 'ctr-trainer-'  # the beginning of the names of temporary directories
+_YOUNG_SECONDS = 60.0  # a younger directory may have an owner that does not hold it yet
 
 Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path -> bytes, crc32
 
@@ -59,6 +62,47 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
           ) from None
         time.sleep(0.05)  # between attempts
     yield f
+
+
+@contextlib.contextmanager
+def temporary_directory(folder: str | None = None) -> Iterator[str]:
+  """Yields a new directory that only this user can read, and removes it at the end.
+
+  A killed process cannot remove its directory, so the next call does. The operating system tells
+  which directories have lost their owner: those that nobody holds a lock of.
+
+  Args:
+    folder: where to make it. By default, the directory for temporary files of this machine, which
+      alone is cleared of directories of killed processes.
+  """
+  if folder is None:
+    _remove_abandoned(tempfile.gettempdir())
+  path = tempfile.mkdtemp('', _TEMPORARY, folder)
+  held = os.open(path, os.O_RDONLY)
+  try:
+    with contextlib.suppress(OSError):  # some file systems lock no directories
+      fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    yield path
+  finally:
+    os.close(held)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_abandoned(folder: str) -> None:
+  """Removes the temporary directories of this user whose process was killed."""
+  with contextlib.suppress(OSError), os.scandir(folder) as found:
+    for entry in found:
+      if not entry.name.startswith(_TEMPORARY):
+        continue
+      with contextlib.suppress(OSError):  # another process holds, owns or has removed it
+        held = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+          stat = os.fstat(held)
+          if stat.st_uid == os.geteuid() and time.time() - stat.st_mtime > _YOUNG_SECONDS:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(entry.path, ignore_errors=True)
+        finally:
+          os.close(held)
 
 
 def _descriptor(path: str) -> int | None:

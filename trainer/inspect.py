@@ -40,7 +40,7 @@ _TEXT_WIDTH = 32  # of a feature's text in the table of --features, in character
 @command_line.command
 def main() -> None:
   from trainer.reporting.live_line import WIDTH
-  from trainer.storage.bucket import copy_of
+  from trainer.storage.bucket import EXPORTS, STATE, copy_of
 
   others = {
     '--feature': FEATURE.value,
@@ -53,7 +53,10 @@ def main() -> None:
     wanted = 'wanted --importance alone, which reads it'
     raise UserError(f'--data {DATA.value[0]}: found {found}; {wanted}')
   with contextlib.ExitStack() as stack:
-    of = [path and stack.enter_context(copy_of(path)) for path in (RUN_DIR.value, AGAINST.value)]
+    # Only one feature is looked for in exports.
+    parts = (*STATE, *EXPORTS) if FEATURE.value else STATE
+    run_dirs = RUN_DIR.value, AGAINST.value
+    of = [path and stack.enter_context(copy_of(path, parts)) for path in run_dirs]
     for attempts_left in reversed(range(_ATTEMPTS)):
       try:
         inspection, tables = _look(*of)

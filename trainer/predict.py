@@ -16,7 +16,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 
 import pyarrow as pa
 from absl import flags
@@ -45,7 +44,7 @@ def _copy_standard_input(path: str) -> None:
 def main() -> None:
   from trainer.data import carried
   from trainer.data.prepared import is_prepared
-  from trainer.files import whole_file
+  from trainer.files import temporary_directory, whole_file
   from trainer.training.finished_run import open_run
   from trainer.training.recommendations import recommendations
 
@@ -66,7 +65,7 @@ def main() -> None:
 
   with (
     open_run(RUN_DIR.value, overrides, CHECKPOINT.value, here) as run,
-    tempfile.TemporaryDirectory(prefix='ctr-predict-') as folder,
+    temporary_directory() as folder,
     plain_errors('cannot write --out'),
     contextlib.ExitStack() as stack,
   ):

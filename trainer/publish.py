@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from trainer import command_line
-from trainer.data.log_files import is_directory
+from trainer.data.log_files import attempt_for, is_directory
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ SECONDS_BETWEEN_TRIES = 2  # between attempts to reach the store
 def main() -> int:
   from trainer.serving.publisher import Publisher
   from trainer.serving.versioned_store import open_store
-  from trainer.storage.bucket import followed
+  from trainer.storage.bucket import EXPORTS, followed
 
   if not is_directory(RUN_DIR.value):
     raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted the run_dir of a run')
-  with followed(RUN_DIR.value, 'exports') as (run_dir, look):
+  with followed(RUN_DIR.value, EXPORTS) as (run_dir, look):
     exports = os.path.join(run_dir, 'exports')
     if ONCE.value and ROLLBACK.value is None:
       look()
@@ -92,6 +92,7 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
 
   def ask(number: int, _: FrameType | None) -> None:
     asked.append(number)
+    attempt_for(0)
     stop.set()
 
   for number in (signal.SIGTERM, signal.SIGINT):

@@ -20,7 +20,7 @@ OUT = flags.DEFINE_string(
 @command_line.command
 def main(run_dirs: list[str]) -> None:
   from trainer.reporting import report
-  from trainer.storage.bucket import copy_of
+  from trainer.storage.bucket import REPORTS, copy_of
 
   if not run_dirs:
     raise UserError('found no RUN_DIR; wanted ctr-report RUN_DIR…')
@@ -28,7 +28,7 @@ def main(run_dirs: list[str]) -> None:
   if len(run_dirs) == 1:
     default = os.path.join('' if is_remote(run_dirs[0]) else run_dirs[0], 'report.html')
   with contextlib.ExitStack() as stack, plain_errors('cannot write the report'):
-    local = [stack.enter_context(copy_of(run_dir)) for run_dir in run_dirs]
+    local = [stack.enter_context(copy_of(run_dir, REPORTS)) for run_dir in run_dirs]
     report.write(local, OUT.value or default)
   if not OUT.value or (os.path.isfile(OUT.value) and not os.path.islink(OUT.value)):
     print(OUT.value or default)

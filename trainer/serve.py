@@ -15,12 +15,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags, logging
 
 from trainer import command_line, config, runtime
-from trainer.data.log_files import is_directory
+from trainer.data.log_files import attempt_for, is_directory
 from trainer.errors import UserError, nearest, plain_errors
 
 if TYPE_CHECKING:
@@ -91,11 +92,11 @@ class _Run(NamedTuple):
 
 
 def _opened(stack: contextlib.ExitStack, flag: str, run_dir: str) -> _Run:
-  from trainer.storage.bucket import followed
+  from trainer.storage.bucket import EXPORTS, followed
 
   if not is_directory(run_dir):
     raise UserError(f'{flag} {run_dir}: no such directory; wanted the run_dir of a run')
-  here, look = stack.enter_context(followed(run_dir))
+  here, look = stack.enter_context(followed(run_dir, EXPORTS))
   look()
   is_begun = os.path.exists(os.path.join(here, 'config.yaml'))
   return _Run(here, look, config.load_of_run(here) if is_begun else None)
@@ -159,9 +160,13 @@ def _serve(runs: Sequence[_Run]) -> int:
   with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
     server, listener = http.server(app, HOST.value, PORT.value)
   asked: list[int] = []
+
+  def ask(number: int, _: FrameType | None) -> None:
+    asked.append(number)
+    attempt_for(0)
+
   for number in (signal.SIGTERM, signal.SIGINT):
-    # The server ends, then raises the signal again.
-    signal.signal(number, lambda number, _: asked.append(number))
+    signal.signal(number, ask)  # the server ends, then raises the signal again
   host, port, *_ = listener.getsockname()
   host = f'[{host}]' if ':' in host else host
   finds = recommender or (runs and runs[0].cfg and runs[0].cfg.model.retrieval)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tests.support import commands, jobs
 from tests.support.s3 import S3
 from tests.support.states import state_of
-from trainer.storage.bucket import copy_of
+from trainer.storage.bucket import EXPORTS, STATE, copy_of
 
 
 class BucketTest(tf.test.TestCase):
@@ -60,7 +60,7 @@ class BucketTest(tf.test.TestCase):
     self.assertEqual(self.s3.losing, 0)
     undisturbed = f'{self.folder}/undisturbed'
     self.train(undisturbed)
-    with copy_of(self.url) as local:
+    with copy_of(self.url, (*STATE, *EXPORTS, 'report.html')) as local:
       wanted, found = state_of(undisturbed), state_of(local)
       self.assertEqual(found.keys(), wanted.keys())
       for part, value in wanted.items():
@@ -95,6 +95,34 @@ class BucketTest(tf.test.TestCase):
     self.s3.before = take_over
     line = self.train(status=2).splitlines()[-1]
     self.assertIn(f'run_dir {self.url}: process 7 on host other trains into it since', line)
+
+  def test_what_is_not_of_the_run_stays_untouched(self):
+    """A prefix that holds something else is refused; what came unchanged is not written again."""
+    client = boto3.client('s3')
+    for name in ('runA/metrics.jsonl', 'notes.txt', 'exports/mine/rows.csv'):
+      key = f'{self.id()}/{name}'
+      client.put_object(Bucket='runs', Key=key, Body=b'mine')
+      self.s3.requests.clear()
+      line = self.train(status=2)
+      self.assertIn(f"run_dir {self.url}: holds '{name}', which no run has written there", line)
+      self.assertEqual({method for method, _ in self.s3.requests} - {'GET', 'HEAD'}, set())
+      client.delete_object(Bucket='runs', Key=key)
+    self.train()
+    client.put_object(Bucket='runs', Key=f'{self.id()}/runA/best/ckpt-000000001/DONE', Body=b'mine')
+    self.s3.requests.clear()
+    out = f'{self.folder}/store'
+    self.done('publish', '--run_dir', self.url, '--to', out, '--once')
+    got = {path.partition(f'{self.id()}/')[2] for method, path in self.s3.requests}
+    self.assertContainsSubset({'config.yaml', 'exports/000001-delta/DONE'}, got)
+    self.assertEmpty([one for one in got if one.startswith(('checkpoints', 'best', 'runA'))])
+    client.delete_object(Bucket='runs', Key=f'{self.id()}/runA/best/ckpt-000000001/DONE')
+    self.s3.requests.clear()
+    self.train()
+    put = {
+      path.partition(f'{self.id()}/')[2] for method, path in self.s3.requests if method == 'PUT'
+    }
+    self.assertContainsSubset({'trained_by.json', 'metrics.jsonl'}, put)
+    self.assertEmpty([one for one in put if one.startswith(('config', 'check', 'best', 'exports'))])
 
   def test_what_cannot_be_done_is_told_in_one_line(self):
     export = 'export', '--run_dir', self.url, '--kind', 'base'

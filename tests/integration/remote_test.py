@@ -61,7 +61,7 @@ class RemoteTest(tf.test.TestCase):
       done = self.run_command('evaluate', '--run_dir', f'{folder}/run_0')
     self.assertEqual(done.returncode, 2, done.stderr)
     line = done.stderr.splitlines()[-1]
-    self.assertStartsWith(line, 'error: s3://ads/log/day_10.csv: cannot be read after 3 attempts:')
+    self.assertStartsWith(line, 'error: s3://ads/log/day_10.csv: cannot be read after 6 attempts:')
     self.assertNotIn('Traceback', done.stderr)
 
 

@@ -1,7 +1,9 @@
 """Logs at remote places, read from an S3 endpoint on loopback."""
 
 import gzip
+import math
 import os
+import socket
 import types
 from unittest import mock
 
@@ -88,7 +90,7 @@ class RemoteTest(tf.test.TestCase):
         with self.subTest(suffix):
           with open(local + suffix, 'rb') as f:
             remote = self.put('day' + suffix, f.read())
-          self.s3.losing = 3  # the client itself tries three times
+          self.s3.losing = 3
           self.assertEqual(self.columns_of(cfg, remote), want)
           self.assertEqual(self.s3.losing, 0)
 
@@ -148,6 +150,35 @@ class RemoteTest(tf.test.TestCase):
     with mock.patch.object(log_files, 'open_to_write', side_effect=FileNotFoundError):
       with self.assertRaisesRegex(UserError, 'run_dir gs://none/run: there is no such bucket'):
         Bucket('gs://none/run', self.get_temp_dir()).take()
+
+  def test_a_bucket_that_accepts_and_never_answers(self):
+    """A process that is to stop tries once, and the client gives up after some seconds."""
+    self.addCleanup(log_files.attempt_for, math.inf)
+    with socket.create_server(('127.0.0.1', 0)) as silent:
+      endpoint = {'AWS_ENDPOINT_URL': f'http://127.0.0.1:{silent.getsockname()[1]}'}
+      self.enter_context(mock.patch.dict(os.environ, endpoint))
+      log_files.attempt_for(0)
+      with self.assertRaisesRegex(UserError, 's3://silent/x: cannot be read after 1 attempt: .*'):
+        log_files.exists('s3://silent/x')
+
+  def test_a_run_that_another_has_claimed(self):
+    bucket = Bucket(self.url('run'), self.get_temp_dir())
+    bucket.take()
+    bucket.upload()
+    for body, wanted in (
+      (b'{"process": 7, "host": "a\\nb", "time": 0}', r'process 7 on host a\\nb trains into it'),
+      (b'{"process": 7}', 'its trained_by.json was overwritten'),
+      (b'[]', 'its trained_by.json was overwritten'),
+      (b'\xff', 'its trained_by.json was overwritten'),
+    ):
+      self.put('run/trained_by.json', body)
+      with self.assertRaisesRegex(
+        UserError, f'^run_dir {self.url("run")}: {wanted}.*this one ends$'
+      ):
+        bucket.upload()
+    self.client.delete_object(Bucket=self.bucket, Key='run/trained_by.json')
+    with self.assertRaisesRegex(UserError, 'its trained_by.json was deleted; this one ends'):
+      bucket.upload()
 
   def test_a_watched_bucket(self):
     """It is listed now and then, and waited for where it cannot be."""
@@ -209,7 +240,7 @@ class RemoteTest(tf.test.TestCase):
       with self.subTest(name):
         self.s3.losing = 1000
         with self.assertRaisesRegex(
-          UserError, rf'^s3://.*{name}: cannot be read after 1 attempts: .*NETWORK_CONNECTION'
+          UserError, rf'^s3://.*{name}: cannot be read after 1 attempt: .*NETWORK_CONNECTION'
         ) as raised:
           self.columns_of(make_config(), remote)
         self.assertNotIsInstance(raised.exception, BadPass)

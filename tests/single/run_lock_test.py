@@ -2,7 +2,9 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from unittest import mock
@@ -10,6 +12,7 @@ from unittest import mock
 import psutil
 import tensorflow as tf
 
+from trainer import files
 from trainer.errors import UserError
 from trainer.storage.run_lock import FILE, RunLock
 
@@ -128,6 +131,30 @@ class RunLockTest(tf.test.TestCase):
       lock.check()
     lock.release()
     self.assertEqual(self.owner()['id'], 'x', 'the lock of another is left alone')
+
+
+class TemporaryDirectoryTest(tf.test.TestCase):
+  def test_a_killed_process_leaves_nothing_for_long(self):
+    folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    script = (
+      'import os, signal; from trainer.files import temporary_directory\n'
+      'with temporary_directory(): os.kill(os.getpid(), signal.SIGKILL)'
+    )
+    place = {'TMPDIR': folder}
+    killed = subprocess.run([sys.executable, '-c', script], env=os.environ | place, check=False)
+    self.assertEqual(killed.returncode, -signal.SIGKILL)
+    (left,) = os.listdir(folder)
+    with mock.patch.object(tempfile, 'gettempdir', lambda: folder):
+      with files.temporary_directory(folder) as held:
+        for name in (left, os.path.basename(held)):
+          os.utime(f'{folder}/{name}', (0, 0))
+        os.mkdir(f'{folder}/ctr-trainer-young')
+        with files.temporary_directory(folder):
+          self.assertIn(left, os.listdir(folder), 'another folder is not cleared')
+        with files.temporary_directory():
+          self.assertNotIn(left, os.listdir(folder))
+          self.assertIn(os.path.basename(held), os.listdir(folder))
+    self.assertEqual(os.listdir(folder), ['ctr-trainer-young'])
 
 
 if __name__ == '__main__':

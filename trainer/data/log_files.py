@@ -6,11 +6,11 @@ import fnmatch
 import functools
 import glob
 import io
+import math
 import os
 import re
 import shutil
 import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from trainer.errors import BadPass, ConfigError, UserError, one_line, plain_errors, printable
+from trainer.files import temporary_directory
 
 # The format of a file by its suffix; with any other suffix it is CSV.
 SUFFIXES = {
@@ -31,7 +32,8 @@ SUFFIXES = {
 }
 CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
-ATTEMPTS = 3  # to use a remote file; pyarrow's client also retries by itself
+# Attempts to use a remote file. Each waits at most 3 s for an answer of S3, 10 s for one of gs.
+ATTEMPTS = 6
 SECONDS_BETWEEN_ATTEMPTS = 1.0
 
 # Errors for which the machine is to blame, not the file.
@@ -41,6 +43,18 @@ _OF_THE_MACHINE = (
 )
 
 Value = TypeVar('Value')
+
+_last_attempt = math.inf  # when, by time.monotonic(), the last attempt may begin
+
+
+def attempt_for(seconds: float) -> None:
+  """Lets no attempt to use a remote file begin later than in so many seconds.
+
+  A process calls it when it is asked to stop, so that a bucket that does not answer cannot delay
+  it.
+  """
+  global _last_attempt
+  _last_attempt = time.monotonic() + seconds
 
 
 class LogFile(NamedTuple):
@@ -86,7 +100,12 @@ def absolute(path: str) -> str:
 
 @functools.cache
 def _filesystem(root: str) -> pa.fs.FileSystem:
-  return pa.fs.FileSystem.from_uri(root)[0]
+  filesystem = pa.fs.FileSystem.from_uri(root)[0]
+  if isinstance(filesystem, pa.fs.S3FileSystem):  # left to itself, it tries for minutes
+    make, (settings,) = filesystem.__reduce__()
+    once = pa.fs.AwsStandardS3RetryStrategy(max_attempts=1)
+    filesystem = make(settings | {'retry_strategy': once})
+  return filesystem
 
 
 def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
@@ -130,10 +149,9 @@ def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value
     except FileNotFoundError:
       raise
     except OSError as e:
-      if attempt == ATTEMPTS:
-        raise UserError(
-          f'{path}: cannot be {verb} after {ATTEMPTS} attempts: {first_line(e)}'
-        ) from e
+      if attempt == ATTEMPTS or time.monotonic() > _last_attempt:
+        attempts = '1 attempt' if attempt == 1 else f'{attempt} attempts'
+        raise UserError(f'{path}: cannot be {verb} after {attempts}: {first_line(e)}') from e
       time.sleep(SECONDS_BETWEEN_ATTEMPTS * attempt)
   raise AssertionError
 
@@ -215,10 +233,14 @@ def delete(path: str) -> None:
     retried(path, lambda: action(inside), 'deleted')
 
 
-def listed(folder: str) -> list[str]:
-  """Returns the files below a remote directory, as relative paths; [] if it is missing."""
-  infos = retried(folder, lambda: _listed(folder, is_missing_empty=True))
-  return [name for name, info in infos.items() if info.is_file]
+def listed(folder: str, recursive: bool = True) -> list[str]:
+  """Returns the files below a remote directory, as relative paths; [] if it is missing.
+
+  Args:
+    recursive: if false, returns the names of the files and directories in the directory itself.
+  """
+  infos = retried(folder, lambda: _listed(folder, recursive, is_missing_empty=True))
+  return [name for name, info in infos.items() if info.is_file or not recursive]
 
 
 @contextlib.contextmanager
@@ -257,7 +279,7 @@ def local_copy(path: str) -> Iterator[str]:
   if not is_remote(path):
     yield path
     return
-  with tempfile.TemporaryDirectory() as folder:
+  with temporary_directory() as folder:
     copy = os.path.join(folder, os.path.basename(path))
     with open_file(path) as source, open(copy, 'wb') as target:
       shutil.copyfileobj(source, target, 4 << 20)

@@ -4,40 +4,53 @@ A job trains into a working directory on its machine, which looks like any run_d
 checkpoint and each export, the job copies the directory into the bucket, in an order that keeps the
 bucket consistent at any moment. First it copies reports and config; then new checkpoints and
 exports, each with its DONE marker last. Then it deletes the directories that the job has removed,
-the marker of each first. Commands that read the run copy it from the bucket before they begin.
+the marker of each first. Commands that read the run copy what they need of it from the bucket.
+
+Only names of a run are ever read, written or deleted (`_NAME`), and a job refuses a prefix that
+holds anything else.
 """
 
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 
 from trainer import files
 from trainer.data import log_files
-from trainer.errors import UserError
-from trainer.storage import chain, export, run_lock
+from trainer.errors import UserError, printable
+from trainer.storage import run_lock
 
 _OWNER = 'trained_by.json'
-# Names that are not copied: what each start makes again, and locks between processes of a machine.
-_LOCAL = ('prepared', 'frames', run_lock.FILE, export.LOCK, _OWNER)
+# The files of a run, as paths below its run_dir. Locks, and what each start makes again, stay on
+# the machine. `folder` is a checkpoint or export, which is copied and deleted as a whole.
+_NAME = re.compile(
+  r'config\.yaml|given\.yaml|dense_dtype|(?:metrics|ledger)\.jsonl|report\.html'
+  r'|tensorboard/(?:.+/)?events\.out\.tfevents\.[^/]+'
+  r'|(?P<folder>(?:checkpoints|best)/ckpt-[\d-]+|exports/\d+-(?:base|delta)'
+  r'|exports/(?:saved_model|dense_model|items)/\d+)/.+'
+)
+REPORTS = ('config.yaml', 'metrics.jsonl')
+STATE = (*REPORTS, 'checkpoints', 'best')
+EXPORTS = ('config.yaml', 'exports')
+_FOLDERS = ('checkpoints', 'best', 'exports', 'tensorboard')
 _SECONDS_BETWEEN_LOOKS = 1.0
 _BLOCK_BYTES = 1 << 20
 
 
 @contextlib.contextmanager
-def copy_of(run_dir: str) -> Iterator[str]:
-  """Yields the run_dir or, if it is in a bucket, a local copy of it."""
-  with followed(run_dir) as (directory, look):
+def copy_of(run_dir: str, parts: Iterable[str]) -> Iterator[str]:
+  """Yields the run_dir or, if it is in a bucket, a local copy of some parts of it."""
+  with followed(run_dir, parts) as (directory, look):
     look()
     yield directory
 
 
 @contextlib.contextmanager
-def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], None]]]:
+def followed(run_dir: str, parts: Iterable[str]) -> Iterator[tuple[str, Callable[[], None]]]:
   """Yields a local directory that holds a run_dir, and a function that updates this directory.
 
   If the run_dir is in a bucket, the directory is empty until the function is called. A call copies
@@ -46,7 +59,7 @@ def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], 
   Args:
     run_dir: a local directory, which is yielded as it is; or a URL, whose content the function
       copies into a temporary directory.
-    below: the part of the run_dir to copy, such as `exports`; by default all.
+    parts: the files and directories of the run_dir to copy, such as EXPORTS.
   Raises:
     UserError: if the bucket has no such run_dir.
   """
@@ -55,13 +68,13 @@ def followed(run_dir: str, below: str = '') -> Iterator[tuple[str, Callable[[], 
     return
   if not log_files.exists(run_dir):
     raise UserError(f'--run_dir {run_dir}: no such directory; wanted the run_dir of a run')
-  with tempfile.TemporaryDirectory(prefix='ctr-trainer-') as directory:
+  with files.temporary_directory() as directory:
     bucket, looked = Bucket(run_dir, directory), -_SECONDS_BETWEEN_LOOKS
 
     def look() -> None:
       nonlocal looked
       if time.monotonic() - looked >= _SECONDS_BETWEEN_LOOKS:
-        bucket.refresh(below)
+        bucket.refresh(parts)
         looked = time.monotonic()
 
     yield directory, look
@@ -79,37 +92,53 @@ class Bucket:
     self.run_dir, self._directory = run_dir, directory
     # What the bucket holds, as far as this process knows.
     self._markers: dict[str, bytes | None] = {}  # {directory: content of DONE, None without one}
-    self._reports: dict[str, tuple[int, int]] = {}  # {file: its size and time when it was copied}
+    self._reports: dict[str, int] = {}  # {file outside of these: its checksum}
     process = {'host': socket.gethostname(), 'process': os.getpid(), 'time': time.time()}
     self._owner = json.dumps(process).encode()
 
   def download(self) -> None:
     """Makes the directory equal to the bucket, before a job trains in the directory.
 
-    Files that only the directory has are removed: they may be from a job that was killed before it
-    copied them, and the run may have continued elsewhere since.
+    Files of a run that only the directory has are removed: they may be from a job that was killed
+    before it copied them, and the run may have continued elsewhere since.
 
     Raises:
-      UserError: if the bucket cannot be reached, or a process of this machine trains in the
-        directory.
+      UserError: if the bucket cannot be reached or holds something else than a run, or if a process
+        of this machine trains in the directory.
     """
+    names = log_files.listed(self.run_dir)
+    if foreign := [name for name in names if not _NAME.fullmatch(name) and name != _OWNER]:
+      more = f' and {len(foreign) - 1:,} more' if len(foreign) > 1 else ''
+      raise UserError(
+        f'run_dir {self.run_dir}: holds {printable(min(foreign))!r}{more}, which no run has '
+        'written there; wanted a prefix for this run alone'
+      )
     os.makedirs(self._directory, exist_ok=True)
     lock = run_lock.RunLock(self._directory)
     lock.acquire()
     try:
-      self.refresh()
+      self._copy_here(names, self._names())
     finally:
       lock.release()
+    for name in _grouped(self._names()).get('', []):
+      self._reports[name] = files.crc32_of(self._path(name))
 
-  def refresh(self, below: str = '') -> None:
-    """Makes the directory equal to the bucket. Unlike `download`, it takes no lock.
+  def refresh(self, parts: Iterable[str]) -> None:
+    """Makes parts of the directory equal to the bucket. Unlike `download`, it takes no lock."""
+    there = []
+    for name in sorted(set(log_files.listed(self.run_dir, recursive=False)).intersection(parts)):
+      below = log_files.listed(self._url(name)) if name in _FOLDERS else None
+      there += [name] if below is None else [f'{name}/{file}' for file in below]
+    self._copy_here(there, [name for name in self._names() if name.split('/')[0] in parts])
+
+  def _copy_here(self, there: Iterable[str], here: Iterable[str]) -> None:
+    """Copies files of a run from the bucket, and removes those that the bucket has no longer.
 
     Args:
-      below: the part of the run_dir to copy, such as `exports`; by default all.
+      there: the files in the bucket; names that no run has are left out.
+      here: the files in the directory.
     """
-    names = set(log_files.listed(self.run_dir)) - {_OWNER}
-    remote = _grouped(name for name in names if name.startswith(below))
-    local = _grouped(name for name in self._names() if name.startswith(below))
+    remote, local = _grouped(there), _grouped(here)
     reports = remote.pop('', []), local.pop('', [])
     self._markers = {}
     for folder, names in remote.items():
@@ -150,19 +179,13 @@ class Bucket:
     Raises:
       UserError: if the bucket cannot be reached, or another process has claimed the run_dir.
     """
-    if (owner := self._read(_OWNER)) != self._owner:
-      found = json.loads(owner)
-      raise UserError(
-        f'run_dir {self.run_dir}: process {found["process"]} on host {found["host"]} trains into '
-        'it since; this one ends'
-      )
+    self._check_owner()
     local = _grouped(self._names())
     for name in local.pop('', []):
-      info = os.stat(self._path(name))
-      version = info.st_size, info.st_mtime_ns
-      if self._reports.get(name) != version:
+      checksum = files.crc32_of(self._path(name))
+      if self._reports.get(name) != checksum:
         self._put(name)
-        self._reports[name] = version
+        self._reports[name] = checksum
     for folder in sorted(local, key=log_files.natural_key):
       marker = self._marker(folder)
       if marker is not None and marker != self._markers.get(folder):
@@ -175,17 +198,28 @@ class Bucket:
       self._delete(folder)
       del self._markers[folder]
 
+  def _check_owner(self) -> None:
+    """Raises UserError if `trained_by.json` no longer names this process."""
+    try:
+      if (found := self._read(_OWNER)) == self._owner:
+        return
+      owner = json.loads(found)
+      who = f'process {owner["process"]} on host {owner["host"]} trains into it since'
+    except FileNotFoundError:
+      who = f'its {_OWNER} was deleted'
+    except (ValueError, LookupError, TypeError):  # no process of ours has written it
+      who = f'its {_OWNER} was overwritten'
+    raise UserError(f'run_dir {self.run_dir}: {printable(who)}; this one ends')
+
   def _names(self) -> list[str]:
-    """Returns the files to copy to the bucket, as paths within the directory."""
+    """Returns the files of the run in the directory, as paths within it."""
     names = []
     for folder, folders, found in os.walk(self._directory):
       below = os.path.relpath(folder, self._directory)
-      if below == '.':
-        folders[:] = [name for name in folders if name not in _LOCAL]
-        names += [name for name in found if name not in _LOCAL]
-      else:
-        names += [os.path.join(below, name) for name in found]
-    return [name for name in names if files.UNFINISHED not in name]
+      if below == os.curdir:
+        folders[:] = _FOLDERS
+      names += [os.path.normpath(os.path.join(below, name)) for name in found]
+    return [name for name in names if _NAME.fullmatch(name) and files.UNFINISHED not in name]
 
   def _path(self, name: str) -> str:
     return os.path.join(self._directory, name)
@@ -241,17 +275,16 @@ class Bucket:
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
-  """Groups paths of files in a run_dir by the checkpoint or export that they belong to.
+  """Groups the files of a run by the checkpoint or export that they belong to.
 
   Returns:
-    {directory of a checkpoint or export: paths of its files}. The key '' has all other files.
+    {directory of a checkpoint or export: paths of its files}. The key '' has all other files. Names
+    that no run has are left out.
   """
   found: dict[str, list[str]] = {}
   for name in names:
-    parts = name.split('/')
-    depth = {'checkpoints': 2, 'best': 2, 'exports': 2}.get(parts[0], 0)
-    depth += parts[0] == 'exports' and parts[1] in chain.FOLDERS
-    found.setdefault('/'.join(parts[:depth]) if len(parts) > depth else '', []).append(name)
+    if match := _NAME.fullmatch(name):
+      found.setdefault(match['folder'] or '', []).append(name)
   return found
 
 

@@ -2,12 +2,11 @@
 
 import contextlib
 import dataclasses
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 
 from absl import logging
 
-from trainer import config, runtime
+from trainer import config, files, runtime
 from trainer.comm import horovod
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
@@ -72,7 +71,7 @@ def open_run(
   if here.host and is_remote(run_dir):
     raise UserError(f'--run_dir {run_dir}: is in a bucket; wanted all ranks on one host to read it')
   with contextlib.ExitStack() as stack:
-    run_dir = stack.enter_context(bucket.copy_of(run_dir))
+    run_dir = stack.enter_context(bucket.copy_of(run_dir, bucket.STATE))
     cfg = config.load_of_run(run_dir, overrides)
     progress_made = lambda: None
     if here.size > 1:
@@ -80,8 +79,8 @@ def open_run(
     runtime.start(cfg, here)
     communicator = horovod.communicator(here, cfg.sync)
     where = here.host and run_dir
-    folder = tempfile.TemporaryDirectory('', 'ctr-trainer-', where, ignore_cleanup_errors=True)
-    prepared_folder = communicator.broadcast(stack.enter_context(folder))
+    folder = stack.enter_context(files.temporary_directory(where or None))
+    prepared_folder = communicator.broadcast(folder)
     step = TrainStep(cfg, communicator)
     state = RunState(cfg, communicator, step)
     if not _restore(state, checkpoint == 'best'):
