@@ -10,8 +10,10 @@ import contextlib
 import dataclasses
 import functools
 import html
+import json
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checke
   from trainer.training.callback import Callback
   from trainer.training.finished_run import FinishedRun
 
-Data = str | Sequence[str] | Frame
+Data = str | os.PathLike | Sequence[str | os.PathLike] | Frame
 SPLITS = ('train', 'valid', 'test')
 
 
@@ -177,19 +179,31 @@ class Run:
     """Yields the opened run and the prepared passes of `data`, by default of data.test."""
     # Without labels a bad record is an error: dropping it would shift the predictions after it.
     overrides = [] if labelled else ['data.max_bad_share=0']
-    with self._open(overrides) as run, contextlib.ExitStack() as stack:
-      reads = run
-      if frames.is_frame(data):
-        from trainer.data.conversion import format_of_log
+    patterns = [] if data is None or frames.is_frame(data) else _patterns(data)
+    with self._open(overrides) as run:
+      if not frames.is_frame(data):
+        passes = passes_to_score(run, patterns)
+        yield run, run.inputs.prepared(passes, 'api', labelled)
+        return
+      from trainer.data.conversion import prepare_table
+      from trainer.data.prepared import PreparedPass
+      from trainer.data.schema import wanted_columns
 
-        kind = run.progress.log_format or format_of_log(run.cfg)
-        data = stack.enter_context(frames.file_of(run.cfg, data, kind, labelled))
-        # The file is read by its suffix, whatever data.format says of the log.
-        by_suffix = run.cfg.data.model_copy(update={'format': None})
-        cfg = run.cfg.model_copy(update={'data': by_suffix})
-        reads = dataclasses.replace(run, cfg=cfg, inputs=run.inputs.read_by(cfg))
-      passes = passes_to_score(reads, [data] if isinstance(data, str) else data or [])
-      yield run, reads.inputs.prepared(passes, 'api', labelled)
+      table = frames.table_of(data, wanted_columns(run.cfg, labelled), run.cfg.data.made)
+      with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
+        prepare_table(run.cfg, table, frames.FRAME, f'{folder}/frame', labelled)
+        yield run, [PreparedPass(f'{folder}/frame', run.cfg)]
+
+
+def _patterns(data: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:
+  """Returns the patterns of files that `data` gives: one, or several in a list."""
+  is_list = isinstance(data, (list, tuple)) and len(data) > 0
+  some = data if is_list else [data]
+  for pattern in some:
+    if not isinstance(pattern, (str, os.PathLike)):
+      wanted = 'one frame (pandas, Polars, Arrow), or patterns of files'
+      raise UserError(f'data: {frames.found(pattern)}{" in a list" * is_list}; wanted {wanted}')
+  return [os.fsdecode(pattern) for pattern in some]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,9 +219,9 @@ class ReportPage:
 
 
 def fit(
-  configuration: str | Mapping[str, Json],
+  configuration: str | os.PathLike | Mapping[str, Json],
   overrides: Sequence[str] = (),
-  run_dir: str | None = None,
+  run_dir: str | os.PathLike | None = None,
   *,
   train: Frame | Sequence[Frame] | None = None,
   valid: Frame | None = None,
@@ -230,9 +244,17 @@ def fit(
     KeyboardInterrupt: if Ctrl-C or SIGTERM stopped the training. The state is saved; the same call
       continues the run.
   """
-  if isinstance(configuration, Mapping):
+  is_list = isinstance(overrides, (list, tuple))
+  if not (is_list and all(isinstance(text, str) for text in overrides)):
+    wanted = "a list of settings, as ['train.epochs=2']"
+    raise UserError(f'overrides: found {short(overrides)}; wanted {wanted}')
+  if isinstance(configuration, os.PathLike):
+    configuration = os.fsdecode(configuration)
+  run_dir = None if run_dir is None else _directory(run_dir)
+  data = configuration.get('data') if isinstance(configuration, Mapping) else None
+  if isinstance(data, Mapping):
     for split in SPLITS:
-      if frames.is_frame((configuration.get('data') or {}).get(split)):
+      if frames.is_frame(data.get(split)):
         raise UserError(f'data.{split}: found a frame; wanted fit(config, {split}=frame)')
   _check_callbacks(callbacks)
   frames_by_split = {s: f for s, f in zip(SPLITS, (train, valid, test)) if f is not None}
@@ -266,13 +288,22 @@ def _check_callbacks(callbacks: Sequence['Callback']) -> None:
     raise UserError(f'callbacks: found {short(wrong[0])}; {wanted}')
 
 
-def load(run_dir: str, checkpoint: str = 'best') -> Run:
+def _directory(run_dir: str | os.PathLike) -> str:
+  if not isinstance(run_dir, (str, os.PathLike)):
+    raise UserError(f'run_dir: {frames.found(run_dir)}; wanted the path of a directory')
+  return os.fsdecode(run_dir)
+
+
+def load(run_dir: str | os.PathLike, checkpoint: str = 'best') -> Run:
   """Returns the run in a run_dir.
 
   Args:
     run_dir: a directory that trainer.run or `fit` has trained into.
     checkpoint: 'best' or 'last', see `Run`.
   """
+  run_dir = _directory(run_dir)
+  if checkpoint not in ('best', 'last'):
+    raise UserError(f"checkpoint: found {short(checkpoint)}; wanted 'best' or 'last'")
   cfg = config.load_of_run(run_dir)
   _start(cfg)
   return Run(run_dir, cfg, checkpoint)
@@ -382,8 +413,26 @@ class Source:
       raise ConfigError(
         f'config: {found}; wanted the path of a YAML file, or its content as a dict'
       )
-    text = yaml.safe_dump(dict(self.configuration))
+    try:
+      plain = json.loads(json.dumps(dict(self.configuration), default=_plain_setting))
+    except (
+      TypeError,
+      ValueError,
+      RecursionError,
+    ) as e:  # a key that is no text, or a dict in itself
+      raise ConfigError(f'config: {e}; wanted a dict as a YAML file gives it') from None
+    text = yaml.safe_dump(plain)
     return config.parse(text, self._where(), self.overrides, self.run_dir, measured)
+
+
+def _plain_setting(value: object) -> Json:
+  """Returns a setting given in Python, such as a NumPy number or a path, as YAML would have it."""
+  if isinstance(value, np.generic):
+    return value.item()
+  if isinstance(value, os.PathLike):
+    return os.fsdecode(value)
+  wanted = 'texts, numbers, booleans, lists and dicts'
+  raise ConfigError(f'config: {frames.found(value)}; wanted {wanted}')
 
 
 def train_here(

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import tensorflow as tf
 
 from ops import keys
-from trainer import api, config, frames
+from trainer import api, config
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
@@ -219,24 +219,6 @@ class WholeNumbersTest(tf.test.TestCase):
       UserError, r"column 'id': found values of type duration\[s\]; wanted"
     ):
       self.keys_of('one.parquet')
-
-  def test_odd_columns_of_a_frame(self):
-    numbers = [10**20, 5, 2**64]
-    for column, wanted in (
-      (pd.Series(numbers, dtype=object), numbers),
-      (pd.Series([5, 0, 7]).astype('Sparse[int]'), [5, 0, 7]),
-      (pd.Series(['5', '7'], dtype='string').astype('category'), [5, 7]),
-    ):
-      frame = pd.DataFrame({'click': 1, 'id': column})
-      for kind in ('csv', 'parquet'):
-        cfg = self.cfg.model_copy(
-          update={'data': self.cfg.data.model_copy(update={'format': kind})}
-        )
-        with self.subTest(column.dtype, kind=kind):
-          with frames.file_of(cfg, frame, kind) as path:
-            prepare_pass(cfg, path, self.path('out'))
-          found = next(PreparedPass(self.path('out')).batches(9)).keys
-          self.assertAllEqual(found, hash_keys(list(map(str, wanted)), 1))
 
   def test_a_run_predicts_serves_and_exports_alike(self):
     ids = np.random.default_rng(3).integers(-20, 20, 400)

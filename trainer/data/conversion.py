@@ -25,8 +25,8 @@ from trainer.data import (
 from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, LogFile, Part, files_of
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
-from trainer.data.passes import pass_day, paths_of_log
-from trainer.data.prepared import PreparedPass, is_prepared, read_meta
+from trainer.data.passes import pass_day
+from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.prepared_writer import Writer
 from trainer.data.schema import reading, schema, wanted_columns
 from trainer.errors import BadPass, UserError, plain_errors
@@ -53,20 +53,6 @@ OnBlock = Callable[[int], None]
 def format_of(data: config.Data, path: str) -> str:
   """Returns the format of a raw file: data.format, else the format of its suffix, else csv."""
   return data.format or log_files.SUFFIXES.get(log_files.suffix_of(path), 'csv')
-
-
-def format_of_log(cfg: config.Config) -> str:
-  """Returns the format of the log's first file; of a prepared pass, that of the file it came from.
-
-  If the log is gone, the first pattern of data.train tells the format.
-  """
-  for path in paths_of_log(cfg):
-    with contextlib.suppress(UserError):
-      if not is_prepared(cfg.data, path):
-        return format_of(cfg.data, files_of(path)[0].path)
-      if kind := read_meta(path).get('source_format'):
-        return kind
-  return format_of(cfg.data, next(iter(cfg.data.train), ''))
 
 
 def config_of_table(
@@ -124,11 +110,15 @@ def blocks_of_pass(cfg: config.Config, path: str, wanted: dict[str, str]) -> Ite
 
 
 def _parsed_blocks(
-  cfg: config.Config, file: LogFile, labelled: bool, part: Part
+  cfg: config.Config, path: str, reads: Iterator[Callable[[], Block]], labelled: bool
 ) -> Iterator[Parsed]:
-  """Yields the parsed blocks of a part of a file, in order.
+  """Yields the parsed blocks of a file, in order.
 
   Threads parse, and only a few blocks are in memory at a time.
+
+  Args:
+    path: the file, for messages.
+    reads: functions that return its blocks.
   """
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   headers: list[int] = []
@@ -140,7 +130,7 @@ def _parsed_blocks(
 
   try:
     waiting = collections.deque()
-    for read in raw_blocks(cfg, file, wanted_columns(cfg, labelled), part):
+    for read in reads:
       waiting.append(pool.submit(parsed, read))
       if len(waiting) > THREADS:
         yield waiting.popleft().result()
@@ -150,7 +140,7 @@ def _parsed_blocks(
     pool.shutdown(cancel_futures=True)
   if headers:
     text = '%s:%d: found the line of names again, %d times in the file; left out'
-    logging.warning(text, file.path, min(headers), len(headers))
+    logging.warning(text, path, min(headers), len(headers))
 
 
 class BadRecords:
@@ -231,25 +221,40 @@ def prepare_pass(
       logging.warning('%s; now converted again', e)
   with _writing(cfg, raw_path, out_dir) as (writer, bad):
     for file in files:
-      _convert(cfg, file, WHOLE, labelled, writer, bad, on_block)
-    kind = format_of(cfg.data, files[0].path)
-    writer.close(meta | {'source_format': kind, 'bad': bad.checked(writer.samples)})
+      reads = raw_blocks(cfg, file, wanted_columns(cfg, labelled))
+      _convert(cfg, file.path, reads, labelled, writer, bad, on_block)
+    writer.close(meta | {'bad': bad.checked(writer.samples)})
   return read_meta(out_dir)
 
 
 def _convert(
   cfg: config.Config,
-  file: LogFile,
-  part: Part,
+  path: str,
+  reads: Iterator[Callable[[], Block]],
   labelled: bool,
   writer: Writer,
   bad: BadRecords,
-  on_block: OnBlock,
+  on_block: OnBlock = lambda samples: None,
 ) -> None:
-  for parsed in _parsed_blocks(cfg, file, labelled, part):
+  for parsed in _parsed_blocks(cfg, path, reads, labelled):
     writer.add(parsed)
-    bad.add(file.path, parsed.bad, parsed.examples)
+    bad.add(path, parsed.bad, parsed.examples)
     on_block(writer.samples)
+
+
+def prepare_table(
+  cfg: config.Config, table: pa.Table, name: str, out_dir: str, labelled: bool = True
+) -> None:
+  """Converts a table in memory that has all wanted columns; the rest is as in `prepare_pass`.
+
+  Args:
+    name: what messages call the table.
+  """
+  with _writing(cfg, name, out_dir) as (writer, bad):
+    reads = parquet_format.table_blocks(table, wanted_columns(cfg, labelled))
+    _convert(cfg, name, reads, labelled, writer, bad)
+    meta = {'schema': schema(cfg), 'day': 0, 'source': {'path': name}}
+    writer.close(meta | {'bad': bad.checked(writer.samples)})
 
 
 def is_prepared_from(cfg: config.Config, raw_path: str, out_dir: str, labelled: bool) -> bool:
@@ -267,7 +272,8 @@ def prepare_part(
 ) -> None:
   """Converts a part of a pass that has only one file; `join_parts` joins the parts."""
   with _writing(cfg, file.path, out_dir) as (writer, bad):
-    _convert(cfg, file, part, labelled, writer, bad, on_block)
+    reads = raw_blocks(cfg, file, wanted_columns(cfg, labelled), part)
+    _convert(cfg, file.path, reads, labelled, writer, bad, on_block)
     writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.counted(writer.samples)})
 
 
@@ -289,8 +295,7 @@ def join_parts(
       of_part = prepared.meta['bad']
       bad.add(raw_path, of_part['kinds'], [BadRecord(**e) for e in of_part['examples']])
       on_block(writer.samples)
-    kind = format_of(cfg.data, files[0].path)
-    writer.close(meta | {'source_format': kind, 'bad': bad.checked(writer.samples)})
+    writer.close(meta | {'bad': bad.checked(writer.samples)})
 
 
 def _meta(

@@ -9,13 +9,15 @@ from collections.abc import Callable, Collection, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 
 from trainer import config
 from trainer.data.block import Block
 from trainer.data.log_files import WHOLE, Part, open_table
 from trainer.data.schema import check_columns
-from trainer.data.values import column_at, has_column
+from trainer.data.values import column_at, has_column, offsets_of
+from trainer.errors import UserError
 
 BLOCK_ROWS = 65536
 # In bytes. A column whose dictionary is not larger is read as a dictionary, so that each text is
@@ -23,8 +25,57 @@ BLOCK_ROWS = 65536
 SMALL_DICTIONARY = 1 << 18
 
 
-def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str]) -> Block:
-  """Converts an Arrow batch to a Block; its first record has the number `first_row` in the file."""
+def _plain_type(t: pa.DataType) -> pa.DataType:
+  """Returns a type without views; raises ArrowNotImplementedError for a type that no log has."""
+  types = pa.types
+  if types.is_string_view(t) or types.is_binary_view(t):
+    return pa.string() if types.is_string_view(t) else pa.binary()
+  if types.is_decimal32(t) or types.is_decimal64(t):
+    return pa.decimal128(t.precision, t.scale)
+  if types.is_list(t) or types.is_large_list(t):
+    inner = t.value_field.with_type(_plain_type(t.value_type))
+    return (pa.list_ if types.is_list(t) else pa.large_list)(inner)
+  if types.is_struct(t) and t.num_fields:
+    return pa.struct([field.with_type(_plain_type(field.type)) for field in t])
+  if types.is_map(t):
+    key, item = (f.with_type(_plain_type(f.type)) for f in (t.key_field, t.item_field))
+    return pa.map_(key, item, t.keys_sorted)
+  if types.is_nested(t) and not types.is_fixed_size_list(t) or types.is_interval(t):
+    raise pa.ArrowNotImplementedError
+  if isinstance(t, pa.BaseExtensionType):
+    raise pa.ArrowNotImplementedError
+  return t
+
+
+def plain(array: pa.Array, column: str) -> pa.Array:
+  """Returns an array without run ends and views, which many of Arrow's functions do not take.
+
+  Raises:
+    UserError: if it has a type that no log has, such as a union.
+  """
+  t = array.type
+  try:
+    if pa.types.is_run_end_encoded(t):
+      runs = np.searchsorted(array.run_ends, array.offset + np.arange(len(array)), side='right')
+      return plain(array.values, column).take(pa.array(runs))
+    if pa.types.is_dictionary(t):
+      values = plain(array.dictionary, column)
+      return pa.DictionaryArray.from_arrays(array.indices, values)
+    if pa.types.is_list_view(t) or pa.types.is_large_list_view(t):
+      counts = pc.list_value_length(array).fill_null(0).to_numpy()
+      values, mask = plain(array.flatten(), column), array.is_null()
+      return pa.ListArray.from_arrays(pa.array(offsets_of(counts)), values, mask=mask)
+    kind = _plain_type(t)
+    return array if kind == t else array.cast(kind)
+  except pa.ArrowNotImplementedError:
+    wanted = 'strings, numbers, booleans, dates, times, or lists or maps of these'
+    raise UserError(f"column '{column}': found values of type {t}; wanted {wanted}") from None
+
+
+def record_block(
+  batch: pa.RecordBatch | pa.Table, first_row: int, wanted: Collection[str]
+) -> Block:
+  """Converts Arrow columns to a Block; its first record has the number `first_row` in the file."""
 
   def text(i: int) -> str:
     try:
@@ -32,7 +83,7 @@ def record_block(batch: pa.RecordBatch, first_row: int, wanted: Collection[str])
     except UnicodeDecodeError:  # a string of bytes that are no text
       return 'a record whose strings are not UTF-8'
 
-  columns = {name: column_at(batch, name) for name in wanted}
+  columns = {name: plain(column_at(batch, name), name) for name in wanted}
   return Block(columns, first_row + np.arange(batch.num_rows), text, [])
 
 
@@ -47,6 +98,12 @@ def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
   For `device.os` that is the column of this name or, if there is none, the column `device`.
   """
   return list(dict.fromkeys(w if w in schema.names else w.partition('.')[0] for w in wanted))
+
+
+def table_blocks(table: pa.Table, wanted: Collection[str]) -> Iterator[Callable[[], Block]]:
+  """Yields functions that return the blocks of a table in memory, as `blocks` does."""
+  for row in range(0, table.num_rows, BLOCK_ROWS):
+    yield functools.partial(record_block, table.slice(row, BLOCK_ROWS), row + 1, list(wanted))
 
 
 def num_rows(path: str) -> int:

@@ -5,6 +5,7 @@ into features.
 """
 
 import contextlib
+import datetime
 import functools
 import re
 from collections.abc import Sequence
@@ -22,6 +23,8 @@ from trainer.errors import UserError
 WHOLE_NUMBER = (
   'a whole number or a text (ids that became floats: pandas.read_csv(…, dtype=str) keeps them)'
 )
+
+_OFFSET = re.compile(r'([+-])(\d\d):(\d\d)')  # of a timestamp's type, in place of a time zone
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -118,11 +121,19 @@ def as_text(array: pa.Array, column: str) -> pa.Array:
   try:
     if pa.types.is_duration(t):  # its text would depend on the unit
       raise pa.ArrowNotImplementedError
-    texts = array.cast(pa.string())
+    offset = _OFFSET.fullmatch(t.tz or '') if pa.types.is_timestamp(t) else None
+    if offset:  # a zone that Arrow does not know
+      sign, hours, minutes = offset.groups()
+      east = datetime.timedelta(hours=int(sign + hours), minutes=int(sign + minutes))
+      local = pc.add(array.cast(pa.timestamp(t.unit)), pa.scalar(east, pa.duration(t.unit)))
+      texts = pc.binary_join_element_wise(local.cast(pa.string()), sign + hours + minutes, '')
+    else:
+      texts = array.cast(pa.string())
   except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-    raise UserError(
-      f"column '{column}': found values of type {t}; wanted strings or integers"
-    ) from None
+    wanted = 'strings or integers'
+    if pa.types.is_timestamp(t) and t.tz:
+      wanted = 'a time zone that is known here, an offset such as +01:00, or times without a zone'
+    raise UserError(f"column '{column}': found values of type {t}; wanted {wanted}") from None
   if pa.types.is_timestamp(t) or pa.types.is_time(t):  # one text, whatever the unit
     texts = pc.replace_substring_regex(texts, r'(\.\d*[1-9])0+', r'\1')
     texts = pc.replace_substring_regex(texts, r'\.0+(\D|$)', r'\1')

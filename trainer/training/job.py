@@ -276,7 +276,6 @@ class Job:
         drift.compare_day(progress, self.log, self._is_reporter, **{'pass': data_pass.name})
     self.stream.trained()
     progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
-    progress.log_format = prepared.meta.get('source_format')
     self.exporter.export_pass(data_pass.marker)
     self._upload()
     for callback in self._callbacks:

@@ -55,7 +55,6 @@ class Progress:
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
   exported_step: int = 0  # the step of the last base or delta
-  log_format: str | None = None  # the format of the files of the last finished pass; None: unknown
 
   def forget_best(self) -> None:
     """Forgets the best state, so that the next evaluation of data.valid becomes the best so far."""
