@@ -1,6 +1,8 @@
 """Splitting one log into three."""
 
+import bz2
 import datetime
+import gzip
 import os
 
 import numpy as np
@@ -10,6 +12,23 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from tests.support import commands
+
+SPLITS = ('train', 'valid', 'test')
+
+
+def _write(frame, path):
+  if path.endswith('.parquet'):
+    frame.to_parquet(path, index=False)
+  elif path.endswith('.jsonl'):
+    frame.to_json(path, orient='records', lines=True)
+  else:
+    frame.to_csv(path, index=False)
+
+
+def _read(path):
+  if path.endswith('.parquet'):
+    return pd.read_parquet(path)
+  return pd.read_json(path, lines=True) if path.endswith('.jsonl') else pd.read_csv(path)
 
 
 class SplitTest(tf.test.TestCase):
@@ -67,8 +86,8 @@ class SplitTest(tf.test.TestCase):
     self.frame.assign(time=days.dt.strftime('%d.%m.%Y')).to_csv(path, sep=';', index=False)
     command = '-m', 'trainer.split', '--data', path, '--out', out, '--by_time', 'time'
     for further, wanted in (
-      (['--delimiter', ','], 'Expected 1 columns, got .*wanted another --delimiter'),
-      ([], 'does not sort by time as a text; wanted --time_format'),
+      (['--delimiter', ','], 'one field by --delimiter "," and 3 by ";"; wanted --delimiter: ";"'),
+      ([], 'which is no time; wanted numbers, .*, or --time_format, as %d'),
       (['--time_format', '%Y'], "found '.*'; wanted a time by --time_format '%Y'"),
       (['--time_format', '%d.%m.%Y'], None),
     ):
@@ -83,23 +102,45 @@ class SplitTest(tf.test.TestCase):
 
   def test_times_of_two_formats(self):
     days = pd.Timestamp('2026-01-01') + pd.to_timedelta(self.frame['time'], 'D')
-    for column, other in (
-      (days.dt.strftime('%Y-%m-%d %H:%M'), '31.12.2026'),
-      (days.dt.strftime('%Y-%m-%d'), '2026/12/31'),
-      (days.dt.strftime('%Y-%m-%d'), '20261231'),
-      (self.frame['time'].astype(str), '2026-12-31'),
+    for column, other, why in (
+      (days.dt.strftime('%Y-%m-%d %H:%M'), '31.12.2026', 'which is no time'),
+      (days.dt.strftime('%Y-%m-%d'), '20261231', 'beside {!r} of sample 1; wanted one format'),
+      (self.frame['time'].astype(str), '2026-12-31', 'beside {!r} of sample 1; wanted one format'),
+      (days.dt.strftime('%Y-%m-%d %H:%M'), '2026-12-31 12:00+01:00', 'beside {!r} of sample 1; '),
     ):
       column[1500] = other
       self.frame['time'] = column
       for name in ('log.csv', 'log.parquet'):
         status, told = self.split(name, '--by_time', 'time')
         self.assertEqual(status, 2)
-        wanted = f"sample 1,501: found '{other}', which does not sort by time with '{column[0]}'"
-        self.assertIn(wanted, told)
-    column = days.dt.strftime('%Y-%m-%d %H:%M')
-    column[1500] = '2026-12-31'  # a day sorts before its hours
-    self.frame['time'] = column
-    self.assertLen(self.split('log.csv', '--by_time', 'time'), 3)
+        self.assertIn(f"sample 1,501: found '{other}', {why.format(column[0])}", told)
+        self.assertIn('or --time_format, as %d.%m.%Y', told)
+
+  def test_times_that_do_not_sort_as_texts(self):
+    at = pd.Timestamp('2016-01-01') + pd.to_timedelta(self.frame['time'], 'h')
+    zones = [f'{hours:+03}:00' for hours in np.random.default_rng(1).integers(-9, 9, size=2000)]
+    local = [(t + pd.Timedelta(hours=int(z[:3]))).isoformat() for t, z in zip(at, zones)]
+    for column in (
+      [f'{t.year}/{t.month}/{t.day} {t.hour}:{t.minute:02}' for t in at],
+      [f'{t}{z}' for t, z in zip(local, zones)],
+      [t.isoformat() if i % 2 else f'{t:%Y/%m/%d %H:%M}' for i, t in enumerate(at)],
+      [t.timestamp() + 0.5 for t in at],
+      at.dt.tz_localize('UTC').dt.tz_convert('Asia/Tokyo'),
+    ):
+      self.frame['time'] = column
+      for name in ('log.parquet', 'log.csv', 'log.jsonl'):
+        if name == 'log.jsonl' and not isinstance(column, list):
+          continue  # pandas writes milliseconds
+        path, out = f'{self.folder}/{name}', f'{self.folder}/{name}_split'
+        self.frame.assign(instant=at.astype('int64')).pipe(_write, path)
+        flags = '--data', path, '--out', out, '--by_time', 'time'
+        done = commands.run('-m', 'trainer.split', *flags)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        suffix = name.partition('.')[2]
+        parts = [_read(f'{out}/{split}.{suffix}')['instant'] for split in SPLITS]
+        self.assertAllClose([len(part) for part in parts], [1600, 200, 200], atol=20)
+        self.assertLess(parts[0].max(), parts[1].min())
+        self.assertLess(parts[1].max(), parts[2].min())
 
   def test_at_two_times(self):
     days = pd.Timestamp('2023-01-01') + pd.to_timedelta(self.frame['time'], 'D')
@@ -168,14 +209,14 @@ class SplitTest(tf.test.TestCase):
       command = '-m', 'trainer.split', '--data', path, '--out', out, *further
       done = commands.run(*command)
       self.assertEqual(done.returncode, 0, done.stderr)
-      told = f'{path}: found the line of names again, {header} times in the file; left out'
+      told = f'{path}:52: found the line of names again, {header} times in the file; left out'
       self.assertEqual(' '.join(done.stderr.split()).count(told), 1, done.stderr)
       parts = [pd.read_csv(f'{out}/{name}.csv') for name in ('train', 'valid', 'test')]
       times = pd.concat(parts)['time'].tolist()
       self.assertCountEqual(times, [100 * n + i for n in range(3) for i in range(50)] + [3])
     done = commands.run(*command, '--columns', 'user,time')
     self.assertEqual(done.returncode, 0, done.stderr)
-    self.assertIn('again, 3 times', ' '.join(done.stderr.split()))
+    self.assertIn('again, 2 times', ' '.join(done.stderr.split()))
 
   def test_files_without_samples_or_times(self):
     path, out = f'{self.folder}/log.csv', f'{self.folder}/log.csv_split'
@@ -187,7 +228,11 @@ class SplitTest(tf.test.TestCase):
       ('', ['--by_hash', 'user'], f'--data {path}: found no samples; wanted at least one\n'),
       ('', ['--by_time', 'user'], f'--data {path}: found no samples; wanted at least one\n'),
       (device, ['--by_time', 'device'], "sample 1: found 'car', which is no time; wanted numbers"),
-      ('1,2,\x1b\0\n', ['--by_hash', 'user'], r'Expected 2 columns, got 3: 1,2,\x1b\x00; wanted'),
+      (
+        '1,2,\x1b\0\n',
+        ['--by_hash', 'user'],
+        'log.csv:2: malformed record: found 3 fields; wanted 2 fields; or another --delim',
+      ),
     ):
       with open(path, 'w') as f:
         f.write('user,device\n' + content)
@@ -207,12 +252,117 @@ class SplitTest(tf.test.TestCase):
     self.assertEqual(done.returncode, 2)
     self.assertIn(f'--data {self.folder}: found a directory; wanted a file', done.stderr)
 
+  def test_samples_stay_as_they_are(self):
+    names = 'user , "text"\n'
+    for name, lines in (
+      ('x.parquet.d/log.CSV', [names, '7,"a ""b"""\r\n', '7.0, b\n', '\n', ' 7 ,\n', '"8",\xff\n']),
+      (
+        'x.jsonl.d/log.txt.gz',
+        ['\ufeff' + names, '8,"a,b"\n', *(f'{i},\n' for i in range(90)), '1,'],
+      ),
+      ('log.ndjson', ['{"user": 7, "t": 1.50}\n', '{"t": 2, "user":  7.0}\n', '{"user": "7"}']),
+      ('log.json.bz2', [f'{{"user": "u{i % 9}"}}\n' for i in range(99)]),
+      ('log.svm', [f'1 qid:{i % 9} 3:0.5 # {i}\n' for i in range(99)]),
+    ):
+      path, out = f'{self.folder}/{name}', f'{self.folder}/as-they-are'
+      os.makedirs(os.path.dirname(path), exist_ok=True)
+      opened = {'gz': gzip.open, 'bz2': bz2.open}.get(name.rpartition('.')[2], open)
+      with opened(path, 'wb') as f:
+        f.writelines(line.encode('latin-1' if '\xff' in line else 'utf-8') for line in lines)
+      by = 'qid' if name == 'log.svm' else 'user'
+      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_hash', by)
+      self.assertEqual(done.returncode, 0, done.stderr)
+      suffix = {'CSV': '.csv', 'gz': '.txt', 'bz2': '.json'}.get(name[-3:].strip('.'), name[3:])
+      parts = [open(f'{out}/{split}{suffix}', 'rb').read().splitlines(True) for split in SPLITS]
+      header = [line.lstrip('\ufeff').encode() for line in lines[:1] if 'text' in line]
+      for part in parts:
+        self.assertEqual(part[: len(header)], header)
+      found = [line for part in parts for line in part[len(header) :]]
+      wanted = [line.removesuffix('\n').encode('latin-1') + b'\n' for line in lines[len(header) :]]
+      self.assertCountEqual(found, [line for line in wanted if line.strip()])
+      if len(lines) < 9:
+        full = [len(part) > len(header) for part in parts]
+        self.assertIn(sum(full), (1, 2), 'user 7 is one, however it is written')
+    pq.write_table(pa.table({'x': [1, 2]}), f'{self.folder}/log.pq')
+    done = commands.run(
+      *('-m', 'trainer.split', '--data', f'{self.folder}/log.pq'),
+      *('--out', out, '--by_time', 'x', '--shares', '50,0,50'),
+    )
+    self.assertEqual(
+      [pq.read_table(f'{out}/{split}.pq')['x'].to_pylist() for split in SPLITS], [[1], [], [2]]
+    )
+
+  def test_a_share_of_none(self):
+    for shares, sizes in (('90,10,0', [1, 1, 0]), ('0,0,100', [0, 0, 1]), ('0,50,50', [0, 1, 1])):
+      for flag in ('--by_time', '--by_hash'):
+        parts = self.split('log.csv', flag, 'time', '--shares', shares)
+        self.assertEqual([int(len(part) > 0) for part in parts], sizes)
+
+  def test_a_stray_quote_swallows_nothing(self):
+    path, out = f'{self.folder}/quotes.csv', f'{self.folder}/quotes'
+    lines = [f'{i},text {i}\n' for i in range(99)]
+    lines[9], lines[59] = '9,"an inch\n', '59,"two\n'
+    with open(path, 'w') as f:
+      f.writelines(['user,text\n', *lines])
+    done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_hash', 'user')
+    self.assertEqual(done.returncode, 2)
+    self.assertIn(f'error: {path}:11: malformed record: found an open quote', done.stderr)
+    self.assertFalse(os.path.exists(out))
+
+  def test_a_failure_changes_no_file(self):
+    self.split('log.csv', '--by_hash', 'user')
+    out = f'{self.folder}/log.csv_split'
+
+    def content():
+      return {n: open(f'{out}/{n}').read() for n in os.listdir(out) if n != '.split.unfinished'}
+
+    before = content()
+    self.assertLen(before, 3)
+    words = '--data', f'{self.folder}/log.csv', '--out', out, '--by_time', 'time'
+    begin = f"""
+import os, resource, signal, sys, time
+from trainer import files, split
+sys.argv = ['split', *{words}]
+"""
+    for what, status, told in (
+      # Larger files than this cannot be written, as on a full disk.
+      (
+        'signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n'
+        'resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 14, 1 << 14))',
+        2,
+        'error: cannot write --out: .*File too large',
+      ),
+      ('files.sync = lambda paths: os.kill(os.getpid(), signal.SIGTERM)', 143, '^$'),
+      ('files.sync = lambda paths: os.kill(os.getpid(), signal.SIGKILL)', -9, '^$'),
+      # The log grows while it is read.
+      (
+        'from trainer.data import conversion, csv_format\n'
+        'def blocks(path, *rest):\n'
+        '  yield from csv_format.blocks(path, *rest)\n'
+        '  open(path, "a").write("1,2,x\\n")\n'
+        'conversion.READERS = {"csv": blocks}',
+        2,
+        'log.csv: changed meanwhile; wanted a log that is complete',
+      ),
+      ('', 0, '^$'),
+    ):
+      done = commands.run('-c', f'{begin}{what}\nsplit.main()')
+      self.assertEqual(done.returncode, status, done.stderr)
+      self.assertRegex(done.stderr, told)
+      self.assertEqual(content() == before, status != 0)
+    self.assertLen(os.listdir(out), 3, 'what a killed process left is gone')
+
   def test_mistakes_end_in_one_line(self):
     for arguments, wanted in (
       ([], 'found neither; wanted --by_time COLUMN or --by_hash COLUMN'),
-      (['--by_hash', 'usr'], "--by_hash usr: .* no column of this name.*'user'"),
+      (['--by_hash', 'usr'], "no column 'usr' .--by_hash. among 3 columns.*'user'"),
       (['--by_time', 'text'], "column 'text' is empty in 667 samples"),
       (['--by_hash', 'user', '--shares', '50,50'], 'found 50,50; wanted three'),
+      (['--by_hash', 'user', '--shares', 'nan,nan,nan'], '--shares: found nan,nan,nan; wanted'),
+      (['--by_hash', 'user', '--shares', 'inf,-inf,100'], '--shares: found inf,-inf,100; wanted'),
+      (['--by_hash', 'user', '--delimiter', ';;'], "--delimiter: found ';;'; wanted one ASCII"),
+      (['--by_hash', 'user', '--columns', 'user,user,x'], "column 'user' .* is there 2 times"),
+      (['--by_hash', 'user', '--time_format', '%Y'], '--time_format: found with --by_hash'),
       (['--by_hash', 'user', '--at', '1,2'], '--at: found with --by_hash; wanted --by_time'),
       (['--by_time', 'time', '--at', '1'], '--at: found 1; wanted two times that rise'),
       (['--by_time', 'time', '--at', '2024-01-01,2'], '--at: found .*; wanted numbers, as'),
@@ -233,21 +383,27 @@ class SplitTest(tf.test.TestCase):
       'map': pa.array([[('a', 1)]] * 9, pa.map_(pa.string(), pa.int64())),
       'bytes': pa.array([b'\xff'] * 9),
       'bool': pa.array([True] * 9),
+      'half': pa.array([0.5] * 9),
       'clock': pa.array([datetime.time(1, 2)] * 9),
       'decimal': pa.array(range(9)).cast(pa.decimal128(38, 0)),
       'dictionary': pa.array([str(i) for i in range(9)]).dictionary_encode(),
     }
     pq.write_table(pa.table(columns), path)
-    for flag, names in (
-      ('--by_hash', ('list', 'struct', 'map', 'bytes')),
-      ('--by_time', ('list', 'struct', 'map', 'bytes', 'bool', 'clock')),
+    for flag, name, wanted in (
+      ('--by_hash', 'list', "--by_hash list: found ['a', 'b'] in .*; wanted one value a sample"),
+      ('--by_hash', 'struct', "column 'struct': found values of type struct"),
+      ('--by_hash', 'map', "column 'map': found values of type map|--by_hash map: found"),
+      ('--by_hash', 'half', '--by_hash half: found 0.5 in .*; wanted a whole number or a text'),
+      ('--by_time', 'list', "column 'list' is empty in 9 samples; wanted a time"),
+      ('--by_time', 'struct', "column 'struct': found values of type struct"),
+      ('--by_time', 'map', "column 'map'"),
+      ('--by_time', 'bytes', '--by_time bytes: found bytes that are no UTF-8; wanted times'),
+      ('--by_time', 'bool', "found 'true', which is no time"),
+      ('--by_time', 'clock', "found '01:02:00', which is no time"),
     ):
-      for name in names:
-        done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, flag, name)
-        kind = pq.read_schema(path).field(name).type
-        wanted = f'found {kind} in {path}; wanted texts, numbers, dates or timestamps'
-        self.assertEqual(done.stderr, f'error: {flag} {name}: {wanted}\n')
-        self.assertEqual(done.returncode, 2)
+      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, flag, name)
+      self.assertRegex(done.stderr, f'^error: .*{wanted.replace("[", ".")}.*\n$')
+      self.assertEqual(done.returncode, 2)
     with open(f'{out}/train.parquet') as f:
       self.assertEqual(f.read(), 'as it was')
     for name in ('decimal', 'dictionary'):
@@ -276,14 +432,16 @@ class SplitTest(tf.test.TestCase):
       f.writelines('{"user": {"id": %d}, "time": %d}\n' % (i % 9, i) for i in range(100))
     for flag, column, near in (
       ('--by_time', 'tim', 'time'),
-      ('--by_hash', 'user.idd', 'user.id'),
-      ('--by_hash', 'usr.id', 'user.id'),
+      ('--by_hash', 'user.idd', 'user'),
     ):
       done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, flag, column)
       self.assertEqual(done.returncode, 2)
-      told = f"{path} has no column of this name; the nearest valid name is '{near}'"
-      self.assertIn(f'error: {flag} {column}: {told}', done.stderr)
+      told = f"error: {path}: no column '{column}' ({flag}) among 2 columns; the nearest valid name"
+      self.assertIn(f"{told} is '{near}'", done.stderr)
       self.assertNoCommonElements(os.listdir(self.folder), ['nested'], 'nothing is written')
+    # The trainer takes usr.id for a column that these records lack, because they have an id.
+    done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_hash', 'usr.id')
+    self.assertIn("column 'usr.id' is empty in all samples; wanted values", done.stderr)
     with open(path, 'a') as f:
       f.write('{"late": 1}\n')
     done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_time', 'late')

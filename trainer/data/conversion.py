@@ -138,9 +138,14 @@ def _parsed_blocks(
       yield waiting.popleft().result()
   finally:
     pool.shutdown(cancel_futures=True)
-  if headers:
+  warn_of_headers(path, headers)
+
+
+def warn_of_headers(path: str, lines: Sequence[int]) -> None:
+  """Warns of lines that repeat the names of the columns, if there are any."""
+  if lines:
     text = '%s:%d: found the line of names again, %d times in the file; left out'
-    logging.warning(text, path, min(headers), len(headers))
+    logging.warning(text, path, min(lines), len(lines))
 
 
 class BadRecords:
