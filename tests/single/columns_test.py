@@ -111,7 +111,10 @@ class ColumnsTest(tf.test.TestCase):
     inputs = {
       n: tf.constant(['' if v is None else v for v in columns[n]])
       if is_text
-      else tf.constant([np.nan if v in (None, '') else float(v) for v in columns[n]], tf.float32)
+      else tf.constant(
+        [np.nan if v in (None, '') else float(v) for v in columns[n]],
+        tf.float64 if n in cfg.data.exact_columns() else tf.float32,
+      )
       for n, is_text in kinds.items()
     }
     slots, dense = run(inputs)
@@ -534,18 +537,14 @@ class FacesTest(ColumnsTest):
       'where(missing(a), b, a)': lambda a, b: np.where(np.isnan(a), b, a),
       '-a * (a >= b) + (a != b) * 2': lambda a, b: -a * (a >= b) + (a != b) * 2,
       '1 / 3 + a - a': lambda a, b: 1 / 3 + a - a,
+      '(c - 1700000000) / 3600': lambda a, b: (c - 1700000000) / 3600,
     }
     dense = [{'name': f'e{i}', 'from': {'expression': e}} for i, e in enumerate(expressions)]
     cfg = make_config([{'name': 'bin', 'from': {'bins': 'e3', 'boundaries': [0, 1]}}], dense)
     columns = {'a': numbers(self.rng, self.N), 'b': numbers(self.rng, self.N)}
+    columns['c'] = [str(second) for second in seconds(self.rng, self.N)]
     found = self.check(cfg, columns).dense
-    a, b = (
-      np.array([np.nan if v is None else float(v) for v in columns[c]]).astype(np.float32)
-      for c in 'ab'
-    )
-    a, b = (
-      np.where(np.abs(c) < np.finfo(np.float32).tiny, 0, c).astype(np.float64) for c in (a, b)
-    )
+    a, b, c = (np.array([np.nan if v is None else float(v) for v in columns[n]]) for n in 'abc')
     with np.errstate(all='ignore'):
       for i, oracle in enumerate(expressions.values()):
         wanted = oracle(a, b)

@@ -6,7 +6,7 @@ from typing import Literal
 
 import pydantic
 
-from trainer.config.columns import From, Made
+from trainer.config.columns import Expression, From, Made
 from trainer.config.lifecycle import Thresholds
 from trainer.config.section import (
   NonNegative,
@@ -356,6 +356,17 @@ class Data(Section):
       for name, is_text in self.columns_of(column) if column.name not in without else ():
         columns[name] = columns.get(name, False) or is_text
     return columns
+
+  def exact_columns(self) -> set[str]:
+    """Returns the columns of the log that expressions read, as numbers with a float64's digits."""
+    made = self.made
+    return {
+      self.log_column(read)
+      for name, column in made.items()
+      if isinstance(column, Expression)
+      for read in column.reads()
+      if read == name or read not in made
+    }
 
   def columns_of(self, column: Slot | DenseColumn) -> Iterator[tuple[str, bool]]:
     """Yields each column of the log that `column` reads, and whether it is read as text."""

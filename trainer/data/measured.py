@@ -296,7 +296,7 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
     for block in blocks:
       reader = ArrowReader(cfg, block.columns, len(block.lines))
       for key, slot in slots.items():
-        x = reader.of(slot.name).numbers(slot.made.bins)
+        x = reader.of(slot.name).rounded(slot.made.bins)
         parts[key].append(x[~np.isnan(x)])
       samples += len(block.lines)
       if samples >= MOST_SAMPLES:

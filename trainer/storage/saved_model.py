@@ -7,9 +7,10 @@ it has no factors and its other values are all 0. There are two signatures:
 - `serving_default` takes one tensor for every column of the log, under the name that `input_name`
   gives it. A slot's tensor has strings, written as in the log: with the slot's separators, and
   blank for no feature. For a slot among `integer_slots`, it is int64. A dense column's tensor is
-  float32, NaN where a number is missing. If a slot and a dense column read the same column of the
-  log, its tensor has strings. Every tensor has length B or 1. A tensor of length 1 is repeated B
-  times, so that one user can be scored with B items.
+  float32, NaN where a number is missing; if an expression reads the column, it is float64. If a
+  slot and a dense column read the same column of the log, its tensor has strings. Every tensor has
+  length B or 1. A tensor of length 1 is repeated B times, so that one user can be scored with B
+  items.
 - `examples` takes serialised tf.Examples, string [B]. Each holds the same columns, under their
   names in the log. A slot is a bytes list or an int64 list; each element is written as in the log,
   and several elements are several features. A dense column is a float, which may be left out.
@@ -119,7 +120,11 @@ class Serving(ServedModel):
     """Returns the inputs of `serving_default`: {column of the log: its spec, of shape [B]}."""
     # A column that is both a slot's and dense is a string, which is parsed.
     columns = self._cfg.data.log_columns(without=self._of_items)
-    types = {name: tf.string if is_text else tf.float32 for name, is_text in columns.items()}
+    exact = self._cfg.data.exact_columns()
+    types = {
+      name: tf.string if is_text else tf.float64 if name in exact else tf.float32
+      for name, is_text in columns.items()
+    }
     types |= dict.fromkeys(self._integer_columns, tf.int64)
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
 
@@ -138,8 +143,8 @@ class Serving(ServedModel):
 
     def feature(dtype: tf.DType) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
       return (
-        tf.io.FixedLenFeature([], dtype, np.nan)
-        if dtype == tf.float32
+        tf.io.FixedLenFeature([], tf.float32, np.nan)  # an Example holds no float64
+        if dtype.is_floating
         else tf.io.RaggedFeature(dtype, row_splits_dtype=tf.int64)
       )
 

@@ -31,6 +31,9 @@ from trainer.data.values import (
   without_markers,
 )
 
+# The least normal numbers. TensorFlow takes smaller ones, which are subnormal, as 0.
+TINY, TINY32 = float(np.finfo(np.float64).tiny), float(np.finfo(np.float32).tiny)
+
 # drop(wrong, kind of mistake, column, what was wanted): leaves out records; wrong is bool [n].
 Drop = Callable[[np.ndarray | None, str, str, str], None]
 _Result = TypeVar('_Result')
@@ -126,10 +129,9 @@ class ArrowReader:
     return array, column, markers
 
   def numbers(self, name: str) -> np.ndarray:
-    """Returns the column as float64 [n], rounded to float32 as dense columns are.
+    """Returns the column as float64 [n].
 
-    NaN stands for numbers that are missing or beyond float32's range, 0 for numbers that would be
-    subnormal in float32.
+    NaN stands for numbers that are missing or beyond float32's range, 0 for subnormal ones.
     """
 
     def read() -> np.ndarray:
@@ -137,13 +139,17 @@ class ArrowReader:
       array, column, markers = self.single(name, wanted)
       numbers, wrong = floats(array, column, markers, Writing.of(self._data))
       self.drop(wrong, column, wanted)
-      with np.errstate(over='ignore', invalid='ignore'):
-        numbers = numbers.astype(np.float32).astype(np.float64)
-      numbers[np.abs(numbers) < np.finfo(np.float32).tiny] = 0
-      numbers[np.isinf(numbers)] = np.nan
-      return numbers
+      return np.where(np.abs(numbers) < TINY, 0, np.where(wrong, np.nan, numbers))
 
     return self.once(('numbers', name, self._is_made(name)), read)
+
+  def rounded(self, name: str) -> np.ndarray:
+    """Returns `numbers` rounded to float32, as dense columns are; float64 [n].
+
+    0 stands for numbers that would be subnormal in float32, too.
+    """
+    numbers = self.numbers(name).astype(np.float32).astype(np.float64)
+    return np.where(np.abs(numbers) < TINY32, 0, numbers)
 
   def texts(self, name: str, wanted: str = 'one text in UTF-8') -> pa.Array:
     """Returns the column's texts as a DictionaryArray [n], stripped, null where missing or blank.

@@ -43,10 +43,10 @@ def _bins(made: config.Bins, numbers: TensorLike, xp: ModuleType) -> TensorLike:
 
 
 def arrow(made: config.Bins, reader: ArrowReader) -> pa.Array:
-  bins = _bins(made, reader.numbers(made.bins), np).astype(np.int32)
+  bins = _bins(made, reader.rounded(made.bins), np).astype(np.int32)
   return pa.DictionaryArray.from_arrays(pa.array(bins), texts(made))
 
 
 def graph(made: config.Bins, reader: GraphReader) -> GraphColumn:
-  bins = _bins(made, reader.numbers(made.bins), tf)
+  bins = _bins(made, reader.rounded(made.bins), tf)
   return GraphColumn.single(tf.gather(tf.constant(texts(made)), bins))

@@ -17,11 +17,9 @@ import tensorflow as tf
 
 from ops.library import TensorLike
 from trainer import config
-from trainer.data.columns.arrow_columns import ArrowReader
+from trainer.data.columns.arrow_columns import TINY, TINY32, ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
-_TINY = float(np.finfo(np.float64).tiny)
-_TINY32 = float(np.finfo(np.float32).tiny)
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 # As in fdlibm: (log(1 + f) - f + f²/2) ≈ s·(f²/2 + R), R a polynomial of s² = (f / (2 + f))².
 _LOG = (
@@ -110,7 +108,7 @@ def _value(node: ast.expr, columns: Mapping[str, TensorLike], xp: Library) -> Te
       return -value(node.operand)
     case ast.BinOp():
       result = xp.held(_OPERATORS[type(node.op)](value(node.left), value(node.right)))
-      return xp.where(xp.abs(result) < _TINY, result * 0.0, result)
+      return xp.where(xp.abs(result) < TINY, result * 0.0, result)
     case ast.Compare():
       left, right = value(node.left), value(node.comparators[0])
       return xp.number(_OPERATORS[type(node.ops[0])](left, right))
@@ -125,7 +123,7 @@ def _least(x: TensorLike, y: TensorLike, xp: Library) -> TensorLike:
 def _finite(x: TensorLike, xp: Library) -> TensorLike:
   """Returns x, but NaN where it is beyond float32's range, and 0 where it would be subnormal."""
   x = xp.where(xp.abs(x) <= float(np.finfo(np.float32).max), x, np.nan)
-  return xp.where(xp.abs(x) < _TINY32, x * 0.0, x)
+  return xp.where(xp.abs(x) < TINY32, x * 0.0, x)
 
 
 def arrow(made: config.Expression, reader: ArrowReader) -> pa.Array:

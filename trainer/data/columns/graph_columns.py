@@ -13,12 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import config
+from trainer.data.columns.arrow_columns import TINY, TINY32
 from trainer.data.columns.kinds import module_of
 from trainer.data.features import hash_keys
 from trainer.data.values import Writing
 
 _LONGEST = 200  # bytes of a number's text; TensorFlow refuses much longer ones
-_TINY = float(np.finfo(np.float32).tiny)
 
 
 def _blank(texts: tf.Tensor, markers: Sequence[str]) -> tf.Tensor:
@@ -78,7 +78,7 @@ def texts_of(values: tf.Tensor) -> tf.Tensor:
 
 
 def numbers_of(column: GraphColumn, markers: Sequence[str], writing: Writing) -> tf.Tensor:
-  """Returns the first number of each sample of a column, float32 [L], NaN where missing.
+  """Returns the first number of each sample of a column, floats [L], NaN where missing.
 
   Args:
     column: holds numbers, or texts of numbers.
@@ -88,7 +88,7 @@ def numbers_of(column: GraphColumn, markers: Sequence[str], writing: Writing) ->
   values = column.firsts()
   if values.dtype == tf.string:
     values = numbers_of_texts(_blank(tf.strings.strip(values), markers), writing)
-  return tf.cast(values, tf.float32)
+  return values if values.dtype.is_floating else tf.cast(values, tf.float64)
 
 
 def _keys(texts: tf.Tensor, slot_id: int, markers: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -182,7 +182,7 @@ class GraphReader:
 
   def dense(self, column: config.DenseColumn) -> tf.Tensor:
     """Returns the numbers of a dense column, float32 [L], NaN where missing."""
-    return numbers_of(*self._column(column), self._writing)
+    return tf.cast(numbers_of(*self._column(column), self._writing), tf.float32)
 
   def slot(self, slot: config.Slot, slot_id: int) -> SlotTensors:
     """Returns the features of a slot, the same as conversion does."""
@@ -207,11 +207,17 @@ class GraphReader:
     return SlotTensors(*columns, column.length)
 
   def numbers(self, name: str) -> tf.Tensor:
-    """Returns a column as float64 [L], rounded to float32; NaN where missing or infinite."""
+    """Returns a column as float64 [L]; NaN where missing or beyond float32's range."""
     column, markers = self._read(name)
     numbers = tf.cast(numbers_of(column, markers, self._writing), tf.float64)
-    numbers = tf.where(tf.abs(numbers) < _TINY, tf.zeros_like(numbers), numbers)
-    return tf.where(tf.math.is_inf(numbers), tf.constant(np.nan, tf.float64), numbers)
+    numbers = tf.where(tf.abs(numbers) < TINY, tf.zeros_like(numbers), numbers)
+    is_huge = tf.math.is_inf(tf.cast(numbers, tf.float32))
+    return tf.where(is_huge, tf.constant(np.nan, tf.float64), numbers)
+
+  def rounded(self, name: str) -> tf.Tensor:
+    """Returns `numbers` rounded to float32, float64 [L]."""
+    numbers = tf.cast(tf.cast(self.numbers(name), tf.float32), tf.float64)
+    return tf.where(tf.abs(numbers) < TINY32, tf.zeros_like(numbers), numbers)
 
   def texts(self, name: str) -> tf.Tensor:
     """Returns a column's stripped texts, string [L], blank where missing or not UTF-8."""

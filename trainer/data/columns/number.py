@@ -16,7 +16,7 @@ TEXT = 'value'  # of the feature
 
 
 def arrow(made: config.Number, reader: ArrowReader) -> pa.Array:
-  numbers = reader.numbers(made.number)
+  numbers = reader.rounded(made.number)
   present = ~np.isnan(numbers)
   offsets = offsets_of(present)
   texts = pa.array([TEXT]).take(np.zeros([offsets[-1]], np.int64))
@@ -24,7 +24,7 @@ def arrow(made: config.Number, reader: ArrowReader) -> pa.Array:
 
 
 def graph(made: config.Number, reader: GraphReader) -> GraphColumn:
-  numbers = reader.numbers(made.number)
+  numbers = reader.rounded(made.number)
   column = GraphColumn.single(tf.where(tf.math.is_nan(numbers), '', TEXT))
   return column._replace(
     x=tf.cast(tf.where(tf.math.is_nan(numbers), tf.zeros_like(numbers), numbers), tf.float32)
