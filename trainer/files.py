@@ -13,6 +13,7 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 import time
 import zlib
@@ -97,12 +98,28 @@ def _remove_abandoned(folder: str) -> None:
       with contextlib.suppress(OSError):  # another process holds, owns or has removed it
         held = os.open(entry.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
-          stat = os.fstat(held)
-          if stat.st_uid == os.geteuid() and time.time() - stat.st_mtime > _YOUNG_SECONDS:
+          info = os.fstat(held)
+          if info.st_uid == os.geteuid() and time.time() - info.st_mtime > _YOUNG_SECONDS:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(entry.path, ignore_errors=True)
         finally:
           os.close(held)
+
+
+def read_small(path: str, most_bytes: int = 16 << 20) -> bytes:
+  """Returns the content of a small file that a user named, such as a config; it never waits.
+
+  Raises:
+    UserError: if the path is a device, a pipe or a socket, or the file has more than `most_bytes`.
+    OSError: if the file cannot be read.
+  """
+  with open(path, 'rb', opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as f:
+    mode = os.fstat(f.fileno()).st_mode
+    if not stat.S_ISREG(mode):
+      raise UserError(f'{path}: is a device, a pipe or a socket; wanted a file')
+    if len(data := f.read(most_bytes + 1)) > most_bytes:
+      raise UserError(f'{path}: has more than {most_bytes:,} bytes; wanted a small file')
+  return data
 
 
 def _descriptor(path: str) -> int | None:

@@ -20,6 +20,7 @@ import numpy as np
 import psutil
 from absl import logging
 
+from trainer import files
 from trainer.config import Config, Sync
 from trainer.errors import UserError
 from trainer.plain_data import Json
@@ -107,10 +108,11 @@ def secret() -> bytes:
   if not path:
     return b''
   try:
-    with open(path, 'rb') as f:
-      text = f.read(1024).strip()
+    text = files.read_small(path, 1024).strip()
   except OSError as e:
     raise UserError(f'environment variable CTR_SECRET_FILE: {path}: {e.strerror}') from None
+  except UserError as e:
+    raise UserError(f'environment variable CTR_SECRET_FILE: {e}') from None
   if len(text) < 16:
     raise UserError(
       f'environment variable CTR_SECRET_FILE: {path} holds {len(text)} characters; wanted at least '

@@ -3,6 +3,7 @@
 import itertools
 import os
 import sys
+import tempfile
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +21,9 @@ from tests.support.steps import (
   train,
 )
 from trainer.comm.communicator import SingleProcess
+from trainer.config import Config
 from trainer.data.features import empty_batch
+from trainer.training.job import Job
 from trainer.training.step import StepFlags, TrainStep
 
 
@@ -227,6 +230,40 @@ class EqualityTest(tf.test.TestCase):
     self.check(self.keep | COUNTS, self.uneven(), atol=1e-5, communicator=by_horovod)
     tfra = self.keep | COUNTS | {'sparse.store': 'tfra', 'train.dense_optimizer': {'kind': 'adam'}}
     self.check(tfra, self.uneven(days=2), days=2, rtol=1e-4, atol=1e-5)
+
+  def test_a_pass_that_ruins_the_state_is_refused_by_all(self):
+    """One record's value overflows on one rank, or only in the sum over ranks, at the row's owner.
+
+    All go back to the state before the pass, and train on the next one.
+    """
+    communicator = self.communicator
+    made = tempfile.mkdtemp(dir=self.get_temp_dir()) if communicator.rank == 0 else None
+    folder = communicator.broadcast(made)
+    for case, huge in enumerate(([1e30], [3e38] * 16)):
+      run_dir, paths = f'{folder}/run{case}', [f'{folder}/{case}{name}.csv' for name in 'abc']
+      for path, values in zip(paths, ([], huge, [])):
+        rows = [f'{i % 7},{i % 3},{i % 2}\n' for i in range(20 + ord(path[-5]) % 8)]
+        rows += [f'{i % 7},{value},{i % 2}\n' for i, value in enumerate(values)]
+        if communicator.rank == 0:
+          with open(path, 'w', encoding='utf-8') as f:
+            f.write('user,price,label\n' + ''.join(rows))
+      tree = {
+        'run_dir': run_dir,
+        'data': {
+          'train': paths,
+          'slots': [{'name': 'user'}, {'name': 'price', 'from': {'number': 'price'}}],
+          'max_refused_passes': 1,
+        },
+        'model': {'interactions': ['linear', 'fm'] if case == 0 else ['linear']},
+        'train': {'batch_size': 8},
+      }
+      communicator.barrier()
+      cfg = Config.model_validate(tree)
+      job = Job(cfg, communicator, TrainStep(cfg, communicator))
+      self.assertEqual(job.run(), 0)
+      fates = [entry.fate for entry in job.state.ledger]
+      self.assertEqual(sorted(fates), ['refused', 'trained', 'trained'])
+      self.assertTrue(all(np.isfinite(v).all() for v in job.step.dense_state().values()))
 
   def test_products_in_bfloat16(self):
     if not bfloat16.available():

@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from tests.support.states import state_of
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import UserError
@@ -99,6 +100,50 @@ class FiniteTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, wanted):
       model = {'interactions': ['linear'], 'loss': 'squared_error'}
       self.make_job('a', sparse=sparse, model=model, train={'batch_size': 2, 'epochs': 20}).run()
+
+  def test_a_pass_that_ruins_the_state_is_refused(self):
+    """The state is then that of a run that has never seen the pass."""
+    for samples, name in enumerate('bde', 30):
+      self.write(name, samples, price=2)
+    self.write('c', 30, price=1)
+    with open(f'{self.folder}/c.csv', 'a', encoding='utf-8') as f:
+      f.write('1,1e30,1\n')
+    slots = [{'name': 'user'}, {'name': 'price', 'from': {'number': 'price'}}]
+    for case, (interactions, checkpoints, order) in enumerate(
+      (
+        (['linear', 'fm'], {'every_steps': 2, 'keep': 1}, 'abcde'),  # a step fails
+        (['linear', 'fm'], {'every_steps': 2, 'keep': 1}, 'cabde'),
+        (['linear'], {'every_passes': 1}, 'abcde'),  # the state after it cannot be saved
+        (['linear'], {'every_passes': 1}, 'cabde'),
+        (['linear'], {'every_passes': 3}, 'abcde'),  # nor that after two passes more
+        (['linear'], {'every_passes': 3}, 'abdec'),
+      )
+    ):
+      with self.subTest(interactions=interactions, checkpoints=checkpoints, order=order):
+        states, jobs = [], []
+        for passes in (order, order.replace('c', '')):
+          run_dir = f'{self.folder}/{case}-{passes}'
+          data = {
+            'train': [f'{self.folder}/{one}.csv' for one in passes],
+            'slots': slots,
+            'max_refused_passes': 1,
+          }
+          sections = {'model': {'interactions': interactions}, 'run_dir': run_dir, 'data': data}
+          sections['train'] = {'batch_size': 10, 'deterministic': True}
+          export = {'delta_every_passes': 1}
+          job = self.make_job('', checkpoint=checkpoints, export=export, **sections)
+          self.assertEqual(job.run(), 0)
+          states.append(state_of(run_dir, without=['pass', 'waiting']))
+          jobs.append(job)
+        for part in ('rows', 'dense', 'events'):
+          self.assertEqual(states[0][part], states[1][part], part)
+        fates = {entry.name[-1]: entry.fate for entry in jobs[0].state.ledger}
+        self.assertEqual(fates.pop('c'), 'refused')
+        self.assertEqual(set(fates.values()), {'trained'})
+        (reason,) = (e.reason for e in jobs[0].state.ledger if e.fate == 'refused')
+        self.assertRegex(reason, f'^{self.folder}/c.csv: .*not finite')
+        if 'fm' in interactions:
+          self.assertIn("slot 'price' holds values up to 1e+30; wanted `from: bins`", reason)
 
   def test_a_state_that_is_not_finite_is_not_saved(self):
     job = self.make_job('a')

@@ -1,6 +1,7 @@
 """Everything that a run leaves, comparable."""
 
 import contextlib
+import itertools
 import json
 import os
 from collections.abc import Collection
@@ -42,10 +43,13 @@ def state_of(run_dir: str, without: Collection[str] = ()) -> dict[str, Any]:
   class Store:
     def import_state(self, chunks):
       for chunk in chunks:
-        factors = iter(chunk['factors_default'])
+        factors = iter(chunk.get('factors_default', ()))  # a model of linear weights has none
         for i, key in enumerate(chunk['key'].tolist()):
           of_key = [chunk[name][i].tobytes() for name in _OF_ROWS]
-          rows[key] = (*of_key, *([next(factors).tobytes()] if chunk['admitted'][i] else []))
+          rows[key] = (
+            *of_key,
+            *(f.tobytes() for f in itertools.islice(factors, int(chunk['admitted'][i]))),
+          )
 
   newest = next(iter(checkpoint.candidates(f'{run_dir}/checkpoints')))
   dense, progress = checkpoint.restore(newest, store=Store())

@@ -1,6 +1,7 @@
 """Reads, checks and writes configs."""
 
 import glob
+import io
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,8 @@ def load(
 
 def _text_of(path: str) -> str:
   try:
-    with open(path, encoding='utf-8') as f:
-      return f.read()
+    text = io.TextIOWrapper(io.BytesIO(files.read_small(path)), 'utf-8')
+    return text.read()
   except FileNotFoundError:
     raise ConfigError(f'{path}: no such file; wanted a YAML file') from None
   except IsADirectoryError:

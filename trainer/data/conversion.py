@@ -64,6 +64,7 @@ def config_of_table(
     names: columns that the table has; in a csv file, they show which delimiter it uses.
     changes: keys of the section `data` that get other values.
   """
+  files_of(path)  # refuses a pipe or a device, from which reading might never end
   update = {'group': None, 'format': None, 'columns': None, 'delimiter': None, **changes}
   if format_of(cfg.data.model_copy(update=update), path) == 'csv':
     update['delimiter'] = csv_format.delimiter_of(path, names)

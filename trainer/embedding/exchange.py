@@ -11,6 +11,7 @@ from trainer.comm.communicator import Communicator, RankCommunicator
 from trainer.comm.spans import Spans
 from trainer.config import Config
 from trainer.embedding.row_table import counts_of
+from trainer.runtime import HOST
 
 
 class Routed(NamedTuple):
@@ -62,9 +63,13 @@ class LocalRows:
 
   Attributes:
     routed: the TensorSpecs of the result of `route`; () with one process.
+    overflowed: whether the last push changed nothing, because a sum of gradients over ranks was not
+      finite. The rank that owns the row alone knows it, and must tell the others. (With one
+      process, the push raises an OutOfRangeError.)
   """
 
   routed: Routing = ()
+  overflowed: tf.Variable | None = None
 
   def __init__(self, store: RowStore, cfg: Config):
     self._store, self._cfg = store, cfg
@@ -160,6 +165,8 @@ class ShardedRows(LocalRows):
     if self._reads_counts:
       self._counts = communicator.row_exchange('counts')
     self._rank, self._size = communicator.rank, communicator.size
+    with tf.device(HOST):
+      self.overflowed = tf.Variable(False, trainable=False)
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     tasks = len(cfg.labels)
     self.routed = Routed(
@@ -222,6 +229,9 @@ class ShardedRows(LocalRows):
     linear, factors = packing.sum_gradients(
       buffer, routed.received, rows.owned.offsets, routed.owned
     )
+    is_finite = tf.math.is_finite(tf.reduce_sum(linear) + tf.reduce_sum(factors))
+    self.overflowed.assign(~is_finite)
+    linear, factors = (tf.where(is_finite, g, tf.zeros_like(g)) for g in (linear, factors))
     super().push(routed.owned, rows.owned, linear, factors, scale, hyper, step)
 
 

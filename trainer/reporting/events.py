@@ -57,7 +57,7 @@ class EventLog:
     self._path = os.path.join(run_dir, 'metrics.jsonl')
     with self.guarded(self._path):
       self._file = open(self._path, 'ab', buffering=0)
-      self._cut(keep_bytes)
+    self.cut(keep_bytes)
 
   def report_to(self, cfg: Config) -> None:
     """Starts to report to TensorBoard and the trackers in `report.to`."""
@@ -96,6 +96,13 @@ class EventLog:
   def position(self) -> int:
     """The size of metrics.jsonl in bytes after the last write; 0 if this process does not write."""
     return self._file.tell() if self._file is not None else 0
+
+  def cut(self, keep_bytes: int | None) -> None:
+    """Removes the events after the first `keep_bytes` bytes; the argument of the constructor."""
+    if self._file is not None:
+      with self.guarded(self._path):
+        self._cut(keep_bytes)
+        self._size = self._file.tell()
 
   def _cut(self, keep_bytes: int | None) -> None:
     """Removes the lines after the first `keep_bytes` bytes, but keeps the events in OF_THE_JOB.

@@ -47,7 +47,7 @@ from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
 from trainer.embedding.row_table import RowTable
-from trainer.errors import DataLoss, OtherModel, UserError, plain_errors
+from trainer.errors import BadPass, DataLoss, OtherModel, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.kept_texts import KeptTexts
 
@@ -70,7 +70,7 @@ def _check_finite(step: int, name: str, array: np.ndarray) -> None:
     with np.errstate(over='ignore', invalid='ignore'):
       finite = array.dtype.kind != 'f' or np.isfinite(array.sum())
   if not finite:
-    raise UserError(
+    raise BadPass(
       f'after step {step}, {name} holds values that are not finite, so nothing is saved; wanted '
       'lower learning rates (of train.dense_optimizer or sparse.tables), clip, or dense columns '
       'and weights without huge values'
@@ -86,7 +86,7 @@ def _write_rows(path: str, store: RowTable, shards: range, step: int) -> None:
 
   Raises:
     ValueError: if a row does not belong to `shards`, the logical shards that this process owns.
-    UserError: if a value is not finite.
+    BadPass: if a value is not finite.
   """
   columns: list[Json] = []
   blocks: list[Json] = []
@@ -128,6 +128,11 @@ def candidates(directory: str) -> dict[str, int | None]:
   return {path: serials[path] for path in newest_first}
 
 
+def is_between_passes(path: str) -> bool:
+  """Returns whether an intact checkpoint was saved when no pass was trained on in part."""
+  return not files.read_manifest(path).get('within_pass', False)
+
+
 def save(
   directory: str,
   step: int,
@@ -151,13 +156,14 @@ def save(
       writes them.
     progress: how far in the data the run is; only process 0 writes it.
     config_text: the config as YAML; only process 0 writes it.
-    keep: the number of checkpoints to keep, including this one.
+    keep: the number of checkpoints to keep, including this one. The newest one between two passes
+      is kept in any case, because a bad pass brings the state back there.
     texts: the texts of the features that this process owns; None: none are kept.
   Returns:
     The path of the checkpoint.
   Raises:
-    UserError: on every process, if any process cannot write or holds values that are not finite.
-      Earlier checkpoints stay intact.
+    UserError: on every process, if any process cannot write. It is BadPass if one holds values that
+      are not finite. Earlier checkpoints stay intact.
   """
   rank, size = communicator.rank, communicator.size
   what = f'cannot save a checkpoint in {directory}'
@@ -191,9 +197,12 @@ def save(
           f'{directory}?'
         )
     manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size, 'files': entries}
-    files.publish(unfinished, final, manifest)
-    for old in [path for path, serial in candidates(directory).items() if serial][keep:]:
-      files.remove(old)
+    files.publish(unfinished, final, manifest | {'within_pass': progress.get('batch', 0) > 0})
+    intact = [path for path, serial in candidates(directory).items() if serial]
+    before_pass = next((path for path in intact if is_between_passes(path)), None)
+    for old in intact[keep:]:
+      if old != before_pass:
+        files.remove(old)
 
   try:
     communicator.together(what, write)
@@ -396,11 +405,17 @@ def restore(
 
 
 def restore_latest(
-  directory: str, *, store: RowTable, communicator: Communicator = SingleProcess(), **others: object
+  directory: str,
+  *,
+  store: RowTable,
+  communicator: Communicator = SingleProcess(),
+  between_passes: bool = False,
+  **others: object,
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
   """Reads the newest checkpoint that every process can read, and logs why newer ones are skipped.
 
   Args:
+    between_passes: whether to leave out checkpoints that were saved within a pass.
     **others: further arguments of `restore`.
   Returns:
     The path, `dense` and `progress`; None if there is no checkpoint yet.
@@ -408,7 +423,12 @@ def restore_latest(
     OtherModel: if `adapt` refuses a checkpoint as such; older ones are not tried.
     UserError: if there are checkpoints and all are damaged.
   """
-  paths = communicator.on_first(f'cannot read {directory}', lambda: list(candidates(directory)))
+
+  def listed() -> list[str]:
+    found = candidates(directory).items()
+    return [p for p, serial in found if not between_passes or (serial and is_between_passes(p))]
+
+  paths = communicator.on_first(f'cannot read {directory}', listed)
   refusal = None
   for path in paths:
     try:

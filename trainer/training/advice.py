@@ -29,6 +29,13 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
     if largest > HUGE_VALUE and column.transform == 'none':
       found = f"dense column '{column.name}' holds values up to {largest:.3g}"
       return f'{found}; wanted transform: log1p_standardise, or such records left out'
+  values = np.abs(
+    batch.values.numpy()
+  )  # [0] if each slot of each sample has one feature of value 1
+  if (largest := np.max(values, initial=0)) > HUGE_VALUE:
+    slot = cfg.ordered_slots[int(batch.segments.numpy()[values.argmax()]) % len(cfg.data.slots)]
+    found = f"slot '{slot.name}' holds values up to {largest:.3g}"
+    return f'{found}; wanted `from: bins` of the column, its log, or such records left out'
   largest = np.max(batch.weight.numpy(), initial=0)
   if largest > HUGE_WEIGHT:
     return f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1'

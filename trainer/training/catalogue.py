@@ -12,7 +12,7 @@ from trainer.data.features import HASH_BITS, SlotBatch, sole_features
 from trainer.data.item_table import ItemTable
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.row_table import RowTable
-from trainer.errors import UserError
+from trainer.errors import BadPass
 from trainer.training.own_positives import OwnPositives
 
 _SAMPLES_AT_ONCE = 65536
@@ -58,7 +58,7 @@ class Catalogue:
       prepared: the next pass to train on; its items are added. None adds nothing, so that only
         items with a row are left.
     Raises:
-      UserError: if no item has a row or occurs in `prepared`, or if data.items lacks all items in
+      BadPass: if no item has a row or occurs in `prepared`, or if data.items lacks all items in
         `prepared`.
     """
     own = np.asarray(store.select('all'))
@@ -72,7 +72,7 @@ class Catalogue:
     shows = np.bincount(place, np.concatenate([of_alive, times]), len(merged))
     if prepared is not None and prepared.num_samples and not len(merged):
       wanted = 'wanted the items that were right'
-      raise UserError(f"{path}: slot '{self._name}' is blank in all samples; {wanted}")
+      raise BadPass(f"{path}: slot '{self._name}' is blank in all samples; {wanted}")
     if self.table is None:
       self._set(merged, shows)
       return
@@ -81,7 +81,7 @@ class Catalogue:
       count = int(times.sum())
       told = f'{path}: data.items lacks the items of {lacking:,} of {count:,} samples'
       if lacking == count:
-        raise UserError(f'{told}; wanted the items of the log in it')
+        raise BadPass(f'{told}; wanted the items of the log in it')
       if communicator.rank == 0:
         logging.warning('%s: they are left out', told)
     place = values.places(merged, self.table.keys)

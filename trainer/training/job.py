@@ -77,6 +77,7 @@ class Job:
     self.lock = RunLock(cfg.run_dir)
     self.stop_request = StopRequest()
     self._save_is_due = False
+    self._saves_each_pass = False  # to find the pass that ruins the state
     self._one_class_told = False
     self._continued_at: int | None = None  # the step of the checkpoint that the job continues from
     self._nothing_left: str | None = None  # a text for the user, if the run was finished before
@@ -104,7 +105,11 @@ class Job:
         callback.on_train_begin()
       self.validation.open()
       while self._train_epoch():
-        self._end_epoch()
+        try:
+          self._end_epoch()
+        except BadPass as e:
+          self._go_back(e, in_pass=False)
+          continue
         if self.progress.finished or self.progress.epoch + 1 >= self.cfg.train.epochs:
           self._finish()
           return 0
@@ -207,7 +212,11 @@ class Job:
       self.progress_made()
       # If the pass ended a day or an epoch, the checkpoint that is due is written after that end.
       if self._save_is_due and isinstance(action, (TrainPass, Wait)):
-        self.save()
+        try:
+          self.save()
+        except BadPass as e:
+          self._go_back(e, in_pass=False)
+          continue
       match action:
         case TrainPass():
           is_waiting = False
@@ -235,10 +244,52 @@ class Job:
 
   def _train_on_pass(self, action: TrainPass) -> bool:
     """Trains on a pass, or refuses it. Returns False if the job was asked to stop within it."""
-    cfg, progress, data_pass = self.cfg, self.progress, action.data_pass
-    prepared = self._prepare(data_pass)
+    prepared = self._prepare(action.data_pass)
     if prepared is None:
       return True
+    if self._can_go_back and not self.state.has_checkpoint:
+      self.save()
+    try:
+      return self._train_on_prepared(action, prepared)
+    except BadPass as e:
+      self._go_back(e, in_pass=True)
+      return True
+
+  @property
+  def _can_go_back(self) -> bool:
+    """Whether a pass that ruins the state is refused. On parameter servers it ends the job.
+
+    There, one worker alone may find it, while others wait for its next step.
+    """
+    return bool(self.stream.limit) and self.cfg.sync.mode == 'allreduce'
+
+  def _go_back(self, error: BadPass, in_pass: bool) -> None:
+    """Restores the state before the pass that ruined it, and refuses this pass.
+
+    If several passes were trained on since the last checkpoint, none is refused yet. They are
+    trained on again, with a checkpoint after each, until one cannot be saved.
+
+    Args:
+      error: what is wrong with the pass, or with the state after it.
+      in_pass: whether training failed within a pass; if not, the state could not be saved.
+    Raises:
+      BadPass: if no pass may be refused, or there were too many.
+    """
+    unsaved = self.state.ledger
+    if not self._can_go_back or not self.state.go_back():
+      raise error
+    self.log.events.cut(self.progress.metrics_position)
+    self.log.show(f'goes back to the state of step {self.step.steps:,}', keep=True)
+    self._saves_each_pass = not self.stream.went_back(unsaved, error, in_pass)
+    self._save_is_due = not self._saves_each_pass
+
+  def _train_on_prepared(self, action: TrainPass, prepared: PreparedPass) -> bool:
+    """Trains on an opened pass. Returns False if the job was asked to stop within it.
+
+    Raises:
+      BadPass: on every process, if the pass ruins the state or cannot be trained on.
+    """
+    cfg, progress, data_pass = self.cfg, self.progress, action.data_pass
     if not action.late:
       progress.day = data_pass.day if cfg.data.day_pattern else None
     items = self.inputs.items()
@@ -282,6 +333,9 @@ class Job:
       callback.on_pass_end(data_pass.name, figures)
     every = cfg.checkpoint.every_passes
     self._save_is_due |= every is not None and progress.done % every == 0
+    # A state within a pass is none to go back to.
+    self._save_is_due |= self._can_go_back and self.state.is_saved_within_pass
+    self._save_is_due |= self._saves_each_pass
     return True
 
   def _prepare(self, data_pass: Pass) -> PreparedPass | None:

@@ -186,6 +186,23 @@ class RunState:
     """
     return self._restore(self._best if best else self._checkpoints)
 
+  @property
+  def has_checkpoint(self) -> bool:
+    return bool(self._path)
+
+  @property
+  def is_saved_within_pass(self) -> bool:
+    """Whether the last checkpoint was saved when a pass was trained on in part."""
+    return self._saved.batch > 0
+
+  def go_back(self) -> bool:
+    """Restores the newest checkpoint that was saved between two passes. Every process calls it.
+
+    Returns:
+      Whether there was one.
+    """
+    return self._restore(self._checkpoints, between_passes=True)
+
   def take_best(self) -> bool:
     """Restores the best state, if it is not the last one. Returns whether it did.
 
@@ -227,11 +244,14 @@ class RunState:
     self._step.set_rates(self.progress.rate, self.progress.first_step)
     return path
 
-  def _restore(self, directory: str, check_config: bool = True) -> bool:
+  def _restore(
+    self, directory: str, check_config: bool = True, between_passes: bool = False
+  ) -> bool:
     """Restores the newest intact checkpoint in a directory; returns whether there was one.
 
     Args:
       check_config: whether to refuse a checkpoint whose config `check_continues` refuses.
+      between_passes: whether to leave out checkpoints that were saved within a pass.
     """
     cfg, before = self._cfg, None
 
@@ -246,7 +266,9 @@ class RunState:
 
     self._step.store.clear()
     held = {'store': self._step.store, 'communicator': self._communicator, 'texts': self.texts}
-    restored = checkpoint.restore_latest(directory, adapt=adapt, **held)
+    restored = checkpoint.restore_latest(
+      directory, adapt=adapt, between_passes=between_passes, **held
+    )
     if restored is None:
       return False
     self._path, dense, progress = restored

@@ -17,7 +17,7 @@ from trainer.data.features import SlotBatch, empty_batch, weigh_labels
 from trainer.embedding.exchange import Routing, rows_of
 from trainer.embedding.row_table import RowTable
 from trainer.embedding.stores import make_store
-from trainer.errors import UserError
+from trainer.errors import BadPass, UserError
 from trainer.runtime import HOST
 from trainer.training.advice import why_not_finite
 from trainer.training.dense_part import DensePart
@@ -117,7 +117,8 @@ class Step(abc.ABC):
     Returns:
       The sums over all processes, and the routing of `following`.
     Raises:
-      UserError: if the loss or a gradient is not finite.
+      UserError: if the loss or a gradient is not finite. It is BadPass, on every process, if they
+        train in lockstep as ranks.
     """
 
   def predict(self, staged: Staged) -> np.ndarray:
@@ -181,18 +182,25 @@ def _as_tensor(flags: StepFlags) -> tf.Tensor:
   return to_tensor(np.array(flags, np.float32))
 
 
-def check_finite(cfg: config.Config, step: tf.Variable, batch: SlotBatch, loss: float) -> None:
+def check_finite(
+  cfg: config.Config,
+  step: tf.Variable,
+  batch: SlotBatch,
+  loss: float,
+  error: type[UserError] = UserError,
+) -> None:
   """Checks that the loss and the gradients of a step are finite.
 
   Args:
     step: int64 [], the number of the step. Reading it takes 0.3 ms, so only an error reads it.
     loss: Σ weight·loss, NaN if any gradient is not finite.
+    error: the kind of error; BadPass if all processes raise it in the same step.
   Raises:
     UserError: if the loss is not finite; the message names the likely cause.
   """
   if not np.isfinite(loss):
     found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
-    raise UserError(f'{found}: {why_not_finite(cfg, batch)}; earlier checkpoints are intact')
+    raise error(f'{found}: {why_not_finite(cfg, batch)}; earlier checkpoints are intact')
 
 
 def traced(function: Callable, *specs: object) -> Callable:
@@ -261,7 +269,7 @@ class TrainStep(Step):
       counts = StepCounts(*counts.numpy())
     except tf.errors.OutOfRangeError:  # the row store refuses a gradient that is not finite
       counts = StepCounts(0, np.nan, 0, 0, 0)
-    check_finite(self._cfg, self._step, staged.batch, counts.loss)
+    check_finite(self._cfg, self._step, staged.batch, counts.loss, BadPass)
     if self._routes:  # there are other ranks
       self.exchange_seconds += seconds_of(spans.numpy())
     return counts, routed
@@ -275,8 +283,11 @@ class TrainStep(Step):
     rows = self._rows.pull(deduped, routed, train=True)
     position = tf.stack([self._step, lower_samples])
     gradients = self.dense.gradients(batch, deduped, rows, position, total_weight, samples)
+    loss = gradients.loss
+    if self._routes:
+      loss = tf.where(self._rows.overflowed, np.nan, loss)  # of the step before, on this rank
     with tf.device(self.dense.device):
-      own = [*gradients.dense, tf.concat([[gradients.weight, gradients.loss], flags], 0)]
+      own = [*gradients.dense, tf.concat([[gradients.weight, loss], flags], 0)]
       *sums, counts = self._spans.timed(lambda: self._communicator.all_reduce(own), own)
     self._rows.push(
       deduped,
@@ -291,6 +302,19 @@ class TrainStep(Step):
     self._step.assign_add(1)
     spans = self._spans.collect()
     return counts, self._rows.route(*following) if following else (), spans
+
+  def set_steps(self, value: int) -> None:
+    super().set_steps(value)
+    if self._routes:
+      self._rows.overflowed.assign(False)
+
+  def consolidate(self) -> None:
+    """Does what the base class does; first, raises BadPass on all ranks if the last push failed."""
+    if self._routes:
+      flag = {'overflowed': np.array(self._rows.overflowed.numpy(), np.int64)}
+      if self._communicator.sum_arrays(flag)['overflowed']:
+        check_finite(self._cfg, self._step, self._no_samples.batch, np.nan, BadPass)
+    super().consolidate()
 
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
     probabilities, known = self._predict(staged)

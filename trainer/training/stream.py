@@ -29,7 +29,15 @@ from trainer.data.passes import (
 from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError, printable
 from trainer.plain_data import JsonObject
-from trainer.training.ledger import TRAINED, Entry, entry_of, refused_entry, stamp, stamp_if_any
+from trainer.training.ledger import (
+  TRAINED,
+  Entry,
+  Ledger,
+  entry_of,
+  refused_entry,
+  stamp,
+  stamp_if_any,
+)
 from trainer.training.run_state import RunState
 
 # The beginning of a pass of this size or more is checked before all of it is read.
@@ -172,10 +180,44 @@ class Stream:
     if not is_there:  # once it is there again, it is trained on
       gone = {'size': None, 'crc32': None, 'modified': None}
       self._trains = dataclasses.replace(self._trains, **gone)
-    entry = self._settle('refused', str(error))
+    self._refuse(str(error))
+
+  def _refuse(self, reason: str) -> None:
+    entry = self._settle('refused', reason)
     self._tell(entry.name, 'refused', entry.reason)
     self._count_refused(entry)
     self._check_refused()
+
+  def went_back(self, unsaved: Ledger, error: BadPass, in_pass: bool) -> bool:
+    """Refuses the pass that ruined the state, after an earlier state was restored.
+
+    Every process calls it.
+
+    Args:
+      unsaved: the ledger before the restoration.
+      error: what is wrong.
+      in_pass: whether training failed on the pass of the last TrainPass. If not, the state could
+        not be saved after it was trained on all passes since the restored state.
+    Returns:
+      Whether a pass was refused; false if several passes were trained on since.
+    Raises:
+      BadPass: `error`, if no pass was; or if more passes in a row were refused than
+        data.max_refused_passes allows.
+    """
+    ledger, suspects = self._state.ledger, [self._trains]
+    if not in_pass:
+      before = {(entry.epoch, entry.path) for entry in ledger if entry.fate in TRAINED}
+      trained = [entry for entry in unsaved if entry.fate in TRAINED]
+      suspects = [entry for entry in trained if (entry.epoch, entry.path) not in before]
+    self._trains = self._following = None
+    self._settled, self._checked = set(), set()
+    if not suspects:
+      raise error
+    if len(suspects) > 1:
+      return False
+    self._trains, text = suspects[0], str(error)
+    self._refuse(text if self._trains.path in text else f'{self._trains.path}: {text}')
+    return True
 
   def _settle(self, fate: str, reason: str) -> Entry:
     entry = dataclasses.replace(self._trains, fate=fate, reason=reason)
