@@ -35,6 +35,14 @@ def request(inputs, name='ctr', **fields):
   return made
 
 
+def repeated_value(*shape):
+  """A tensor of few bytes whose elements are all alike."""
+  made = TensorProto(dtype=tf.int64.as_datatype_enum, int64_val=[1])
+  for size in shape:
+    made.tensor_shape.dim.add(size=size)
+  return made
+
+
 class RpcTest(tf.test.TestCase):
   @classmethod
   def setUpClass(cls):
@@ -117,6 +125,10 @@ class RpcTest(tf.test.TestCase):
     repeated.tensor_shape.dim.add(size=1 << 40)
     short = tf.make_tensor_proto(column)
     short.tensor_shape.dim[0].size = 59
+    of_nothing = TensorProto(dtype=tf.int64.as_datatype_enum)
+    of_nothing.tensor_shape.dim.add(size=10**12)
+    of_nothing.tensor_shape.dim.add(size=0)
+    many = {f'c{i}': repeated_value(99, 100) for i in range(9)}
     negative = tf.make_tensor_proto(column)
     negative.tensor_shape.dim[0].size = -1
     of_no_type = TensorProto(dtype=0)
@@ -138,7 +150,11 @@ class RpcTest(tf.test.TestCase):
       ('INVALID_ARGUMENT', 'wanted a tensor of shape', changed(negative)),
       ('INVALID_ARGUMENT', 'wanted a tensor of shape', changed([[[c]] for c in column])),
       ('INVALID_ARGUMENT', 'found a tensor without', changed(of_no_type)),
-      ('INVALID_ARGUMENT', 'found 1099511627776 values', changed(repeated)),
+      ('INVALID_ARGUMENT', 'found 1099511627776 samples', changed(repeated)),
+      ('INVALID_ARGUMENT', 'found 1000000000000 samples', changed(of_nothing)),
+      ('INVALID_ARGUMENT', 'found 9900 values in 15 bytes', request(good | many)),
+      ('INVALID_ARGUMENT', 'found resource values', changed(TensorProto(dtype=20))),
+      ('INVALID_ARGUMENT', 'found a tensor without', changed(TensorProto(dtype=77))),
       ('INVALID_ARGUMENT', f"'{name}', sample 0: found 1.5", changed([1.5] * 60)),
       ('INVALID_ARGUMENT', f"'{name}', sample 0: found True", changed([True] * 60)),
       ('INVALID_ARGUMENT', 'found 101 samples', request({n: ['1'] * 101 for n in good})),
@@ -183,6 +199,21 @@ class RpcTest(tf.test.TestCase):
         b'ctr_request_seconds_count 1.0',
       ):
         self.assertIn(line, text)
+
+  def test_no_stranger_is_listened_to_or_fills_the_log(self):
+    with served(self.service, rpc=True, token='secret') as client, self.assertLogs() as logged:
+      with grpc.insecure_channel(f'127.0.0.1:{client.rpc_port}') as channel:
+        for method, code, text in (
+          ('Predict', 'INVALID_ARGUMENT', 'found bytes that are no PredictRequest'),
+          ('Classify', 'UNIMPLEMENTED', "method: '/tensorflow.serving.*/Classify' is unknown"),
+        ):
+          call = channel.unary_unary(f'/tensorflow.serving.PredictionService/{method}')
+          for _ in range(20):
+            self.refused('UNAUTHENTICATED', 'Bearer TOKEN', b'\xff\xff', call)
+          allowed = [('authorization', 'Bearer secret')]
+          self.refused(code, text, b'\xff\xff', call, metadata=allowed)
+    self.assertLen(logged.output, 4)
+    self.assertNotIn('Traceback', str(logged.output))
 
   def test_before_the_first_version(self):
     service = Service(MemoryStore())

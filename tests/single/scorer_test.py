@@ -2,6 +2,7 @@
 it refuses in one line.
 """
 
+import asyncio
 import contextlib
 import csv
 import json
@@ -15,6 +16,7 @@ from unittest import mock
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 from absl.testing import parameterized
 
 from tests.support.exports import RedisServer
@@ -32,6 +34,7 @@ from trainer.serving.plain_columns import PlainColumns
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import BadRequest, Scorer
 from trainer.serving.service import Service
+from trainer.serving.sparing_log import SparingLog
 from trainer.serving.versioned_store import open_store
 from trainer.storage import export
 from trainer.training.step import TrainStep
@@ -321,10 +324,101 @@ class ScorerTest(tf.test.TestCase):
     for path in ('/v1/models/ctr:classify', '/predict'):
       status, answer, *_ = self.client.ask('POST', path)
       self.assertEqual((status, list(json.loads(answer))), (404, ['error']))
-    with self.assertLogs(level='WARNING') as logged:
-      self.client.ask('GET', '/v1/models/c%0Aoops')
+    with served(self.service) as client, self.assertLogs(level='WARNING') as logged:
+      for _ in range(9):
+        client.ask('GET', '/v1/models/c%0Aoops')
     self.assertLen(logged.output, 1)
     self.assertNotIn('\n', logged.output[0])
+
+  def test_a_kind_of_refusal_takes_a_line_a_minute(self):
+    async def refused():
+      log, loop = SparingLog(), asyncio.get_running_loop()
+      with mock.patch.object(loop, 'call_later') as minute:
+        for texts in (['a', 'b', 'c'], ['d'], [], ['e']):
+          for text in texts:
+            log.log('one', logging.WARNING, text)
+          _, tell, *arguments = minute.call_args.args
+          if texts != ['e']:
+            tell(*arguments)
+        log.log('other', logging.ERROR, 'f')
+
+    with self.assertLogs(level='WARNING') as logged:
+      asyncio.run(refused())
+    told = [line.partition(':absl:')[2] for line in logged.output]
+    more = ['2 more in 60 s; the last: c', '1 more in 60 s; the last: d']
+    self.assertEqual(told, ['a', *more, 'e', 'f'])
+
+  def test_bytes_that_are_no_request_are_told_like_refusals(self):
+    with served(self.service) as client, self.assertLogs(level='WARNING') as logged:
+      for _ in range(9):
+        with socket.create_connection(('127.0.0.1', client.port)) as stranger:
+          stranger.sendall(b'\x16\x03\x01 what?\r\n\r\n')
+          self.assertStartsWith(stranger.recv(1000), b'HTTP/1.1 400')
+    told = "refused HTTP: 400 'Invalid HTTP request received.'"
+    self.assertEqual(logged.output, [f'WARNING:absl:{told}'])
+
+  def test_what_samples_share_counts_for_each(self):
+    column = {name: [record[name] for record in self.records] for name in COLUMNS}
+    one = COLUMNS[0]
+    deep = None
+    for _ in range(900):
+      deep = {'a': deep}
+    for body, status, wanted in (
+      ({'inputs': column | {one: 'x' * 1500}}, 200, None),
+      ({'inputs': column | {one: 'x' * 2800}}, 413, '75 samples that share 2,808 bytes; wanted a'),
+      ({'inputs': column | {one: [['x'] * 700]}}, 413, 'found 75 samples that share 3,508 bytes'),
+      (
+        {'instances': [{f'c{i}{j}': 1 for j in range(30)} for i in range(100)]},
+        413,
+        'share 35,540 bytes',
+      ),
+      ({'inputs': {n: [deep] * 2 for n in column}}, 400, 'sample 0: found {'),
+      ({'instances': [{'.'.join('a' * 900): 1}, {'a': deep}]}, 400, "column '"),
+    ):
+      with self.subTest(wanted):
+        found, answer = self.client.predict(body)
+        self.assertEqual(found, status, answer)
+        self.assertIn(wanted or '', str(answer))
+
+  def test_short_requests_do_not_wait_for_long_ones(self):
+    entered, ended = threading.Event(), threading.Event()
+
+    class Held:
+      """Holds long requests until it is told."""
+
+      version, unknown_columns = self.service.version, self.service.unknown_columns
+
+      def predict(held, request):
+        if request.size > 1:
+          entered.set()
+          ended.wait()
+        return self.service.predict(request)
+
+    short, found = self.rows(self.records[:1]), []
+    big = {'instances': [r | {'more': 'x' * 300_000} for r in self.records[:2]]}
+    shared = {n: [r[n] for r in self.records] for n in COLUMNS} | {'more': 'x' * 4000}
+    with served(Held(), Limits(concurrency=8)) as client:
+
+      def ask(body):
+        found.append(Client(client.port).predict(body)[0])
+
+      for bodies in ([big, big], [{'inputs': shared}] * 2):
+        with contextlib.ExitStack() as stack:
+          for body in bodies:
+            thread = threading.Thread(target=ask, args=[body])
+            thread.start()
+            stack.callback(thread.join)
+          stack.callback(ended.set)
+          entered.wait()
+          while not client.ask('GET', '/metrics')[1].count(b'ctr_requests_under_way 2.0'):
+            pass
+          self.assertEqual(client.predict(short)[0], 200)
+          status, answer = client.predict(bodies[0])
+          self.assertEqual(status, 429)
+          self.assertIn('2 long requests are under way', answer['error'])
+        entered.clear()
+        ended.clear()
+    self.assertEqual(found, [200] * 4)
 
   def test_fuzzed_requests_end_in_an_answer(self):
     good = self.rows(self.records[:3])

@@ -36,11 +36,12 @@ def value_at(record: JsonObject, name: str) -> Json:
 
   Returns None if the record has neither.
   """
-  head, dot, rest = name.partition('.')
-  if name in record or not dot:
-    return record.get(name)
-  inner = record.get(head)
-  return value_at(inner, rest) if isinstance(inner, dict) else None
+  while isinstance(record, dict):
+    head, dot, rest = name.partition('.')
+    if name in record or not dot:
+      return record.get(name)
+    record, name = record.get(head), rest
+  return None
 
 
 def _refuse(literal: str) -> None:

@@ -10,11 +10,11 @@ import hmac
 import socket
 import threading
 import time
-import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import anyio
+import numpy as np
 import prometheus_client
 import uvicorn
 from absl import logging
@@ -30,10 +30,15 @@ from trainer.serving import rest
 from trainer.serving.recommend import Recommender
 from trainer.serving.scorer import BadRequest
 from trainer.serving.service import NotAnswered, NotReady, Service
+from trainer.serving.sparing_log import SparingLog
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BACKLOG = 1024
 _BYTES_TOGETHER = 64 << 10  # of bodies scored in one batch; more would gain nothing
+_SHORT_SAMPLES = 256  # what a short request may cost (trainer/serving/rest.py)
+_SHORT_BYTES = _SHORT_SAMPLES * rest.SAMPLE_BYTES
+_SAMPLES_TOGETHER = 4 * _SHORT_SAMPLES  # scored in one batch
+_LONG_SHARE = 0.25  # of the requests at a time that may be long
 _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 _HEAD_BYTES = 16 << 10  # the longest head of a request
 SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
@@ -61,13 +66,26 @@ class Refused(Exception):
     self.status = status
 
 
+class _Long(Exception):
+  """A request that seemed short is a long one, which another thread must work on."""
+
+
+class Form(Protocol):
+  """Reads and writes the messages of an interface; the module `rest` is one."""
+
+  def parse(self, message: bytes, max_instances: int) -> rest.Request: ...
+
+  def answer(
+    self, request: rest.Request, outputs: Mapping[str, np.ndarray], version: int
+  ) -> bytes: ...
+
+
 class _Waiting(NamedTuple):
   """A request that has arrived completely, and the future of its answer."""
 
-  form: types.ModuleType  # whose `parse` reads the message, and whose `answer` writes the answer
-  message: Any
-  size: int  # of the message, bytes
-  answer: asyncio.Future[Any]
+  form: Form
+  message: bytes
+  answer: asyncio.Future[bytes]
 
 
 class App:
@@ -77,6 +95,9 @@ class App:
 
   Requests that arrive while others are scored wait, and are then scored together in one batch. This
   saves time, because most of the cost of a small request does not depend on its size.
+
+  A long request, which costs more than _SHORT_SAMPLES or has as many bytes, waits for a thread of
+  long ones. So short ones wait for short ones only.
 
   Args:
     service: computes the scores, or finds items.
@@ -101,10 +122,13 @@ class App:
     self._recommender, self._ranks = recommender or Recommender(service), recommender is not None
     self._service, self._name, self.limits, self._token = service, name, limits, token
     self._under_way = 0  # requests that are scored or wait
+    self._long_under_way = 0  # those of them that are long
     self._arriving = 0  # bytes of bodies that have not arrived completely
     self._waiting: collections.deque[_Waiting] = collections.deque()
     self._taking = threading.Lock()
+    self._log = SparingLog()
     self._pool = concurrent.futures.ThreadPoolExecutor(limits.threads, 'score')
+    self._long_pool = concurrent.futures.ThreadPoolExecutor(1, 'score_long')
     self._make_figures()
     self.asgi = Starlette(
       routes=[
@@ -176,7 +200,7 @@ class App:
         response = Response(status_code=400)  # nobody reads it
         self.count(400)
       except Exception as e:
-        response = self._refusal(request, e)
+        response = self._refusal(request, e, path)
         if response.status_code == 405:
           response.headers['allow'] = method
       return response
@@ -200,25 +224,30 @@ class App:
     if name != self._name:
       raise Refused(404, f"model '{name[:80]}' is unknown{nearest(name[:80], [self._name])}")
 
-  def told(self, what: str, error: Exception) -> tuple[int, str]:
-    """Logs, in one line, and counts a request that ends in an error.
+  def told(self, kind: str, error: Exception, what: str = '') -> tuple[int, str]:
+    """Logs sparingly, in one line, and counts a request that ends in an error.
 
     Args:
-      what: what the client asked for, such as a path.
+      kind: of the request, such as a method; there are few.
       error: the error.
+      what: what the client asked for, such as a path; '' if `kind` says that.
     Returns:
       The HTTP status and the text for the client. Of errors inside the server, only the log says
       more.
     """
+    trace = None
+    if isinstance(error, RecursionError):
+      error = BadRequest('found values nested too deeply')
     if isinstance(error, (Refused, BadRequest, NotAnswered, NotReady)):
-      status, text = error.status, str(error)
-      logging.warning('refused %s: %d %.500r', what, status, text)
+      level, status, text = logging.WARNING, error.status, str(error)
+      line = f'refused {what or kind}: {status} {text[:500]!r}'  # repr keeps it on one line
     elif isinstance(error, UserError):
-      status, text = 503, 'the rows cannot be read now'
-      logging.error('a request failed: %s', error)
+      level, status, text = logging.ERROR, 503, 'the rows cannot be read now'
+      line = f'a request failed: {error}'
     else:
-      status, text = 500, 'an error of the server; its log has more'
-      logging.error('a request failed', exc_info=error)
+      level, status, text = logging.ERROR, 500, 'an error of the server; its log has more'
+      line, trace = 'a request failed', error
+    self._log.log((kind, status, type(error)), level, line, trace)
     self.count(status)
     return status, text
 
@@ -226,9 +255,8 @@ class App:
     """Counts a request by the HTTP status of its answer."""
     self._requests.labels(status).inc()
 
-  def _refusal(self, request: Request, error: Exception) -> Response:
-    # repr keeps the client's text on one line.
-    status, text = self.told(f'{request.method} {request.url.path[:200]!r}', error)
+  def _refusal(self, request: Request, error: Exception, kind: str = 'HTTP') -> Response:
+    status, text = self.told(kind, error, f'{request.method} {request.url.path[:200]!r}')
     return _json(rest.error(text), status)
 
   async def _no_route(self, request: Request, error: HTTPException) -> Response:
@@ -241,33 +269,61 @@ class App:
     return response
 
   async def _predict(self, request: Request) -> Response:
-    body = await self._arrived(request)
-    return _json(await self.scored(rest, body, len(body)), 200)
+    return _json(await self.scored(rest, await self._arrived(request)), 200)
 
-  async def scored(self, form: types.ModuleType, message: Any, size: int) -> Any:
-    """Scores a request, together with others that wait.
+  async def scored(self, form: Form, message: bytes) -> bytes:
+    """Scores a request, together with others that wait; returns what `form.answer` returns.
 
     Args:
-      form: the module whose `parse` reads the message, and whose `answer` writes the answer.
       message: the request, which has arrived completely.
-      size: of the message, bytes.
-    Returns:
-      What `form.answer` returns.
     Raises:
       Refused: if too many requests are under way.
       UserError: if the request is refused, or the store cannot be read.
     """
-    with self._under_way_now():
-      waiting = _Waiting(form, message, size, asyncio.get_running_loop().create_future())
+
+    async def short() -> bytes:
+      waiting = _Waiting(form, message, asyncio.get_running_loop().create_future())
       self._waiting.append(waiting)
       self._pool.submit(self._score_some)
       return await waiting.answer
 
+    def long() -> bytes:
+      return self._score_together([(form, self._parse(form, message))])[0]
+
+    return await self._worked_on(message, short, long)
+
   async def _recommend(self, request: Request) -> Response:
     body = await self._arrived(request)
-    with self._under_way_now():
+
+    async def short() -> bytes:
       loop = asyncio.get_running_loop()
-      return _json(await loop.run_in_executor(self._pool, self._find, body), 200)
+      return await loop.run_in_executor(self._pool, self._find, body, True)
+
+    return _json(await self._worked_on(body, short, lambda: self._find(body, False)), 200)
+
+  async def _worked_on(
+    self, message: bytes, short: Callable[[], Awaitable[bytes]], long: Callable[[], bytes]
+  ) -> bytes:
+    """Returns the answer to a request, which `short` works on or, if it is long, `long`.
+
+    Args:
+      message: the request, whose length may show that it is long.
+      short: raises _Long if what is in the message shows that it is long.
+      long: is called in the thread of long requests.
+    """
+    with self._under_way_now():
+      if len(message) <= _SHORT_BYTES:
+        try:
+          return await short()
+        except _Long:
+          pass
+      if (count := self._long_under_way) >= max(1, self.limits.concurrency * _LONG_SHARE):
+        raise Refused(429, f'{count} long requests are under way; wanted fewer at a time')
+      self._long_under_way += 1
+      try:
+        return await asyncio.get_running_loop().run_in_executor(self._long_pool, long)
+      finally:
+        self._long_under_way -= 1
 
   async def _arrived(self, request: Request) -> bytes:
     self.check_name(request.path_params['name'])
@@ -316,9 +372,9 @@ class App:
     """Scores some of the waiting requests and answers them; runs in a thread of the pool."""
     some, size = [], 0
     with self._taking:
-      while self._waiting and (not some or size + self._waiting[0].size <= _BYTES_TOGETHER):
+      while self._waiting and (not some or size + len(self._waiting[0].message) <= _BYTES_TOGETHER):
         some.append(self._waiting.popleft())
-        size += some[-1].size
+        size += len(some[-1].message)
     if not some:  # another thread has taken the request
       return
     answers = self._score(some)
@@ -334,46 +390,53 @@ class App:
 
     some[0].answer.get_loop().call_soon_threadsafe(deliver)
 
-  def _score(self, some: Sequence[_Waiting]) -> list[Any]:
+  def _score(self, some: Sequence[_Waiting]) -> list[bytes | Exception]:
     """Returns for each request its answer, or the exception that refuses it."""
     try:
-      requests = [self._parse(one) for one in some]
+      requests = [self._parse(one.form, one.message) for one in some]
+      costs = [request.cost for request in requests]
+      if max(costs) > _SHORT_SAMPLES or sum(costs) > _SAMPLES_TOGETHER:
+        raise _Long
       columns = requests[0].columns.keys()
       if all(request.columns.keys() == columns for request in requests):
-        return self._score_together(some, requests)
+        return self._score_together([(one.form, r) for one, r in zip(some, requests)])
     except Exception as e:
       if len(some) == 1:
         return [e]
     return [self._score([one])[0] for one in some]
 
-  def _parse(self, waiting: _Waiting) -> rest.Request:
-    request = waiting.form.parse(waiting.message, self.limits.instances)
+  def _parse(self, form: Form, message: bytes) -> rest.Request:
+    request = form.parse(message, self.limits.instances)
     if self.limits.strict and (unknown := self._service.unknown_columns(request)):
       raise _unknown_column(unknown[0], self._service.signature().columns)
     return request
 
-  def _score_together(
-    self, some: Sequence[_Waiting], requests: Sequence[rest.Request]
-  ) -> list[Any]:
-    together = rest.together(requests)
+  def _score_together(self, some: Sequence[tuple[Form, rest.Request]]) -> list[bytes]:
+    together = rest.together([request for _, request in some])
     scores, version = self._service.predict(together)
-    ignored = len(requests) * len(self._service.unknown_columns(together))
+    ignored = len(some) * len(self._service.unknown_columns(together))
     self._count(together.size, ignored, scores.unknown)
     answers, start = [], 0
-    for one, request in zip(some, requests):
+    for form, request in some:
       own = slice(start, start + request.size)
       outputs = {name: values[own] for name, values in scores.outputs.items()}
-      answers.append(one.form.answer(request, outputs, version))
+      answers.append(form.answer(request, outputs, version))
       start += request.size
     return answers
 
-  def _find(self, body: bytes) -> bytes:
-    """Returns the body of the answer to a request for items."""
+  def _find(self, body: bytes, is_short: bool) -> bytes:
+    """Returns the body of the answer to a request for items.
+
+    Raises:
+      _Long: if the request must be short, and is not.
+    """
     request = rest.parse_recommend(body, self.limits.instances)
+    if self._recommender.cost(request, self.limits.instances) > _SHORT_SAMPLES and is_short:
+      raise _Long
     unknown = self._recommender.unknown_columns(request.queries)
     if self.limits.strict and unknown:
       raise _unknown_column(unknown[0], self._recommender.signature().columns)
-    answer = self._recommender.recommend(request, self.limits.instances)
+    answer = self._recommender.recommend(request)
     self._count(answer.samples, len(unknown), answer.unknown)
     return answer.body
 
@@ -430,9 +493,9 @@ def _json(body: bytes, status: int) -> Response:
 class _Protocol(HttpToolsProtocol):
   """HTTP/1.1 with limits for the size of a request's head and the time until it has arrived."""
 
-  def __init__(self, seconds_to_send: float, **settings: object):
+  def __init__(self, application: App, **settings: object):
     super().__init__(**settings)
-    self._seconds_to_send = seconds_to_send
+    self._application, self._seconds_to_send = application, application.limits.seconds_to_send
     self._timer: asyncio.TimerHandle | None = None  # set while a head is arriving
     self._head_bytes = 0
 
@@ -455,6 +518,10 @@ class _Protocol(HttpToolsProtocol):
   def on_headers_complete(self) -> None:
     self._stop_waiting()
     super().on_headers_complete()
+
+  def send_400_response(self, msg: str) -> None:
+    self._application.told('HTTP', BadRequest(msg))
+    super().send_400_response(msg)
 
   def connection_lost(self, error: Exception | None) -> None:
     self._stop_waiting()
@@ -480,10 +547,10 @@ def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socke
   listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
   settings = uvicorn.Config(
     app.asgi,
-    http=functools.partial(_Protocol, app.limits.seconds_to_send),
+    http=functools.partial(_Protocol, app),
     interface='asgi3',
     proxy_headers=False,  # nothing here asks who the client is
-    log_level='warning',
+    log_level='error',  # of bytes that are not HTTP, `App.told` tells
     access_log=False,
     lifespan='off',
     timeout_graceful_shutdown=SECONDS_TO_FINISH,

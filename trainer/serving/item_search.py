@@ -78,6 +78,18 @@ class ItemSearch:
       index = index._replace(place=np.where(replaced, -1, place))
     return ItemSearch(items, index, self._exact_up_to)
 
+  def searched(self, k: int) -> int:
+    """Returns the number of items whose scores `best` computes for a query, about."""
+    if not self.by_index:
+      return len(self.items.keys)
+    lists = self._index.lists
+    return self._lists_to_search(k) * len(self._number) // lists.nlist + len(self._others)
+
+  def _lists_to_search(self, k: int) -> int:
+    """Returns as many lists of the index as hold 8·k items on average, but at least PROBES."""
+    lists = self._index.lists.nlist
+    return min(lists, max(PROBES, 8 * k * lists // len(self._number)))
+
   def best(self, query: np.ndarray, k: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the items with the highest scores for one query.
 
@@ -95,13 +107,11 @@ class ItemSearch:
     allowed, numbers = self._current.copy(), self._number[seen]
     numbers = numbers[numbers >= 0]
     np.bitwise_and.at(allowed, numbers // 8, ~np.left_shift(1, numbers % 8).astype(np.uint8))
-    lists, count = self._index.lists, len(self._number)
     parameters = faiss.SearchParametersIVF(
       sel=faiss.IDSelectorBitmap(allowed),
-      # As many lists as hold 8·k items on average, but at least PROBES.
-      nprobe=min(lists.nlist, max(PROBES, 8 * k * lists.nlist // count)),
+      nprobe=self._lists_to_search(k),
     )
-    scores, found = lists.search(query[None], k, params=parameters)
+    scores, found = self._index.lists.search(query[None], k, params=parameters)
     scores, found = scores[0][found[0] >= 0], self._index.place[found[0][found[0] >= 0]]
     seen_others = places(self._others, seen)
     other, of_other = _best(

@@ -62,11 +62,29 @@ class Recommender:
     read = set(unknown) - set(self._ranker.unknown_columns(request)) - {self._finder.item_column}
     return [name for name in unknown if name not in read]
 
-  def recommend(self, request: Recommend, max_samples: int) -> Answer:
+  def cost(self, request: Recommend, max_instances: int) -> int:
+    """Returns what a request costs, in samples.
+
+    Raises:
+      TooLarge: if it costs more than `max_instances` samples.
+      NotReady: if a model has no version yet.
+    """
+    queries, shared = request.queries, 0
+    of_query = self._finder.cost_of_query(max(request.k, self._candidates))
+    if queries.size * of_query > max_instances:
+      raise rest.TooLarge(
+        f'found {queries.size} queries, each of which costs as much as {of_query:,} samples; '
+        f'wanted at most {max_instances // of_query:,} queries'
+      )
+    if self._ranker is not None:  # each candidate is a sample with the columns of its query
+      columns = [values for values in queries.columns.values() if values]
+      shared = sum(sum(map(rest.weight, values)) // len(values) for values in columns)
+      rest.check_cost(queries.size * of_query, shared, max_instances)
+    return queries.size * max(of_query, of_query * shared // rest.SAMPLE_BYTES)
+
+  def recommend(self, request: Recommend) -> Answer:
     """Finds items for the queries of a request, and ranks them if there is a ranker.
 
-    Args:
-      max_samples: the most samples that the ranker may score.
     Raises:
       BadRequest: for a client's mistake.
       NotAnswered: if the finder's model has no model.retrieval, or the ranker's has one.
@@ -78,11 +96,6 @@ class Recommender:
       body = rest.items_answer(queries, found.items, model_version=version)
       return Answer(body, queries.size, found.unknown)
     candidates = max(k, self._candidates)
-    if queries.size * candidates > max_samples:
-      raise rest.TooLarge(
-        f'found {queries.size} queries of {candidates} candidates; wanted at most {max_samples} '
-        'samples'
-      )
     found, retrieval_version = self._finder.find(queries, k, seen, candidates)
     counts = [len(items) for items, _ in found.items]
     if not sum(counts):

@@ -9,6 +9,10 @@ In the first form, each object is a sample, and a name that a sample lacks is a 
 the second form, each list is a column; a column of one value stands for all samples: one user, many
 items. The third form asks for the best "k" items for each query, except the items in "seen". A
 value {"b64": "…"} is a string in base 64. Answers also hold the "model_version".
+
+What a request costs is counted in samples, before anything is worked on. A request may cost as many
+samples as `max_instances` allows. What its samples share, such as a column of one value, is worked
+on once a sample: `SAMPLE_BYTES` of it, written out, count as a sample.
 """
 
 import base64
@@ -26,6 +30,7 @@ from trainer.plain_data import Json, JsonObject
 from trainer.serving.scorer import BadRequest
 
 SIGNATURE = 'serving_default'
+SAMPLE_BYTES = 1024
 _K = 20  # items, unless a request says how many
 
 
@@ -41,6 +46,7 @@ class Request(NamedTuple):
   columns: Mapping[str, Sequence[Json]]
   size: int  # number of samples
   by_row: bool  # whether the body has "instances"
+  cost: int = 0  # in samples; at least `size`, if the request was parsed
 
 
 class Recommend(NamedTuple):
@@ -132,31 +138,50 @@ def request_of(tree: JsonObject, max_instances: int) -> Request:
     raise BadRequest("the body: wanted either 'instances' or 'inputs'")
   by_row = 'instances' in tree
   if by_row:
-    columns, size = _rows(tree['instances'], max_instances)
+    columns, size, shared = _rows(tree['instances'], max_instances)
   else:
-    columns, size = _columns(tree['inputs'])
+    columns, size, shared = _columns(tree['inputs'], max_instances)
+  return Request(columns, size, by_row, max(size, size * shared // SAMPLE_BYTES))
+
+
+def check_cost(size: int, shared: int, max_instances: int) -> None:
+  """Checks what a request costs.
+
+  Args:
+    size: the number of samples.
+    shared: bytes that the request has once, but that each sample needs.
+  Raises:
+    TooLarge: if this costs more than `max_instances` samples.
+  """
   if size > max_instances:
     raise TooLarge(f'found {size} samples; wanted at most {max_instances}')
-  return Request(columns, size, by_row)
+  if size > 1 and size * shared > max_instances * SAMPLE_BYTES:
+    raise TooLarge(
+      f'found {size} samples that share {shared:,} bytes; wanted at most '
+      f'{max_instances * SAMPLE_BYTES // size:,} bytes for so many samples'
+    )
 
 
-def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], int]:
+def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], int, int]:
+  """Returns the columns of a list of objects, the number of samples, and the bytes they share."""
   if not isinstance(instances, list) or not instances:
     raise BadRequest("'instances': wanted a list of objects, at least one")
-  if len(instances) > max_instances:
-    raise TooLarge(f'found {len(instances)} samples; wanted at most {max_instances}')
+  check_cost(len(instances), 0, max_instances)
   for i, instance in enumerate(instances):
     if not isinstance(instance, dict):
       raise BadRequest(f'instances[{i}]: wanted an object, as in {{"user": "u1", "item": 5}}')
-  names, is_alike = instances[0].keys(), True
+  names, at, shared = instances[0].keys(), operator.getitem, 0
   if any(instance.keys() != names for instance in instances):
     # As in JSON lines, a name that a sample lacks is a path into its objects, or a missing value.
-    names, is_alike = dict.fromkeys(itertools.chain.from_iterable(instances)), False
-  at = operator.getitem if is_alike else value_at
-  return {name: _value([at(one, name) for one in instances]) for name in names}, len(instances)
+    names, at = dict.fromkeys(itertools.chain.from_iterable(instances)), value_at
+    shared = sum(map(weight, names))  # each name is looked up in each sample
+    check_cost(len(instances), shared, max_instances)
+  columns = {name: _value([at(one, name) for one in instances]) for name in names}
+  return columns, len(instances), shared
 
 
-def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
+def _columns(inputs: Json, max_instances: int) -> tuple[dict[str, list[Json]], int, int]:
+  """Returns an object of columns, the number of samples, and the bytes they share."""
   if not isinstance(inputs, dict) or not inputs:
     raise BadRequest('\'inputs\': wanted an object of columns, as in {"user": ["u1"]}')
   columns = {}
@@ -172,7 +197,17 @@ def _columns(inputs: Json) -> tuple[dict[str, list[Json]], int]:
       for names in sorted(by_length, key=len)[:_MOST_LENGTHS]
     ]
     raise BadRequest(f'inputs: found {" and ".join(found)}; wanted one length, or 1')
-  return columns, sizes.pop() if sizes else 1
+  if not sizes:
+    return columns, 1, 0
+  (size,) = sizes
+  shared = sum(weight(columns[name][0]) for name, length in lengths.items() if length == 1)
+  check_cost(size, shared, max_instances)
+  return columns, size, shared
+
+
+def weight(value: Json) -> int:
+  """Returns the bytes of a value, about."""
+  return 8 + len(value if isinstance(value, str) else str(value))
 
 
 def _listed(columns: Sequence[str]) -> str:

@@ -7,13 +7,12 @@ shape [B], [1] or [] (one value for all samples), or [B, n] (each sample has n f
 
 import contextlib
 import math
-import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 import grpc
 import numpy as np
 import tensorflow as tf
-from tensorflow_serving.apis import prediction_service_pb2_grpc as service_pb2
+from google.protobuf.message import DecodeError
 from tensorflow_serving.apis.predict_pb2 import PredictRequest, PredictResponse
 
 from trainer.errors import UserError, nearest
@@ -22,6 +21,7 @@ from trainer.serving import rest
 from trainer.serving.http import SECONDS_TO_FINISH, App, Refused
 from trainer.serving.scorer import BadRequest
 
+PREDICT = '/tensorflow.serving.PredictionService/Predict'
 TensorProto = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
 _STRING = tf.string.as_datatype_enum
 _DTYPES = {
@@ -35,32 +35,88 @@ _CODES = {
   413: grpc.StatusCode.INVALID_ARGUMENT,
   429: grpc.StatusCode.RESOURCE_EXHAUSTED,
   500: grpc.StatusCode.INTERNAL,
+  501: grpc.StatusCode.UNIMPLEMENTED,
   503: grpc.StatusCode.UNAVAILABLE,
 }
 
 
-def parse(message: PredictRequest, max_instances: int) -> rest.Request:
-  """Returns the samples of a request.
+class _Call:
+  """One call: reads its message, and writes its answer.
 
-  Raises:
-    BadRequest: if the request is malformed; the message is one line.
-    TooLarge: if it has more than `max_instances` samples.
+  Args:
+    app: says which model is served.
   """
-  # A tensor may give one value for all its elements, so its size is not bounded by the message's.
-  most = max(max_instances, message.ByteSize())
-  columns = {name: _values(name[:80], tensor, most) for name, tensor in message.inputs.items()}
-  signature = message.model_spec.signature_name
-  return rest.request_of({'signature_name': signature, 'inputs': columns}, max_instances)
+
+  def __init__(self, app: App):
+    self._app = app
+
+  def parse(self, message: bytes, max_instances: int) -> rest.Request:
+    """Returns the samples of a request.
+
+    Raises:
+      BadRequest: if the message is malformed; the text is one line.
+      TooLarge: if it costs more than `max_instances` samples.
+      Refused: if it asks for another model.
+    """
+    try:
+      request = PredictRequest.FromString(message)
+    except DecodeError:
+      raise BadRequest('found bytes that are no PredictRequest') from None
+    self._app.check_name(request.model_spec.name)
+    self._spec, self._outputs = request.model_spec, list(request.output_filter)
+    columns, written = {}, 0  # bytes of tensors that give one value for many elements
+    for name, tensor in request.inputs.items():
+      shape = _shape(name[:80], tensor)
+      rest.check_cost(shape[0] if shape else 1, 0, max_instances)
+      size, given = math.prod(shape), tensor.ByteSize()
+      if size > given or len(tensor.string_val) == 1:
+        written += size * given
+      if written > max_instances * rest.SAMPLE_BYTES:
+        raise rest.TooLarge(
+          f"inputs: '{name[:80]}': found {size} values in {given} bytes; wanted each value"
+        )
+      columns[name] = _values(name[:80], tensor, shape)
+    signature = self._spec.signature_name
+    return rest.request_of({'signature_name': signature, 'inputs': columns}, max_instances)
+
+  def answer(self, request: rest.Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
+    """Returns the answer to a request for scores.
+
+    Args:
+      outputs: {name: float32 [B]}.
+    Raises:
+      BadRequest: if the request wants another output.
+      Refused: if it wants another version.
+    """
+    spec = self._spec
+    if spec.WhichOneof('version_choice') and spec.version.value != version:
+      found = spec.version_label[:80] or spec.version.value
+      raise Refused(404, f'version {found} is not served; wanted {version}, or none')
+    response = PredictResponse()
+    response.model_spec.name = spec.name
+    response.model_spec.version.value = version
+    response.model_spec.signature_name = rest.SIGNATURE
+    for name in dict.fromkeys(self._outputs) or outputs:
+      if name not in outputs:
+        known = list(outputs)
+        raise BadRequest(f"output_filter: '{name[:80]}' is unknown{nearest(name[:80], known)}")
+      tensor = response.outputs[name]
+      tensor.dtype = tf.float32.as_datatype_enum
+      tensor.tensor_shape.dim.add(size=len(outputs[name]))
+      tensor.float_val.extend(outputs[name].tolist())
+    return response.SerializeToString()
 
 
-def _values(name: str, tensor: TensorProto, most: int) -> Json:
-  """Returns the values of a tensor of at most `most` elements, as JSON would have them."""
+def _shape(name: str, tensor: TensorProto) -> list[int]:
   shape = [dim.size for dim in tensor.tensor_shape.dim]
   if tensor.tensor_shape.unknown_rank or min(shape, default=0) < 0 or len(shape) > 2:
     raise BadRequest(f"inputs: '{name}': wanted a tensor of shape [samples] or [samples, features]")
+  return shape
+
+
+def _values(name: str, tensor: TensorProto, shape: Sequence[int]) -> Json:
+  """Returns the values of a tensor, as JSON would have them."""
   size = math.prod(shape)
-  if size > most:
-    raise rest.TooLarge(f"inputs: '{name}': found {size} values; wanted at most {most}")
   try:
     # The first two take a tenth of the time of make_ndarray.
     if tensor.dtype == _STRING:
@@ -69,6 +125,9 @@ def _values(name: str, tensor: TensorProto, most: int) -> Json:
     elif tensor.tensor_content and (dtype := _DTYPES.get(tensor.dtype)):
       values = np.frombuffer(tensor.tensor_content, dtype).tolist()
     else:
+      dtype = tf.as_dtype(tensor.dtype)
+      if not (dtype.is_integer or dtype.is_floating or dtype.is_bool):
+        raise BadRequest(f"inputs: '{name}': found {dtype.name} values; wanted texts or numbers")
       values = tf.make_ndarray(tensor).ravel().tolist()
   except UnicodeDecodeError:
     raise BadRequest(f"inputs: '{name}': found a string that is not UTF-8") from None
@@ -81,59 +140,33 @@ def _values(name: str, tensor: TensorProto, most: int) -> Json:
   return values if shape else values[0]
 
 
-def answer(
-  request: rest.Request, outputs: Mapping[str, np.ndarray], version: int
-) -> PredictResponse:
-  """Returns the answer to a request for scores.
+class _Handler(grpc.GenericRpcHandler):
+  """Answers all calls as bytes, so that no message is read before the client's token.
 
   Args:
-    outputs: {name: float32 [B]}.
+    app: its limits, token and metrics hold here too.
   """
-  response = PredictResponse()
-  response.model_spec.version.value = version
-  response.model_spec.signature_name = rest.SIGNATURE
-  for name, values in outputs.items():
-    tensor = response.outputs[name]
-    tensor.dtype = tf.float32.as_datatype_enum
-    tensor.tensor_shape.dim.add(size=len(values))
-    tensor.float_val.extend(values.tolist())
-  return response
-
-
-class _Predictions(service_pb2.PredictionServiceServicer):
-  """The gRPC service of an application; its limits, token and metrics hold here too."""
 
   def __init__(self, app: App):
     self._app = app
 
-  async def Predict(
-    self, request: PredictRequest, context: grpc.aio.ServicerContext
-  ) -> PredictResponse:
-    try:
-      response = await self._answer(request, dict(context.invocation_metadata()))
-    except Exception as e:
-      status, text = self._app.told('Predict', e)
-      await context.abort(_CODES[status], text)
-    self._app.count(200)
-    return response
+  def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+    is_known = details.method == PREDICT
 
-  async def _answer(self, request: PredictRequest, metadata: Mapping[str, str]) -> PredictResponse:
-    spec = request.model_spec
-    self._app.authorise(metadata.get('authorization', ''))
-    self._app.check_name(spec.name)
-    response = await self._app.scored(sys.modules[__name__], request, request.ByteSize())
-    response.model_spec.name = spec.name
-    version = response.model_spec.version.value
-    if spec.WhichOneof('version_choice') and spec.version.value != version:
-      found = spec.version_label[:80] or spec.version.value
-      raise Refused(404, f'version {found} is not served; wanted {version}, or none')
-    wanted = set(request.output_filter) or response.outputs.keys()
-    for name in wanted - response.outputs.keys():
-      known = list(response.outputs)
-      raise BadRequest(f"output_filter: '{name[:80]}' is unknown{nearest(name[:80], known)}")
-    for name in response.outputs.keys() - wanted:
-      del response.outputs[name]
-    return response
+    async def answer(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+      metadata = dict(context.invocation_metadata())
+      try:
+        self._app.authorise(metadata.get('authorization', ''))
+        if not is_known:
+          raise Refused(501, f'method: {details.method[:80]!r} is unknown; wanted {PREDICT!r}')
+        response = await self._app.scored(_Call(self._app), message)
+      except Exception as e:
+        status, text = self._app.told('Predict' if is_known else 'a gRPC call', e)
+        await context.abort(_CODES[status], text)
+      self._app.count(200)
+      return response
+
+    return grpc.unary_unary_rpc_method_handler(answer)
 
 
 @contextlib.asynccontextmanager
@@ -150,7 +183,7 @@ async def listening(app: App, host: str, port: int) -> AsyncIterator[int]:
     'grpc.so_reuseport': 0,  # else two servers could share a port, and each answer some calls
   }
   server = grpc.aio.server(options=list(options.items()))
-  service_pb2.add_PredictionServiceServicer_to_server(_Predictions(app), server)
+  server.add_generic_rpc_handlers((_Handler(app),))
   try:
     bound = server.add_insecure_port(f'[{host}]:{port}' if ':' in host else f'{host}:{port}')
   except RuntimeError:

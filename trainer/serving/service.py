@@ -15,6 +15,10 @@ from trainer.serving.rest import Request, Signature
 from trainer.serving.scorer import BadRequest, Scorer, Scores
 from trainer.serving.versioned_store import Version, VersionedStore, VersionGone, View
 
+# What costs as much as a sample: to search so many items; and how many samples cost as much as a
+# query of few items.
+_ITEMS_A_SAMPLE, _QUERY_SAMPLES = 1000, 20
+
 
 class NotAnswered(UserError):
   """A request for scores, but the model finds items; or a request for items, but it does not."""
@@ -114,6 +118,19 @@ class Service:
     """
     with self._use() as served:
       return served.scorer.item_column if served.scorer.retrieval else None
+
+  def cost_of_query(self, k: int) -> int:
+    """Returns what it costs to find k items for a query, in samples.
+
+    Raises:
+      NotReady: if there is no version yet.
+    """
+    with self._use() as served:
+      items = served.view.items
+      if items is None:
+        return k
+      k = min(k, len(items.items.keys))
+      return max(_QUERY_SAMPLES, k, items.searched(k) // _ITEMS_A_SAMPLE)
 
   def find(
     self, request: Request, k: int, seen: Sequence[Sequence[Json]] | None, candidates: int = 0

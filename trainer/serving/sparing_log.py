@@ -1,0 +1,41 @@
+"""A log of what clients can cause as often as they like."""
+
+import asyncio
+from collections.abc import Hashable
+
+from absl import logging
+
+SECONDS = 60
+
+
+class SparingLog:
+  """Logs the first line of a kind at once, then at most one a minute, which counts the others.
+
+  It is used within an event loop.
+  """
+
+  def __init__(self):
+    self._left_out: dict[Hashable, tuple[int, str]] = {}  # kind -> the lines' number, the last one
+
+  def log(self, kind: Hashable, level: int, text: str, error: BaseException | None = None) -> None:
+    """Logs a line, unless one of its kind was logged less than a minute ago.
+
+    Args:
+      kind: there must be few kinds, whatever clients send.
+      error: its stack trace follows the line.
+    """
+    if kind in self._left_out:
+      self._left_out[kind] = self._left_out[kind][0] + 1, text
+      return
+    logging.log(level, '%s', text, exc_info=error)
+    self._wait(kind, level)
+
+  def _wait(self, kind: Hashable, level: int) -> None:
+    self._left_out[kind] = 0, ''
+    asyncio.get_running_loop().call_later(SECONDS, self._tell, kind, level)
+
+  def _tell(self, kind: Hashable, level: int) -> None:
+    count, last = self._left_out.pop(kind)
+    if count:
+      logging.log(level, '%d more in %d s; the last: %s', count, SECONDS, last)
+      self._wait(kind, level)
