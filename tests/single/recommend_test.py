@@ -152,6 +152,7 @@ class ServedTest(tf.test.TestCase):
         ({'instances': [{'user': ''}]}, 'sample 0: an empty query; wanted a value of user'),
         ({'instances': []}, "'instances': wanted a list of objects"),
         ({'k': 26}, 'k: found 26; wanted at most 25, the items of the catalogue'),
+        ({'k': 99999}, 'k: found 99999; wanted at most 25'),
         ({'k': 0}, 'k: found 0; wanted a whole number of at least 1'),
         ({'k': '5'}, 'k: found 5; wanted a whole number'),
         ({'seen': ['5']}, 'seen: wanted a list of items for each query'),
@@ -168,6 +169,12 @@ class ServedTest(tf.test.TestCase):
       status, answer = client.predict(ok)
       self.assertEqual(status, 404)
       self.assertIn('wanted :recommend', answer['error'])
+    with served(self.service) as client:
+      for queries, k, cost in ((501, 1, 20), (401, 99, 25)):
+        status, answer = self.ask(client, {'inputs': {'user': ['7'] * queries}, 'k': k})
+        wanted = f'found {queries} queries, each of which costs as much as {cost} samples; wanted'
+        self.assertEqual(status, 413)
+        self.assertStartsWith(answer['error'], f'{wanted} at most {10_000 // cost} queries')
     with self.assertRaisesRegex(UserError, 'k: found 26; wanted at most 25'):
       self.run_.recommend(pd.DataFrame({'user': [7]}), k=26)
     folder = os.path.join(self.cfg.run_dir, 'exports')

@@ -57,7 +57,7 @@ class RpcTest(tf.test.TestCase):
     cls.version = cls.run_.export('base')
     cls.service.refresh()
     cls.http, cls.predict = cls.stack.enter_context(
-      cls.serving(limits=Limits(body_bytes=50_000, instances=100))
+      cls.serving(limits=Limits(body_bytes=500_000, instances=100))
     )
     rng = np.random.default_rng(1)
     slots = {name for name, _ in cls.run_.keys}
@@ -129,6 +129,7 @@ class RpcTest(tf.test.TestCase):
     of_nothing.tensor_shape.dim.add(size=10**12)
     of_nothing.tensor_shape.dim.add(size=0)
     many = {f'c{i}': repeated_value(99, 100) for i in range(9)}
+    wide = {f'c{i}': repeated for i in range(10_001)}
     negative = tf.make_tensor_proto(column)
     negative.tensor_shape.dim[0].size = -1
     of_no_type = TensorProto(dtype=0)
@@ -153,12 +154,13 @@ class RpcTest(tf.test.TestCase):
       ('INVALID_ARGUMENT', 'found 1099511627776 samples', changed(repeated)),
       ('INVALID_ARGUMENT', 'found 1000000000000 samples', changed(of_nothing)),
       ('INVALID_ARGUMENT', 'found 9900 values in 15 bytes', request(good | many)),
+      ('INVALID_ARGUMENT', 'found 10001 columns', request(wide)),
       ('INVALID_ARGUMENT', 'found resource values', changed(TensorProto(dtype=20))),
       ('INVALID_ARGUMENT', 'found a tensor without', changed(TensorProto(dtype=77))),
       ('INVALID_ARGUMENT', f"'{name}', sample 0: found 1.5", changed([1.5] * 60)),
       ('INVALID_ARGUMENT', f"'{name}', sample 0: found True", changed([True] * 60)),
       ('INVALID_ARGUMENT', 'found 101 samples', request({n: ['1'] * 101 for n in good})),
-      ('RESOURCE_EXHAUSTED', 'larger than max', changed(['x' * 1000] * 60)),
+      ('RESOURCE_EXHAUSTED', 'larger than max', changed(['x' * 10_000] * 60)),
       (
         'INVALID_ARGUMENT',
         "'probabilty' is unknown.*'probability'",

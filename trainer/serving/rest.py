@@ -19,7 +19,7 @@ import base64
 import itertools
 import json
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,7 @@ class Signature(NamedTuple):
   version: int
 
 
+_MOST_COLUMNS = 10_000
 _MOST_LISTS = 2  # nested: a column of lists of features
 _MOST_LENGTHS, _MOST_NAMES = 4, 3  # in a message about columns of different lengths
 _PLAIN = {str, int, float, bool, type(None)}
@@ -144,6 +145,12 @@ def request_of(tree: JsonObject, max_instances: int) -> Request:
   return Request(columns, size, by_row, max(size, size * shared // SAMPLE_BYTES))
 
 
+def check_columns(names: Collection[str]) -> None:
+  """Raises TooLarge if a request has too many columns."""
+  if len(names) > _MOST_COLUMNS:
+    raise TooLarge(f'found {len(names)} columns; wanted at most {_MOST_COLUMNS}')
+
+
 def check_cost(size: int, shared: int, max_instances: int) -> None:
   """Checks what a request costs.
 
@@ -184,6 +191,7 @@ def _columns(inputs: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
   """Returns an object of columns, the number of samples, and the bytes they share."""
   if not isinstance(inputs, dict) or not inputs:
     raise BadRequest('\'inputs\': wanted an object of columns, as in {"user": ["u1"]}')
+  check_columns(inputs)
   columns = {}
   for name, values in inputs.items():
     value = _value(values)

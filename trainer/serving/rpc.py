@@ -62,6 +62,7 @@ class _Call:
       request = PredictRequest.FromString(message)
     except DecodeError:
       raise BadRequest('found bytes that are no PredictRequest') from None
+    rest.check_columns(request.inputs)
     self._app.check_name(request.model_spec.name)
     self._spec, self._outputs = request.model_spec, list(request.output_filter)
     columns, written = {}, 0  # bytes of tensors that give one value for many elements
