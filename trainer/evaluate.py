@@ -85,7 +85,8 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
       continue
     for data_pass in passes[:1]:
       if not is_prepared(run.cfg.data, data_pass.path):
-        column = next(blocks_of_pass(run.cfg, data_pass.path, {name: '--by'})).columns[name]
+        block = next(blocks_of_pass(run.cfg, data_pass.path, {name: '--by'}), None)
+        column = block.columns[name] if block else pa.nulls(0)
         several = one_each(column)[1]
         if pa.types.is_map(column.type) or (several is not None and several.any()):
           of_slot = (f", as '{s.name}'" for s in run.cfg.ordered_slots if s.column == name)

@@ -135,6 +135,11 @@ class SamePassTest(FormatsTestCase):
     for name, raw in raws.items():
       with self.subTest(name):
         self.assertEqual(self.columns_of(cfg, raw), want)
+        folder, name = os.path.split(raw)
+        shouted = os.path.join(folder, name.upper())
+        os.rename(raw, shouted)
+        self.assertEqual(self.columns_of(cfg, shouted), want)
+        os.rename(shouted, raw)
     tsv = cfg.model_copy(update={'data': cfg.data.model_copy(update={'delimiter': '\t'})})
     self.assertEqual(self.columns_of(tsv, self.path('day.tsv')), want)
 
@@ -223,13 +228,20 @@ class TfrecordTest(FormatsTestCase):
       self.prepare(make_config(slots=[{'name': 'usr'}], max_bad_share=0.9), raw)
     with open(raw, 'rb') as f:
       good = f.read()
-    for damaged in (good[:-3], good[:40] + b'x' + good[41:], b'no records', good + b'\0'):
-      with self.assertRaisesRegex(BadPass, 'not a TFRecord file that can be read: [^\n]*$'):
-        self.prepare(cfg, self.write('bad.tfrecord', damaged))
-    packed = gzip.compress(good)
-    for damaged in (packed[:-3], packed[:40], gzip.compress(good + b'x'), good):
-      with self.assertRaisesRegex(BadPass, 'not a TFRecord file that can be read: [^\n]*$'):
-        self.prepare(cfg, self.write('bad.tfrecord.gz', damaged))
+    cut, packed = 'it ends in the middle of a record', gzip.compress(good)
+    for name, damaged, reason in (
+      ('bad.tfrecord', good[:-3], f'{cut} that begins near byte [0-9]+'),
+      ('bad.tfrecord', good[:40] + b'x' + good[41:], 'found a wrong checksum in a record that'),
+      ('bad.tfrecord', b'no records', f'{cut}, 10 bytes after record 0'),
+      ('bad.tfrecord', good + b'\0', f'{cut}, 1 bytes after record 7'),
+      ('bad.tfrecord.gz', packed[:-3], ''),
+      ('bad.tfrecord.gz', packed[:40], cut),
+      ('bad.tfrecord.gz', gzip.compress(good + b'x'), cut),
+      ('bad.tfrecord.gz', good, r'inflate\(\) failed'),
+    ):
+      wanted = rf'not a TFRecord file that can be read: {reason}[^\n{{\[]*$'  # no names of ops
+      with self.assertRaisesRegex(BadPass, wanted):
+        self.prepare(cfg, self.write(name, damaged))
 
 
 class LibsvmTest(FormatsTestCase):
@@ -262,7 +274,28 @@ class LibsvmTest(FormatsTestCase):
     self.assertAllEqual(batch.label, labels)
     self.assertAllEqual(batch.group, hash_keys([str(q) for q in queries], 0))
     third = found[:, 2].toarray()[:, 0]
-    self.assertAllEqual(np.nan_to_num(batch.dense[:, 0]), third.astype(np.float32))
+    self.assertAllEqual(batch.dense[:, 0], third.astype(np.float32))  # 0 where it is absent
+
+  def test_an_absent_index_is_0(self):
+    cfg = make_config(slots=[{'name': '2'}, {'name': 'all', 'column': 'features'}],
+                      dense=[{'name': '3'}, {'name': '4'}])  # fmt: skip
+    path = self.write('day.svm', '1 2:7 3:0.5\n0 3:1e-3\n1\n')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      _, one = self.prepare(cfg, path)
+    self.assertRegex(str(logs.output), 'day.svm: no record has the index 4, so it is 0 in all')
+    batch = next(one.batches(9))
+    self.assertAllEqual(batch.dense, np.float32([[0.5, 0], [1e-3, 0], [0, 0]]))
+    self.assertAllEqual(batch.keys[batch.segments % 2 == 0], hash_keys(['7', '0', '0'], 1))
+    for name in ('price', 'qid'):
+      cfg = make_config(slots=[{'name': 'features'}], dense=[{'name': name}])
+      if name == 'qid':  # the line has none
+        self.assertAllEqual(
+          np.isnan(next(self.prepare(cfg, path)[1].batches(9)).dense), [[True]] * 3
+        )
+        continue
+      told = "no column 'price' .data.dense.: the columns of libsvm are 'features', 'qid' and the"
+      with self.assertRaisesRegex(UserError, told):
+        self.prepare(cfg, path)
 
   def test_libffm_is_the_csv_of_its_fields(self):
     slots = [{'name': 'user', 'column': '0'}, {'name': 'topics', 'column': '1'}]

@@ -20,8 +20,9 @@ from trainer.config import effects
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import passes
 from trainer.errors import BadPass, UserError
-from trainer.reporting import closing
+from trainer.reporting import closing, findings
 from trainer.reporting.events import read_events
+from trainer.reporting.runs import read_run
 from trainer.storage import checkpoint
 from trainer.storage.run_lock import RunLock
 from trainer.training import finished_run, inputs, job
@@ -516,10 +517,33 @@ class JobTest(tf.test.TestCase):
     path = f'{self.folder}/none.csv'
     with open(path, 'w', encoding='utf-8') as f:
       f.write('user,item,label,w\n' + '1,2,1,0\n3,4,0,0\n' * 20)
+    told = (
+      "none.csv: every weight in the column 'w' is 0; wanted some above 0, or data.weight: null"
+    )
+    with self.assertRaisesRegex(BadPass, told):
+      self.make_job({'train': [path], 'weight': 'w'}).run()
+    with open(path, encoding='utf-8') as f, open(f'{self.folder}/some.csv', 'w') as some:
+      some.write(f.read() + '5,6,0,1\n7,8,1,1\n')
     with self.assertLogs('absl', 'WARNING') as logs:
-      data = {'train': [path], 'valid': [path], 'weight': 'w'}
+      data = {'train': [f'{self.folder}/some.csv'], 'valid': [path], 'weight': 'w'}
       self.assertEqual(0, self.make_job(data, train={'epochs': 2}).run())
     self.assertRegex(str(logs.output), 'data.valid has no auc: all labels are alike')
+
+  def test_a_validation_set_of_one_class(self):
+    train, valid = f'{self.folder}/both.csv', f'{self.folder}/one.csv'
+    for path, labels in ((train, (0, 1)), (valid, (0,))):
+      with open(path, 'w', encoding='utf-8') as f:
+        f.write(
+          'user,item,label\n' + ''.join(f'{i % 5},2,{labels[i % len(labels)]}\n' for i in range(40))
+        )
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.assertEqual(0, self.make_job({'train': [train], 'valid': [valid]}).run())
+    told = 'all labels are 0, so they judge no model: hold out samples with labels of both classes'
+    self.assertIn(f'valid: {told}', str(logs.output))
+    self.assertNotIn('is worse than', str(logs.output))
+    faults = ' '.join(findings.faults(read_run(self.run_dir)))
+    self.assertIn(f'On data.valid, {told}.', faults)
+    self.assertNotIn('does not help', faults)
 
 
 if __name__ == '__main__':

@@ -443,6 +443,11 @@ class BinsTest(tf.test.TestCase):
     (self.folder / 'items.csv').write_text('x,kind\n1,a\n1.0,b\n')
     with self.assertRaisesRegex(UserError, "items.csv: the key '1' is there twice"):
       open_values(self.config())
+    for row, found in ((b'gr\xfcn,a', r'gr\\xfcn'), (b'2,\xff', r'\\xff')):
+      (self.folder / 'items.csv').write_bytes(b'x,kind\n1,a\n' + row + b'\n')
+      told = f"items.csv:3: column '(x|kind)': found '{found}'; wanted text in UTF-8"
+      with self.assertRaisesRegex(UserError, told):
+        open_values(self.config())
     # A text that is no number is told with its place in the table, unless it stands for missing.
     (self.folder / 'items.csv').write_text('x,kind,price\n1,a,2.5\n2,b,unkonwn\n')
     price = price | {'table': f'{self.folder}/items.csv'}

@@ -200,7 +200,10 @@ class WholeNumbersTest(tf.test.TestCase):
       '2024-01-31 05:00:00.00000001': 1706677200000000010,
     }
     for name in ('one.parquet', 'one.orc'):
-      for zone, mark in ((None, ''), ('UTC', 'Z')):
+      zones = {None: '', 'UTC': 'Z'}
+      if name == 'one.parquet':  # ORC has no other zones
+        zones |= {'Etc/UTC': '+0000', '+00:00': '+0000'}
+      for zone, mark in zones.items():
         for unit, digits in {'s': 0, 'ms': 3, 'us': 6, 'ns': 9}.items():
           held = {
             t: n // 10 ** (9 - digits) for t, n in times.items() if not n % 10 ** (9 - digits)
@@ -209,6 +212,15 @@ class WholeNumbersTest(tf.test.TestCase):
             self.write(name, pa.array(held.values(), pa.timestamp(unit, zone)))
             wanted = hash_keys([text + mark for text in held], 1)
             self.assertAllEqual(self.keys_of(name), wanted)
+    for zone, text in (
+      ('+05:30', '2024-01-31 10:30:00+0530'),
+      ('-01:00', '2024-01-31 04:00:00-0100'),
+    ):
+      self.write('one.parquet', pa.array([1706677200], pa.timestamp('s', zone)))
+      self.assertAllEqual(self.keys_of('one.parquet'), hash_keys([text], 1))
+    self.write('one.parquet', pa.array([0], pa.timestamp('s', 'Mars/X')))
+    with self.assertRaisesRegex(UserError, r'tz=Mars/X\]; wanted a time zone that is known here'):
+      self.keys_of('one.parquet')
     for kind in (pa.time32('s'), pa.time32('ms'), pa.time64('us'), pa.time64('ns')):
       with self.subTest(kind):
         self.write('one.parquet', pa.array([datetime.time(5, 1), datetime.time(5, 20, 30)], kind))

@@ -1,4 +1,7 @@
-"""Finds passes whose labels are all 0 or all 1, often because of a wrong `data.label_positive`."""
+"""Finds passes that teach nothing.
+
+Their labels are all 0 or all 1, often because of a wrong `data.label_positive`, or all weights 0.
+"""
 
 import collections
 import contextlib
@@ -18,8 +21,8 @@ _MOST_TEXTS = 10  # in a message
 _MOST_LENGTH = 40  # of such a text
 
 
-class OneClass(NamedTuple):
-  """Describes a pass in which all labels of a task are 0, or all are 1."""
+class Nothing(NamedTuple):
+  """Describes a pass in which all labels of a task are 0, or all are 1, or all weights are 0."""
 
   text: str  # what is wrong, and what is wanted
   # Whether a run refuses the pass. A stream (data.watch) refuses it only if the log has the text of
@@ -27,12 +30,18 @@ class OneClass(NamedTuple):
   is_refused: bool
 
 
-def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
-  """Describes the first task whose labels are the same in all samples of a pass, or returns None.
+def nothing_to_learn(cfg: config.Config, prepared: PreparedPass) -> Nothing | None:
+  """Describes a pass without weights, or the first task whose labels are all the same; else None.
 
-  Tasks where this may be right are skipped: those with a text for 0 (`negative`), and those with
-  squared error as loss.
+  Tasks where this may be right are skipped: those with a text for 0 (`negative`), those with
+  squared error as loss, and retrieval, which learns from positives alone.
   """
+  if prepared.weighs_nothing():
+    path = prepared.meta['source']['path']
+    text = f"{path}: every weight in the column '{cfg.data.weight}' is 0"
+    return Nothing(f'{text}; wanted some above 0, or data.weight: null', not cfg.data.watch)
+  if cfg.model.retrieval:
+    return None
   for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
     if sole is None or label.negative is not None or label.loss == 'squared_error':
       continue
@@ -56,7 +65,7 @@ def one_class(cfg: config.Config, prepared: PreparedPass) -> OneClass | None:
     text += (
       f'; wanted both 0 and 1, or, where such passes are meant, the text of a 0 as {key}negative'
     )
-    return OneClass(text, is_misread or not cfg.data.watch)
+    return Nothing(text, is_misread or not cfg.data.watch)
   return None
 
 

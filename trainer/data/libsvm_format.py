@@ -1,8 +1,9 @@
 """Reads text of libsvm and libffm: a record is a line `label [field:]index:value …`.
 
 In libffm, the column `3` holds the indices of field 3. In libsvm, the column `features` holds all
-indices, `qid` the id of the query, and the column `17` the value at index 17. The label is read as
-the column that `data.label` names. The character # begins a comment.
+indices, `qid` the id of the query, and the column `17` the value at index 17, which is 0 where a
+record lacks the index. The label is read as the column that `data.label` names. The character #
+begins a comment.
 """
 
 import functools
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from absl import logging
 
 from trainer import config
 from trainer.data.block import BadRecord, Block
@@ -76,9 +78,10 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
         pa.array(offsets), index.filter(select), value.filter(select)
       )
     else:
-      at = np.full(len(rows), -1)
+      at = np.full(len(rows), len(value))
       at[owner[mine]] = np.flatnonzero(mine)
-      columns[column] = value.take(pa.array(at, mask=at < 0))
+      absent = pa.array([None if column == QUERY else '0'], value.type)
+      columns[column] = pa.concat_arrays([value, absent]).take(pa.array(at))
   return Block(columns, first_line + rows, lambda i: text(rows[i]), malformed)
 
 
@@ -90,12 +93,22 @@ def blocks(
   Args:
     parts: the number of parts of a token: 2 in libsvm (index:value), 3 in libffm.
   """
-  if parts == 3:
-    for column, key in wanted.items():
-      if column != data.label and not column.isdigit():
-        raise UserError(
-          f"{path}: no column '{column}' ({key}): the columns of libffm are the numbers of its "
-          'fields; wanted one of these as the column'
-        )
+  known = [data.label, *([FEATURES, QUERY] if parts == 2 else [])]
+  for column, key in wanted.items():
+    if column not in known and not column.isdigit():
+      are = (
+        'libffm are the numbers of its fields'
+        if parts == 3
+        else f"libsvm are '{FEATURES}', '{QUERY}' and the numbers of its indices"
+      )
+      raise UserError(
+        f"{path}: no column '{column}' ({key}): the columns of {are}; wanted one of these as the "
+        'column'
+      )
+  unseen = {column for column in wanted if parts == 2 and column not in known}
   for lines, raw in text_blocks(path, part):
+    unseen = {column for column in unseen if not re.search(rf'\s{column}:'.encode(), raw)}
     yield functools.partial(_block, raw, lines.start, data.label, list(wanted), parts)
+  if unseen and part == WHOLE:
+    told = '%s: no record has the index %s, so it is 0 in all'
+    logging.warning(told, path, ', '.join(sorted(unseen)))

@@ -202,7 +202,7 @@ class _RemoteFile(io.RawIOBase):
 
 def codec_of(path: str) -> str | None:
   """Returns the compression that a file's suffix names, such as 'gzip'; None if it names none."""
-  return CODECS.get(os.path.splitext(path)[1])
+  return CODECS.get(os.path.splitext(path)[1].lower())
 
 
 def suffix_of(path: str) -> str:

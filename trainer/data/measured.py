@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from trainer import config
+from trainer.data.block import Block
 from trainer.data.columns import lookup
-from trainer.data.columns.arrow_columns import ArrowReader
+from trainer.data.columns.arrow_columns import ArrowReader, only_unicode
 from trainer.data.conversion import blocks_of_pass, config_of_table
 from trainer.data.features import WHOLE
 from trainer.data.log_files import exists, normal
@@ -20,7 +21,7 @@ from trainer.data.passes import announced, passes, paths_of_log
 from trainer.data.prepared import PreparedPass, is_prepared, read_meta
 from trainer.data.schema import wanted_columns
 from trainer.data.values import Writing, as_text, floats, trim
-from trainer.errors import BadPass, UserError, plain_errors, short
+from trainer.errors import BadPass, UserError, plain_errors, printable, short
 from trainer.plain_data import Json, JsonObject
 
 # Steps of an epoch, and of all epochs. With fewer, training ends before the model has converged.
@@ -137,7 +138,7 @@ def _content(cfg: config.Config, key: str) -> str:
     for block in blocks_of_pass(plain, made.table, dict(zip(names, keys))):
       if block.malformed:
         raise UserError(f'{key}: {block.malformed[0]._replace(path=made.table)}')
-      for text, value in zip(*(_texts(block.columns[name], name) for name in names)):
+      for text, value in zip(*(_texts(block, name, made.table) for name in names)):
         if text in table:
           raise UserError(f'{made.table}: the key {short(text)} is there twice; wanted it once')
         if text:
@@ -240,13 +241,18 @@ def _lengths(cfg: config.Config, path: str) -> Iterator[int]:
       yield len(block.lines)
 
 
-def _texts(array: pa.Array, column: str) -> list[str]:
+def _texts(block: Block, column: str, path: str) -> list[str]:
   """Returns the stripped texts of a look-up table's column; 12.0 becomes 12."""
+  array = block.columns[column]
   if pa.types.is_floating(array.type):  # 1.5 is a valid text here
     array = array.cast(pa.string())
-  return pc.replace_substring_regex(
-    trim(as_text(array, column)).fill_null(''), WHOLE, r'\1\2'
-  ).to_pylist()
+  texts = as_text(array, column)
+  _, is_text = only_unicode(texts)
+  for i in np.flatnonzero(~is_text)[:1].tolist():
+    found = printable(texts.view(pa.binary())[i].as_py().decode(errors='backslashreplace'))
+    place = f"{path}:{block.lines[i]}: column '{column}'"
+    raise UserError(f"{place}: found '{found}'; wanted text in UTF-8")
+  return pc.replace_substring_regex(trim(texts).fill_null(''), WHOLE, r'\1\2').to_pylist()
 
 
 def _boundaries(cfg: config.Config) -> dict[str, Json]:

@@ -26,7 +26,7 @@ from trainer.errors import BadPass, ConfigError, UserError, printable
 
 _FORMATS = '|'.join(map(re.escape, [*CSV_SUFFIXES, *SUFFIXES]))
 _CODECS = '|'.join(map(re.escape, CODECS))
-SUFFIX = re.compile(rf'({_FORMATS})({_CODECS})?$')
+SUFFIX = re.compile(rf'({_FORMATS})({_CODECS})?$', re.IGNORECASE)
 DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
 DIRECTORY_MARKER = '_SUCCESS'  # announces all passes of its directory
 _DATE = re.compile(r'([0-9]{4})-([0-9]{2})-([0-9]{2})')

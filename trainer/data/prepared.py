@@ -209,6 +209,10 @@ class PreparedPass:
     least, most = np.fmin.reduce(self._label), np.fmax.reduce(self._label)
     return [float(low) if low == high else None for low, high in zip(least, most)]
 
+  def weighs_nothing(self) -> bool:
+    """Returns whether the samples have weights, all of which are 0."""
+    return self._weight is not None and self.num_samples > 0 and not self._weight.any()
+
   def labels(self, task: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the m labels of a task that are not blank, and their weights, float64 [m] each."""
     label = self._label[:, task].astype(np.float64)

@@ -6,6 +6,7 @@ first record that has the feature determines its kind; a record with another kin
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -113,6 +114,14 @@ def _size(path: str) -> int:
     return sum(map(len, iter(lambda: f.read(4 << 20), b'')))
 
 
+def _reason(error: Exception) -> str:
+  """Returns what an error in reading says of the file, without the names of TensorFlow's ops."""
+  if place := re.search(r'(truncated|corrupted) record at (\d+)', str(error)):
+    how = 'it ends in the middle of' if place[1] == 'truncated' else 'found a wrong checksum in'
+    return f'{how} a record that begins near byte {place[2]}'
+  return re.sub(r'^\{\{.*?\}\} | \[Op:.*', '', first_line(error))
+
+
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
   """Reads a TFRecord file in blocks; arguments and results are those of `csv_format.blocks`.
 
@@ -140,7 +149,7 @@ def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Cal
           f'{left} bytes after record {record - 1}'
         )
   except (tf.errors.OpError, UnicodeDecodeError, OSError, pa.ArrowException) as e:
-    raise BadPass(f'{path}: not a TFRecord file that can be read: {first_line(e)}') from None
+    raise BadPass(f'{path}: not a TFRecord file that can be read: {_reason(e)}') from None
   if record > 1:
     # An example may lack a feature; if all examples lack it, its name is wrong.
     check_columns(path, sorted(names | kinds.keys()), wanted, data.made)

@@ -7,7 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from trainer.config import METRICS, RANKING_METRICS
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.live_line import WIDTH, short_name, shortened
-from trainer.reporting.metric_text import decimals, metric_text, plus_minus, positives_name
+from trainer.reporting.metric_text import (
+  all_alike,
+  decimals,
+  metric_text,
+  plus_minus,
+  positives_name,
+)
 
 Figures = Mapping[str, Json]
 
@@ -72,8 +78,8 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
 
 def _why_no_auc(own: Figures) -> list[str]:
   """Returns why the metrics of a task have no AUC, in a list; [] if they have one or need none."""
-  is_alike = own.get('ctr') in (0, 1) and own.get('auc') is None
-  return [f'no AUC: all labels are {own["ctr"]:.0f}'] if is_alike else []
+  alike = all_alike(own)
+  return [f'no AUC: {alike}'] if alike and own.get('auc') is None else []
 
 
 def warnings(values: Figures) -> Iterator[str]:

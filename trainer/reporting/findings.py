@@ -10,7 +10,13 @@ import pandas as pd
 from trainer.config import METRICS
 from trainer.model.slices import Z, auc_interval_of
 from trainer.plain_data import Json
-from trainer.reporting.metric_text import clicks_of, differing_texts, metric_text, plus_minus
+from trainer.reporting.metric_text import (
+  clicks_of,
+  metric_text,
+  no_judge,
+  plus_minus,
+  worse_than_constant,
+)
 from trainer.reporting.runs import RecordedRun
 
 NAMES = {name: metric.title for name, metric in METRICS.items()}
@@ -345,16 +351,6 @@ def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
   return abs(calibration - 1) > tolerance and abs(math.log(calibration)) > by_chance
 
 
-def worse_than_constant(values: Mapping[str, Json]) -> str | None:
-  """Returns a text if predicting the mean label for every sample would be better; else None."""
-  for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
-    value, base = values.get(metric), values.get(f'base_{metric}')
-    if value is not None and base is not None and value > base:
-      own, constant = differing_texts(metric, value, base)
-      return f'{metric} {own} is worse than the {constant} of predicting {what} for all'
-  return None
-
-
 def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
   """Returns whether AUC on new samples is far below that on training samples, and not by chance.
 
@@ -369,11 +365,13 @@ def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
 
 
 def _constant(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence for each split on which the model predicts worse than a constant."""
+  """Yields a sentence for each split that judges no model, or on which a constant is better."""
   for run_of_task in run.by_task():
     for split, row in run_of_task.scores.items():
-      if split != 'next' and (told := worse_than_constant(row)):
-        of_task = f' of {run_of_task.task}' * bool(run_of_task.task)
+      of_task = f' of {run_of_task.task}' * bool(run_of_task.task)
+      if split != 'next' and (told := no_judge(row, of_task)):
+        yield f'On data.{split}, {told}.'
+      elif split != 'next' and (told := worse_than_constant(row)):
         yield f'On data.{split}, the kept state does not help: {told}{of_task}.'
 
 

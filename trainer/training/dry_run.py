@@ -10,7 +10,7 @@ import numpy as np
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
-from trainer.data.labels import one_class
+from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass, announced, in_order, passes
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
@@ -51,7 +51,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     for data_pass in listed:
       try:
         (prepared,) = inputs.prepared([data_pass], split)
-        alike = None if cfg.model.retrieval else one_class(cfg, prepared)
+        alike = nothing_to_learn(cfg, prepared)
         if alike and alike.is_refused and split == 'train':
           raise BadPass(alike.text)
         in_a_row = 0

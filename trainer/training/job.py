@@ -12,7 +12,7 @@ from trainer import config, files
 from trainer.comm.communicator import Communicator
 from trainer.command_line import wrapped
 from trainer.data.features import dense_stats
-from trainer.data.labels import one_class
+from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
@@ -78,7 +78,7 @@ class Job:
     self.stop_request = StopRequest()
     self._save_is_due = False
     self._saves_each_pass = False  # to find the pass that ruins the state
-    self._one_class_told = False
+    self._nothing_told = False
     self._continued_at: int | None = None  # the step of the checkpoint that the job continues from
     self._nothing_left: str | None = None  # a text for the user, if the run was finished before
 
@@ -346,15 +346,15 @@ class Job:
       with self.log.clock.of('convert'):
         (prepared,) = self.inputs.prepared([data_pass], 'train')
         if self.progress.batch == 0:
-          self._check_classes(prepared)
+          self._check_pass(prepared)
         self._convert_ahead()
     except BadPass as e:
       self.stream.refused(e)
       return None
     return prepared
 
-  def _check_classes(self, prepared: PreparedPass) -> None:
-    """Refuses a pass in which a label has the same value in all samples. Every process calls it.
+  def _check_pass(self, prepared: PreparedPass) -> None:
+    """Refuses a pass in which all labels are the same, or all weights 0. Every process calls it.
 
     In a stream (data.watch), such a pass may be right, for example one without clicks. So a stream
     accepts it, and reports the first one. But it refuses a pass whose log has the text of the
@@ -363,14 +363,13 @@ class Job:
     Raises:
       BadPass: if the pass is refused.
     """
-    # Retrieval learns from positives alone.
-    alike = None if self.cfg.model.retrieval else one_class(self.cfg, prepared)
+    alike = nothing_to_learn(self.cfg, prepared)
     if alike is None:
       return
     if alike.is_refused:
       raise BadPass(alike.text)
-    if not self._one_class_told:
-      self._one_class_told = True
+    if not self._nothing_told:
+      self._nothing_told = True
       self.log.show(f'{alike.text} (reported once)', keep=True)
 
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:

@@ -8,7 +8,7 @@ from absl import logging
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import JsonObject
-from trainer.reporting.findings import worse_than_constant
+from trainer.reporting.metric_text import no_judge, worse_than_constant
 from trainer.training import gate, plateau
 from trainer.training.advice import FEW_STEPS, few_clicks, why_worse_than_constant
 from trainer.training.day_end import table_counts
@@ -186,8 +186,10 @@ class Validation:
     self._log.show(f'{place}{quality(values)}', keep=True)
     only_begins = steps < FEW_STEPS and progress.epoch + 1 < self._cfg.train.epochs
     if split == 'test' or (split == 'valid' and not only_begins):
-      if (told := worse_than_constant(values)) and self._communicator.rank == 0:
+      told = no_judge(values)
+      if told is None and (told := worse_than_constant(values)):
         auc, took_best = self.trained_auc, self._took_best
-        why = why_worse_than_constant(self._cfg, values, auc, steps, took_best)
-        logging.warning('%s: %s: %s', split, told, why)
+        told += f': {why_worse_than_constant(self._cfg, values, auc, steps, took_best)}'
+      if told and self._communicator.rank == 0:
+        logging.warning('%s: %s', split, told)
     return values

@@ -163,7 +163,7 @@ class ArrowReader:
       self.drop(wrong, column, WHOLE_NUMBER)
       if not pa.types.is_dictionary(array.type):
         array = as_text(array, column).dictionary_encode()
-      texts, is_text = _unicode(as_text(array.dictionary, column))
+      texts, is_text = only_unicode(as_text(array.dictionary, column))
       if not is_text.all():
         of_record = np.append(is_text, True)[array.indices.fill_null(len(texts)).to_numpy()]
         self.drop(~of_record, column, wanted)
@@ -204,7 +204,7 @@ class ArrowReader:
     return hashes, texts.take(first)
 
 
-def _unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
+def only_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
   """Replaces texts that are not UTF-8 by null.
 
   Returns:
