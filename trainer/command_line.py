@@ -253,6 +253,11 @@ def entry(main: Callable[..., int | None]) -> None:
   app.run(guarded, flags_parser=functools.partial(_parse, main=main))
 
 
+def end_by_sigterm() -> None:
+  """Lets SIGTERM end this command as Ctrl-C does, so that it cleans up first."""
+  signal.signal(signal.SIGTERM, lambda number, _: sys.exit(SIGNALLED + number))
+
+
 def command(main: Callable[..., int | None]) -> Callable[[], None]:
   """Returns the function of a console script (pyproject.toml) that runs `main`."""
   return functools.update_wrapper(functools.partial(entry, main), main)

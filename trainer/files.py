@@ -57,9 +57,9 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
       except BlockingIOError:
         if time.monotonic() - began > patience:
           f.seek(0)
+          holds = f'has held it for {patience:.0f} s' if patience else 'holds it'
           raise UserError(
-            f'{path}: {f.read() or "another process"} has held it for {patience:.0f} s; wanted '
-            'that process to end first'
+            f'{path}: {f.read() or "another process"} {holds}; wanted that process to end first'
           ) from None
         time.sleep(0.05)  # between attempts
     yield f

@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -301,7 +300,7 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
 
 @command_line.command
 def main() -> None:
-  signal.signal(signal.SIGTERM, lambda number, _: sys.exit(command_line.SIGNALLED + number))
+  command_line.end_by_sigterm()
   if (BY_TIME.value is None) == (BY_HASH.value is None):
     found = 'neither' if BY_TIME.value is None else 'both'
     raise UserError(f'found {found}; wanted --by_time COLUMN or --by_hash COLUMN')

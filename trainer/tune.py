@@ -74,6 +74,7 @@ def _title(column: str) -> str:
 
 @command_line.command
 def main() -> None:
+  command_line.end_by_sigterm()
   from trainer import tuning
   from trainer.reporting.live_line import WIDTH
 

@@ -5,6 +5,7 @@ early if it falls behind the others.
 """
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -15,51 +16,39 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TextIO
 
 import pandas as pd
 import yaml
 
 from trainer import command_line, config, files
 from trainer.config import effects
-from trainer.errors import ConfigError, UserError
+from trainer.errors import ConfigError, UserError, plain_errors
 from trainer.plain_data import Json
 
 try:
   import optuna
   from optuna.distributions import BaseDistribution, CategoricalDistribution
-  from optuna.trial import TrialState
+  from optuna.storages.journal import JournalFileBackend
+  from optuna.trial import FrozenTrial, TrialState
 except ImportError:
   raise UserError("ctr-tune needs Optuna; wanted: pip install 'ctr-trainer[tune]'") from None
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 _SECONDS_BETWEEN_LOOKS = 0.2  # between looks at the metrics of a trial
 _DRAWS = 200  # the most draws in search of settings that no trial had
-_STUDY = 'trials'  # the name in Optuna's storage
+_JOURNAL = 'study.log'  # Optuna's, in the directory of the study
 _FEW = 10  # with fewer completed trials, the importance of settings is a guess
-_STOPPED = command_line.SIGNALLED + signal.SIGTERM
+# The statuses of a trial that was asked to stop, also before it heeds signals.
+_STOPPED = [
+  status
+  for number in (signal.SIGTERM, signal.SIGINT)
+  for status in (command_line.SIGNALLED + number, -number)
+]
 
 Choices = Sequence[Json]
 Range = tuple  # (low, high) or (low, high, 'log')
 Distributions = Mapping[str, BaseDistribution]  # by config key
-
-
-class _Search(NamedTuple):
-  """The arguments of a search, which all trials share.
-
-  Attributes:
-    folder: the directory of the study.
-    file: the YAML file of the config.
-    fixed: the settings that all trials share, KEY=VALUE.
-    metric: the metric on data.valid by which trials are compared.
-    launcher: the words before the command of a trial, such as horovodrun -np 2.
-  """
-
-  folder: str
-  file: str
-  fixed: Sequence[str]
-  metric: str
-  launcher: Sequence[str]
 
 
 def tune(
@@ -85,46 +74,33 @@ def tune(
     A row for each trial, the best first: run_dir, state, settings, the metric, and AUC with its
     95 % interval if labels are 0 and 1.
   Raises:
-    UserError: if a setting is wrong, or the first trial fails.
+    UserError: if a setting is wrong, another process searches in `study_dir`, the first trial
+      fails, or a trial is stopped or finds no space on the disk; the same call goes on with that.
   """
   if trials < 1:
     raise UserError(f'trials: found {trials}; wanted at least 1')
-  os.makedirs(study_dir, exist_ok=True)
-  if not isinstance(configuration, str):
-    text = yaml.safe_dump(dict(configuration))
-    configuration = os.path.join(study_dir, 'config.yaml')
-    files.write_synced(configuration, text.encode())
-  cfg = config.load(configuration, overrides)
-  if not cfg.data.valid:
-    raise UserError(f'{configuration}: data.valid: trials are judged by it; wanted files')
-  for text in _without_effect(configuration, overrides, space):
-    print(text)
-  setup = _Search(study_dir, configuration, overrides, metric or cfg.deciding_metric, launcher)
   distributions = {key: _distribution(key, values) for key, values in space.items()}
   if not distributions:
     raise UserError('wanted --set KEY=VALUE,VALUE or --range KEY=LOW:HIGH; found no setting')
-  study = _open(setup, cfg, distributions)
-  known, started = len(_done(study)), time.monotonic()
-  while len(done := _done(study)) < trials:
-    if (trial := _ask(setup, study, distributions)) is None:
-      print(f'{_DRAWS} draws gave no new settings; the search ends after {len(done)} trials')
-      break
-    state, value = _run(setup, trial)
-    study.tell(trial, value if state == TrialState.COMPLETE else None, state)
-    if state == TrialState.FAIL and not done:
-      # The message names the flag of the trial's own command, which the user did not write.
-      raise UserError(trial.user_attrs['failed'].replace('--set ', ''))
-    number = len(done) + 1
-    seconds = (time.monotonic() - started) / (number - known) * (trials - number)
-    result = trial.user_attrs.get('failed') if value is None else f'{value:.6f}'
-    settings = ' '.join(f'{key}={value}' for key, value in _settings(trial.params).items())
-    left = f' · {seconds / 60:.0f} min left' if seconds >= 60 else ''
-    name = os.path.basename(trial.user_attrs['run_dir'])
-    told = f'{name} {state.name.lower()} ({number} of {trials}): {result} · {settings}{left}'
-    print(told, flush=True)
-  table = _table(setup, study)
-  _write_report(setup, study, table)
-  return table
+  with plain_errors(f'cannot search in {study_dir}'):
+    os.makedirs(study_dir, exist_ok=True)
+    with files.exclusive(os.path.join(study_dir, 'lock'), patience=0) as lock:
+      if not isinstance(configuration, str):
+        text = yaml.safe_dump(dict(configuration))
+        configuration = os.path.join(study_dir, 'config.yaml')
+        files.write_synced(configuration, text.encode())
+      cfg = config.load(configuration, overrides)
+      if not cfg.data.valid:
+        raise UserError(f'{configuration}: data.valid: trials are judged by it; wanted files')
+      for text in _without_effect(configuration, overrides, space):
+        print(text)
+      study = _open(study_dir, cfg, metric or cfg.deciding_metric, distributions)
+      train = [*launcher, sys.executable, '-m', 'trainer.run', '--config', configuration]
+      train += [f'--set={setting}' for setting in overrides]
+      _search(study, study_dir, distributions, cfg.seed, trials, train, lock)
+      table = _table(study, study_dir)
+      _write_report(study, table, f'Tuning of {configuration}', study_dir)
+      return table
 
 
 def _without_effect(
@@ -165,31 +141,68 @@ def _distribution(key: str, values: Choices | Range) -> BaseDistribution:
   return (kinds.IntDistribution if whole else kinds.FloatDistribution)(*numbers, log=is_log)
 
 
-def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> optuna.Study:
-  """Opens the study in its folder, or makes a new one.
+def _search(
+  study: optuna.Study,
+  folder: str,
+  distributions: Distributions,
+  seed: int,
+  trials: int,
+  train: Sequence[str],
+  lock: TextIO,
+) -> None:
+  """Runs the trials that are left, in the directories trial-000 and so on of `folder`."""
+  known, started, metric = len(_done(study)), time.monotonic(), study.user_attrs['metric']
+  while (number := len(_done(study)) + 1) <= trials:
+    if (trial := _ask(study, distributions, seed)) is None:
+      print(f'{_DRAWS} draws gave no new settings; the search ends after {number - 1} trials')
+      break
+    run_dir = os.path.join(folder, f'trial-{number - 1:03}')
+    trial.set_user_attr('run_dir', run_dir)
+    settings = [f'{key}={value}' for key, value in _settings(trial.params).items()]
+    command = [*train, *(f'--set={setting}' for setting in settings), '--run_dir', run_dir]
+    state, value, failed = _run(trial, command, metric, lock)
+    if state == TrialState.FAIL and number == 1:  # most likely all would
+      if _evaluations(run_dir, metric).empty:  # the next search begins anew, else it goes on
+        os.remove(os.path.join(folder, _JOURNAL))
+        shutil.rmtree(run_dir)
+      # The message names the flag of the trial's own command, which the user did not write.
+      raise UserError(failed.replace('--set ', ''))
+    if failed:
+      trial.set_user_attr('failed', failed)
+    study.tell(trial, value if state == TrialState.COMPLETE else None, state)
+    seconds = (time.monotonic() - started) / (number - known) * (trials - number)
+    left = f' · {seconds / 60:.0f} min left' if seconds >= 60 else ''
+    told = f'{os.path.basename(run_dir)} {state.name.lower()} ({number} of {trials})'
+    print(f'{told}: {failed or f"{value:.6f}"} · {" ".join(settings)}{left}', flush=True)
+
+
+def _open(
+  folder: str, cfg: config.Config, metric: str, distributions: Distributions
+) -> optuna.Study:
+  """Opens the study of a folder, or makes a new one.
 
   A new study begins with a trial of the config's own settings. If an earlier search was killed, the
-  trials that were running then are run again. If the first trial failed, the search begins anew.
+  trial that was running then goes on.
   """
-  path = os.path.join(setup.folder, 'study.log')
-  if (run_dir := _of_failed_start(path)) is not None:
-    shutil.rmtree(run_dir, ignore_errors=True)
-    os.remove(path)
+  path = os.path.join(folder, _JOURNAL)
+  with open(path, 'ab+') as f:  # a killed search may leave half a line, and Optuna's lock
+    f.seek(0)
+    f.truncate(f.read().rfind(b'\n') + 1)
+  with contextlib.suppress(FileNotFoundError):
+    os.remove(f'{path}.lock')
   study = optuna.create_study(
-    storage=_storage(path),
-    study_name=_STUDY,
-    direction='maximize' if config.direction(setup.metric) > 0 else 'minimize',
+    storage=optuna.storages.JournalStorage(JournalFileBackend(path)),
+    study_name='trials',
+    direction='maximize' if config.direction(metric) > 0 else 'minimize',
     pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
     load_if_exists=True,
   )
-  # A sampler that began with the same seed again would draw the same settings again.
-  study.sampler = optuna.samplers.TPESampler(seed=cfg.seed + len(study.trials))
   told = {key: str(of) for key, of in distributions.items()}
-  told |= {'metric': setup.metric, 'config': config.dump(cfg.model_copy(update={'run_dir': ''}))}
+  told |= {'metric': metric, 'config': config.dump(cfg.model_copy(update={'run_dir': ''}))}
   for key, value in told.items():
     if study.trials and study.user_attrs.get(key) != value:
       wanted = 'the same settings, or another --study_dir'
-      raise UserError(f'{setup.folder}: its trials had another {key}; wanted {wanted}')
+      raise UserError(f'{folder}: its trials had another {key}; wanted {wanted}')
     study.set_user_attr(key, value)
   if not study.trials:
     flat = config.flatten(cfg.model_dump())
@@ -201,25 +214,9 @@ def _open(setup: _Search, cfg: config.Config, distributions: Distributions) -> o
     if all(key in own and _holds(of, own[key]) for key, of in distributions.items()):
       study.enqueue_trial(own)
   for trial in study.get_trials(states=[TrialState.RUNNING]):
-    # An earlier search was killed while this trial ran.
+    study.enqueue_trial(trial.params)
     study.tell(trial.number, state=TrialState.FAIL)
-    if 'run_dir' in trial.user_attrs:
-      study.enqueue_trial(trial.params, trial.user_attrs)
   return study
-
-
-def _storage(path: str) -> optuna.storages.JournalStorage:
-  return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(path))
-
-
-def _of_failed_start(path: str) -> str | None:
-  """Returns the run_dir of the only trial of a study if it failed; else None."""
-  done = []
-  if os.path.exists(path):
-    with contextlib.suppress(KeyError):  # killed before there was a study
-      done = _done(optuna.load_study(study_name=_STUDY, storage=_storage(path)))
-  is_failed = len(done) == 1 and 'failed' in done[0].user_attrs
-  return done[0].user_attrs['run_dir'] if is_failed else None
 
 
 def _holds(of: BaseDistribution, value: Json) -> bool:
@@ -228,27 +225,22 @@ def _holds(of: BaseDistribution, value: Json) -> bool:
   return type(value) in (int, float) and of.low <= value <= of.high
 
 
-def _ask(setup: _Search, study: optuna.Study, distributions: Distributions) -> optuna.Trial | None:
+def _ask(study: optuna.Study, distributions: Distributions, seed: int) -> optuna.Trial | None:
   """Starts a trial with settings that no other trial had; returns None if the draws find none."""
-  done = _done(study)
-  tried = [_settings(trial.params) for trial in done]
-  sampler = study.sampler
-  try:
-    for _ in range(_DRAWS):
-      trial = study.ask(distributions)
-      if _settings(trial.params) not in tried:
-        if 'run_dir' not in trial.user_attrs:
-          trial.set_user_attr('run_dir', os.path.join(setup.folder, f'trial-{len(done):03}'))
-        return trial
-      study.tell(trial, state=TrialState.FAIL)
-      # The sampler draws near the best trials; where all of these were tried, any others will do.
-      study.sampler = optuna.samplers.RandomSampler(seed=trial.number)
-  finally:
-    study.sampler = sampler
+  tried = [_settings(trial.params) for trial in _done(study)]
+  # A sampler that began with the same seed again would draw the same settings again.
+  study.sampler = optuna.samplers.TPESampler(seed=seed + len(study.trials))
+  for _ in range(_DRAWS):
+    trial = study.ask(distributions)
+    if _settings(trial.params) not in tried:
+      return trial
+    study.tell(trial, state=TrialState.FAIL)
+    # The sampler draws near the best trials; where all of these were tried, any others will do.
+    study.sampler = optuna.samplers.RandomSampler(seed=trial.number)
   return None
 
 
-def _done(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+def _done(study: optuna.Study) -> list[FrozenTrial]:
   """Returns the trials that have ended or failed. A trial of a killed search has not ended."""
   ended, trials = (TrialState.COMPLETE, TrialState.PRUNED), study.get_trials(deepcopy=False)
   return [t for t in trials if t.state in ended or 'failed' in t.user_attrs]
@@ -259,21 +251,31 @@ def _settings(params: Mapping[str, Json]) -> dict[str, str]:
   return {key: f'{v:.4g}' if isinstance(v, float) else str(v) for key, v in params.items()}
 
 
-def _run(setup: _Search, trial: optuna.Trial) -> tuple[TrialState, float | None]:
-  """Trains a trial, which the pruner may end early; returns its state and its best metric."""
-  run_dir, metric = trial.user_attrs['run_dir'], setup.metric
-  prepared = os.path.join(setup.folder, 'prepared')  # shared by all trials
+def _run(
+  trial: optuna.Trial, command: Sequence[str], metric: str, lock: TextIO
+) -> tuple[TrialState, float | None, str | None]:
+  """Trains a trial, which the pruner may end early; returns its state, best metric and error.
+
+  If this process is asked to end, the trial saves its state first.
+
+  Args:
+    lock: held by the trial too, so that no search begins beside a trial whose search was killed.
+  Raises:
+    UserError: if the trial did not end by itself.
+  """
+  run_dir = trial.user_attrs['run_dir']
+  prepared = os.path.join(os.path.dirname(run_dir), 'prepared')  # shared by all trials
   os.makedirs(prepared, exist_ok=True)
   os.makedirs(run_dir, exist_ok=True)
   if not os.path.lexists(os.path.join(run_dir, 'prepared')):
     os.symlink(os.path.abspath(prepared), os.path.join(run_dir, 'prepared'))
-  command = [*setup.launcher, sys.executable, '-m', 'trainer.run', '--config', setup.file]
-  settings = [f'{key}={value}' for key, value in _settings(trial.params).items()]
-  command += [f'--set={setting}' for setting in (*setup.fixed, *settings)]
   is_pruned, values = False, []
   with open(f'{run_dir}.log', 'wb') as log:
-    process = subprocess.Popen([*command, '--run_dir', run_dir], stdout=log, stderr=log)
+    process = subprocess.Popen(command, stdout=log, stderr=log, pass_fds=[lock.fileno()])
     try:
+      lock.truncate(0)
+      lock.write(f'the search of process {os.getpid()} or its trial, process {process.pid},')
+      lock.flush()
       is_over = False
       while not is_over:
         is_over = process.poll() is not None
@@ -282,22 +284,24 @@ def _run(setup: _Search, trial: optuna.Trial) -> tuple[TrialState, float | None]
           trial.report(values[epoch], epoch)
         if not is_pruned and not is_over and len(values) > known and trial.should_prune():
           is_pruned = True
-          process.send_signal(signal.SIGTERM)
+          process.terminate()
         time.sleep(0 if is_over else _SECONDS_BETWEEN_LOOKS)
     finally:
       if process.poll() is None:
         process.terminate()
         process.wait()
   best = max(values, key=lambda v: v * config.direction(metric), default=None)
-  if is_pruned and process.returncode == _STOPPED:
-    return TrialState.PRUNED, best
+  if is_pruned and process.returncode in _STOPPED:
+    return TrialState.PRUNED, best, None
   if process.returncode == 0 and best is not None:
-    return TrialState.COMPLETE, best
+    return TrialState.COMPLETE, best, None
   with open(f'{run_dir}.log', encoding='utf-8', errors='replace') as log:
     errors = re.findall('^error: (.+)$', log.read(), re.MULTILINE)
-  status = f'ended with status {process.returncode}, see {run_dir}.log'
-  trial.set_user_attr('failed', errors[-1] if errors else status)
-  return TrialState.FAIL, None
+  ended = f'ended with status {process.returncode}, see {run_dir}.log'
+  failed = errors[-1] if errors else ended
+  if process.returncode in _STOPPED or os.strerror(errno.ENOSPC) in failed:
+    raise UserError(f'{run_dir}: {failed}; the same search goes on with it')
+  return TrialState.FAIL, None, failed
 
 
 def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
@@ -312,11 +316,12 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
   return pd.DataFrame(columns=columns)
 
 
-def _table(setup: _Search, study: optuna.Study) -> pd.DataFrame:
+def _table(study: optuna.Study, folder: str) -> pd.DataFrame:
   """Returns the table that `tune` returns, and writes it to trials.csv."""
   from trainer.model.slices import auc_interval
 
-  rows, metric, sign = [], setup.metric, config.direction(setup.metric)
+  rows, metric = [], study.user_attrs['metric']
+  sign = config.direction(metric)
   for trial in _done(study):
     run_dir = trial.user_attrs['run_dir']
     row = {'run_dir': run_dir, 'state': trial.state.name.lower()} | _settings(trial.params)
@@ -329,7 +334,8 @@ def _table(setup: _Search, study: optuna.Study) -> pd.DataFrame:
         row |= dict(zip(('auc', 'auc_low', 'auc_high'), (event['auc'], *interval)))
     rows.append(row)
   table = pd.DataFrame(rows).sort_values(metric, ascending=sign < 0, na_position='last')
-  table.to_csv(os.path.join(setup.folder, 'trials.csv'), index=False)
+  with files.whole_file(os.path.join(folder, 'trials.csv')) as f:
+    table.to_csv(f, index=False)
   return table.reset_index(drop=True)
 
 
@@ -349,19 +355,18 @@ def difference(table: pd.DataFrame) -> str:
   )
 
 
-def _write_report(setup: _Search, study: optuna.Study, table: pd.DataFrame) -> None:
+def _write_report(study: optuna.Study, table: pd.DataFrame, title: str, folder: str) -> None:
   """Writes report.html: the trials, the progress of the search, and the effect of each setting."""
   from trainer.reporting import report
 
-  evaluator = optuna.importance.PedAnovaImportanceEvaluator()
   plots = optuna.visualization
   cards = {'Trials': table, 'In words': difference(table)}
   cards['The search'] = plots.plot_optimization_history(study)
   completed = study.get_trials(states=[TrialState.COMPLETE])
   if len({trial.value for trial in completed}) > 1:
-    importance = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    importance = pd.Series(optuna.importance.get_param_importances(study), name='importance')
     guess = ', of few trials a guess' if len(completed) < _FEW else ''
-    shown = pd.Series(importance, name='importance').map('{:.2f}'.format)
-    cards[f'Importance of the settings{guess}'] = shown.rename_axis('setting').reset_index()
+    shown = importance.map('{:.2f}'.format).rename_axis('setting').reset_index()
+    cards[f'Importance of the settings{guess}'] = shown
     cards['Each setting'] = plots.plot_slice(study)
-  report.write_page(f'Tuning of {setup.file}', cards, os.path.join(setup.folder, 'report.html'))
+  report.write_page(title, cards, os.path.join(folder, 'report.html'))

@@ -1,18 +1,22 @@
 """Searches of settings: what a user sees of a search, and that it goes on."""
 
+import contextlib
 import os
 import re
+import signal
 import tempfile
+import time
 from unittest import mock
 
 import numpy as np
 import optuna
+import psutil
 import tensorflow as tf
 import yaml
 
 import trainer
 from tests.support import commands
-from trainer import config
+from trainer import config, files
 from trainer.errors import UserError
 
 SPACE = {
@@ -71,18 +75,61 @@ class TuneTest(tf.test.TestCase):
     ):
       trainer.tune(self.tree, {'sparse.tables.default.width': [2, 8]}, 3, self.study)
 
-  def test_a_trial_that_falls_behind_is_stopped_and_one_that_was_killed_goes_on(self):
+  def test_a_search_that_is_killed_or_stopped_goes_on_with_its_trial(self):
     self.tree['train'] |= {'epochs': 1000, 'plateau': {'stop_after': 1000}}
-    with mock.patch.object(optuna.Trial, 'should_prune', lambda trial: True):
-      (row,) = trainer.tune(self.tree, SPACE, 1, self.study).to_dict('records')
-    self.assertEqual(row['state'], 'pruned')
-    with mock.patch.object(optuna.Trial, 'should_prune', side_effect=KeyboardInterrupt):
-      with self.assertRaises(KeyboardInterrupt):
-        trainer.tune(self.tree, SPACE, 2, self.study)
-    with mock.patch.object(optuna.Trial, 'should_prune', lambda trial: True):
-      table = trainer.tune(self.tree, SPACE, 2, self.study)
-    names = [os.path.basename(path) for path in table['run_dir']]
-    self.assertCountEqual(names, ['trial-000', 'trial-001'])
+    path = f'{self.folder}/my.yaml'
+    with open(path, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(self.tree, f)
+    words = '--config', path, '--set', 'sparse.tables.default.width=2,4', '--trials', '1'
+    run_dir = f'{self.study}/trial-000'
+
+    def search():
+      return trainer.tune(path, {'sparse.tables.default.width': [2, 4]}, 1, self.study)
+
+    def evaluations():
+      with contextlib.suppress(FileNotFoundError):
+        return open(f'{run_dir}/metrics.jsonl', encoding='utf-8').read().count('"eval"')
+      return 0
+
+    def started():
+      """Starts the command, and waits until its trial has gone on."""
+      before = evaluations()
+      command = commands.start('-m', 'trainer.tune', *words, '--study_dir', self.study)
+      while evaluations() == before:
+        self.assertIsNone(command.poll())
+        time.sleep(0.05)
+      return command
+
+    def trial():
+      with open(f'{self.study}/lock', encoding='utf-8') as f:
+        return int(re.search(r'its trial, process (\d+),', f.read())[1])
+
+    killed = started()
+    killed.kill()
+    killed.wait(60)
+    orphan = trial()
+    with self.assertRaisesRegex(UserError, f'process {orphan}, holds it; wanted that process'):
+      search()
+    os.kill(orphan, signal.SIGTERM)
+    with files.exclusive(f'{self.study}/lock', patience=60):  # when it has ended
+      pass
+    with open(f'{self.study}/study.log', 'a', encoding='utf-8') as f:
+      f.write('{"op_code":')  # as a process that is killed while it writes leaves it
+    os.symlink('study.log', f'{self.study}/study.log.lock')
+    stopped = started()
+    stopped.terminate()
+    self.assertEqual(stopped.wait(60), 143)
+    self.assertFalse(psutil.pid_exists(trial()))
+    saved = evaluations()
+    with mock.patch.object(optuna.Trial, 'should_prune', lambda _: os.kill(trial(), 15)):
+      with self.assertRaisesRegex(UserError, 'trial-000: .*the same search goes on with it'):
+        search()
+    with mock.patch.object(optuna.Trial, 'should_prune', lambda _: True):
+      (row,) = search().to_dict('records')
+    self.assertEqual((row['state'], row['run_dir']), ('pruned', run_dir))
+    steps = trainer.load(run_dir).metrics.query('event == "eval"')['step']
+    self.assertAllEqual(steps, sorted(set(steps)), 'nothing was trained twice')
+    self.assertGreaterEqual(len(steps), saved)
 
   def test_a_search_without_a_good_trial(self):
     self.tree['data']['train'] = [f'{self.folder}/none.csv']
