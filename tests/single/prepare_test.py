@@ -508,7 +508,18 @@ class BadInputTest(PrepareTestCase):
         "column 'click': found 'yes'; wanted 0 or 1, or data.label_positive, which says what text "
         'is a 1',
       ),
-      ('2,u,s:1,1,1', 'label', "column 'click': found '2'; wanted 0 or 1"),
+      (
+        '2,u,s:1,1,1',
+        'label',
+        "column 'click': found '2'; wanted 0 or 1; data.label_positive says which are a 1, as "
+        "'4|5'; model.loss: squared_error predicts the number",
+      ),
+      (
+        '-1,u,s:1,1,1',
+        'label',
+        "column 'click': found '-1'; wanted 0 or 1; data.label_positive: '\\+?1' takes 1 and +1 as "
+        '1, and -1 as 0',
+      ),
       (',u,s:1,1,1', 'label', "column 'click': found ''; wanted 0 or 1"),
       (
         '1,u,s:1,NaN,1',
@@ -646,7 +657,8 @@ class BadInputTest(PrepareTestCase):
     done = commands.run('-m', 'trainer.prepare', *flags)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertIn(
-      f"error: {raw}:3: column 'click': found '7'; wanted 0 or 1; 1 of 2 records is bad",
+      f"error: {raw}:3: column 'click': found '7'; wanted 0 or 1; data.label_positive says which "
+      "are a 1, as '4|5'; model.loss: squared_error predicts the number; 1 of 2 records is bad",
       done.stderr,
     )
     self.assertNotIn('Traceback', done.stderr)

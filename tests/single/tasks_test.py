@@ -300,7 +300,9 @@ class PassTest(tf.test.TestCase):
     lines = ['a,b,c,1,1,1,yes', 'a,b,c,1,1,0,', 'a,b,c,1,1, ,yesterday', 'a,b,c,1,1,1,no']
     (batch,) = self.prepared(self.config(), lines).batches(9)
     self.assertAllEqual(batch.label, [[1, 1], [0, np.nan], [np.nan, 1], [1, 0]])
-    with self.assertRaisesRegex(UserError, "column 'click': found '2'; wanted 0 or 1, or blank"):
+    with self.assertRaisesRegex(
+      UserError, "column 'click': found '2'; wanted 0 or 1, or blank; data.labels.0.positive says"
+    ):
       self.prepared(self.config(), ['a,b,c,1,1,2,yes'])
 
   def test_a_pass_of_other_labels_is_refused(self):

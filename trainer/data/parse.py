@@ -5,9 +5,10 @@ Shapes: n records, F slots, T labels, nnz features, Dn dense columns.
 
 import collections
 import contextlib
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ from trainer.data.values import (
   trim,
   whole_numbers,
 )
+from trainer.plain_data import Json
 
 MAX_EXAMPLES = 10
 MAX_TEXT = 200
@@ -120,13 +122,21 @@ class _Records:
     self.drop(several, kind, column, wanted)
     return array
 
-  def drop(self, wrong: np.ndarray | None, kind: str, column: str, wanted: str) -> None:
+  def drop(
+    self,
+    wrong: np.ndarray | None,
+    kind: str,
+    column: str,
+    wanted: str,
+    hint_of: Callable[[Json], str] | None = None,
+  ) -> None:
     """Drops records. A record that an earlier call dropped is not counted again.
 
     Args:
       wrong: bool [n], true for records to drop; None: drop none.
       kind: the mistake, as it is counted in `bad`.
       wanted: what the value should be, for the message.
+      hint_of: a function (a wrong value) -> the end of its message, which says what else may help.
     """
     if wrong is None or not (wrong := wrong & self.keep).any():
       return
@@ -141,9 +151,7 @@ class _Records:
       hint = ''
       number = float_or_none(value) if is_of_log and isinstance(value, str) and value.strip() else 0
       if number is None or math.isnan(number):
-        if kind == 'label' and wanted == '0 or 1' and number is None:
-          hint = ', or data.label_positive, which says what text is a 1'
-        elif kind == 'dense' and _DECIMAL_COMMA.fullmatch(value.strip()):
+        if kind == 'dense' and _DECIMAL_COMMA.fullmatch(value.strip()):
           hint = "; data.decimal: ',' reads a decimal comma"
         elif kind == 'dense':
           hint = '; a column of texts is a slot (data.slots); ' if number is None else '; '
@@ -152,10 +160,29 @@ class _Records:
           else:
             hint += 'a text that stands for a missing number belongs in data.missing_values: '
             hint += f'[{value[:MAX_TEXT]!r}]'
+      hint = hint_of(value) if hint_of else hint
       shown = 'null' if value is None else repr(value)[:MAX_TEXT]
       line = int(self._block.lines[i])
       example = BadRecord(line, shown, wanted + hint, text[:MAX_TEXT], f"column '{column}'")
       self._examples.append(example)
+
+
+def _label_hint(value: Json, positive: str, loss: str | None) -> str:
+  """Returns the end of a message about a label that is neither 0 nor 1: how such labels are read.
+
+  Args:
+    positive: the config key that says what text is a 1.
+    loss: the key by which the model may predict numbers; None: it cannot.
+  """
+  if value is None or isinstance(value, list) or not str(value).strip():
+    return ''
+  number = float_or_none(str(value))
+  if number is None:
+    return f', or {positive}, which says what text is a 1'
+  if number == -1:
+    return f"; {positive}: '\\+?1' takes 1 and +1 as 1, and -1 as 0"
+  predicts = f'; {loss}: squared_error predicts the number' if loss else ''
+  return f"; {positive} says which are a 1, as '4|5'{predicts}"
 
 
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
@@ -198,8 +225,8 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
   missing, columns = cfg.data.missing_values, []
   may_be_blank = len(cfg.labels) > 1
   keys = 'positive or negative' if may_be_blank else 'data.label_positive or label_negative'
-  for label in cfg.labels:
-    column = label.column or label.name
+  for i, label in enumerate(cfg.labels):
+    column, hint_of = label.column or label.name, None
     array = records.single(column, 'label', 'one label')
     if label.positive is not None or label.negative is not None:
       numbers, wrong = _classes(array, column, label, missing)
@@ -210,11 +237,15 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
       if label.loss != 'squared_error':
         wrong |= ~np.isnan(numbers) & (numbers != 0) & (numbers != 1)
         wanted = '0 or 1'
+        positive = f'data.labels.{i}.positive' if may_be_blank else 'data.label_positive'
+        loss = f'data.labels.{i}.loss' if may_be_blank else 'model.loss'
+        loss = None if cfg.model.retrieval else loss
+        hint_of = functools.partial(_label_hint, positive=positive, loss=loss)
     if may_be_blank:
       wanted += ', or blank'
     else:
       wrong |= np.isnan(numbers)
-    records.drop(wrong, 'label', column, wanted)
+    records.drop(wrong, 'label', column, wanted, hint_of)
     columns.append(numbers)
   return np.stack(columns, 1)
 
