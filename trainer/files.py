@@ -22,7 +22,7 @@ from typing import BinaryIO, TextIO
 
 import numpy as np
 
-from trainer.errors import DataLoss, UserError
+from trainer.errors import DataLoss, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 
 DONE = 'DONE'
@@ -120,6 +120,25 @@ def read_small(path: str, most_bytes: int = 16 << 20) -> bytes:
     if len(data := f.read(most_bytes + 1)) > most_bytes:
       raise UserError(f'{path}: has more than {most_bytes:,} bytes; wanted a small file')
   return data
+
+
+def secret(path: str | None, flag: str) -> str | None:
+  """Returns the text of a file that holds a token or a password; None without a path.
+
+  Raises:
+    UserError: if the file cannot be read, or holds no text.
+  """
+  if path is None:
+    return None
+  with plain_errors(flag):
+    data = read_small(path, 64 << 10)
+  try:
+    text = data.decode().strip()
+  except UnicodeDecodeError:
+    raise UserError(f'{flag} {path}: is not UTF-8; wanted a text') from None
+  if not text:
+    raise UserError(f'{flag} {path}: is empty; wanted a text')
+  return text
 
 
 def _descriptor(path: str) -> int | None:

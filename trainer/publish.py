@@ -7,14 +7,14 @@ docs/serving.md). It may be killed and restarted at any moment.
 import contextlib
 import os
 import signal
-import threading
+import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from absl import flags
 
-from trainer import command_line
-from trainer.data.log_files import attempt_for, is_directory
+from trainer import command_line, files
+from trainer.data.log_files import is_directory
 from trainer.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,35 +27,71 @@ ONCE = flags.DEFINE_bool('once', False, 'Ends when the newest version is there.'
 ROLLBACK = flags.DEFINE_integer(
   'rollback', None, 'Brings the store to this earlier version until the next base is written.'
 )
+PASSWORD_FILE = flags.DEFINE_string('password_file', None, 'Holds the password of Redis.')
 SECONDS_BETWEEN_LOOKS = 0.1  # between looks at the exports
 SECONDS_BETWEEN_TRIES = 2  # between attempts to reach the store
 
 
+class _Stopped(BaseException):
+  """A signal has asked the command to end. At any moment that is as safe as a kill."""
+
+
 @command_line.command
 def main() -> int:
-  from trainer.serving.publisher import Publisher
+  asked: list[int] = []
+
+  def stop(number: int, _: FrameType | None) -> None:
+    for one in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(one, signal.SIG_IGN)
+    asked.append(number)
+    raise _Stopped
+
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, stop)
+  try:
+    return _run()
+  except _Stopped:
+    if ONCE.value or ROLLBACK.value is not None:  # what was asked for is not done
+      return command_line.SIGNALLED + asked[0]
+    return command_line.status_of_server(asked)
+
+
+def _run() -> int:
+  _await_run_dir()
+  from trainer.serving.publisher import Publisher  # slow to import
   from trainer.serving.versioned_store import open_store
   from trainer.storage.bucket import EXPORTS, followed
 
-  if not is_directory(RUN_DIR.value):
-    raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted the run_dir of a run')
+  password = files.secret(PASSWORD_FILE.value, '--password_file')
   with followed(RUN_DIR.value, EXPORTS) as (run_dir, look):
     exports = os.path.join(run_dir, 'exports')
     if ONCE.value and ROLLBACK.value is None:
       look()
-      _check_can_publish(exports)
-    store = open_store(TO.value, '--to', writable=True)
+      _check_can_publish(exports, password)
+    store = open_store(TO.value, '--to', True, password)
     return _publish(Publisher(exports, store, look), store)
 
 
-def _check_can_publish(exports: str) -> None:
+def _await_run_dir() -> None:
+  """Waits until a trainer has made the run_dir, if the command follows it."""
+  told = False
+  while not is_directory(RUN_DIR.value):
+    if ONCE.value or ROLLBACK.value is not None or os.path.exists(RUN_DIR.value):
+      raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted the run_dir of a run')
+    if not told:
+      print(f'waiting: --run_dir {RUN_DIR.value}: no such directory yet', flush=True)
+    told = True
+    time.sleep(SECONDS_BETWEEN_TRIES)
+
+
+def _check_can_publish(exports: str, password: str | None) -> None:
   """Refuses a run without an export, unless the store has a version. It makes no store."""
   from trainer.serving.versioned_store import open_store
   from trainer.storage import chain
 
   if any(export.kind in chain.ROW_KINDS for export in chain.exports(exports)):
     return
-  with contextlib.closing(open_store(TO.value, '--to')) as store:
+  with contextlib.closing(open_store(TO.value, '--to', password=password)) as store:
     if not store.version():
       wanted = 'one of export.base: true, or of ctr-export --kind base'
       raise UserError(f'--run_dir {RUN_DIR.value}: has no export yet; wanted {wanted}')
@@ -88,17 +124,8 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
   if ROLLBACK.value is not None:
     tell(publisher.roll_back(ROLLBACK.value))
     return 0
-  stop, asked = threading.Event(), []
-
-  def ask(number: int, _: FrameType | None) -> None:
-    asked.append(number)
-    attempt_for(0)
-    stop.set()
-
-  for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, ask)
   told = ''
-  while not stop.is_set():
+  while True:
     try:
       applied = publisher.advance()
     except UserError as e:
@@ -107,7 +134,7 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
       if str(e) != told:
         told = str(e)
         print(f'waiting: {told}', flush=True)
-      stop.wait(SECONDS_BETWEEN_TRIES)
+      time.sleep(SECONDS_BETWEEN_TRIES)
       continue
     told = ''
     if applied:
@@ -120,8 +147,7 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
         print(f'{RUN_DIR.value}: {told}', flush=True)
       return 0
     else:
-      stop.wait(SECONDS_BETWEEN_LOOKS)
-  return command_line.status_of_server(asked)
+      time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 if __name__ == '__main__':

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from absl import flags, logging
 
-from trainer import command_line, config, runtime
+from trainer import command_line, config, files, runtime
 from trainer.data.log_files import attempt_for, is_directory
 from trainer.errors import UserError, nearest, plain_errors
 
@@ -48,6 +48,7 @@ GRPC_PORT = flags.DEFINE_integer(
   upper_bound=65535,
 )
 TOKEN_FILE = flags.DEFINE_string('token_file', None, 'Holds the bearer token of clients.')
+PASSWORD_FILE = flags.DEFINE_string('password_file', None, 'Holds the password of Redis.')
 MAX_BODY_BYTES = flags.DEFINE_integer('max_body_bytes', 4 << 20, 'Of a request.', lower_bound=1)
 MAX_INSTANCES = flags.DEFINE_integer('max_instances', 10_000, 'Of a request.', lower_bound=1)
 MAX_CONCURRENCY = flags.DEFINE_integer('max_concurrency', 64, 'Requests at a time.', lower_bound=1)
@@ -62,6 +63,7 @@ THREADS = flags.DEFINE_integer(
   lower_bound=1,
 )
 SECONDS_BETWEEN_LOOKS = 0.05  # between looks at the store
+SECONDS_TO_END = 5  # for a look, when the server stops
 
 
 @command_line.command
@@ -156,7 +158,9 @@ def _serve(runs: Sequence[_Run]) -> int:
   recommender = None
   if len(services) == 2:
     recommender = Recommender(services[1], services[0], CANDIDATES.value)
-  app = http.App(services[0], NAME.value, limits, _token(), recommender)
+  app = http.App(
+    services[0], NAME.value, limits, files.secret(TOKEN_FILE.value, '--token_file'), recommender
+  )
   with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
     server, listener = http.server(app, HOST.value, PORT.value)
   asked: list[int] = []
@@ -199,7 +203,7 @@ def _followed(service: 'Service') -> Iterator[None]:
     yield
   finally:
     stop.set()
-    follower.join()
+    follower.join(SECONDS_TO_END)  # a store may not answer
 
 
 def _service(run: _Run | None) -> 'Service':
@@ -209,20 +213,12 @@ def _service(run: _Run | None) -> 'Service':
   from trainer.serving.versioned_store import open_store
 
   if run is None:
-    return Service(open_store(STORE.value, '--store'), None, OWN_LAYERS.value)
+    password = files.secret(PASSWORD_FILE.value, '--password_file')
+    store = open_store(STORE.value, '--store', password=password)
+    return Service(store, None, OWN_LAYERS.value)
   store = MemoryStore()
   publisher = Publisher(os.path.join(run.run_dir, 'exports'), store, run.look)
   return Service(store, publisher.advance, OWN_LAYERS.value)
-
-
-def _token() -> str | None:
-  if TOKEN_FILE.value is None:
-    return None
-  with plain_errors('--token_file'), open(TOKEN_FILE.value, encoding='utf-8') as f:
-    token = f.read().strip()
-  if not token:
-    raise UserError(f'--token_file {TOKEN_FILE.value}: is empty; wanted a token')
-  return token
 
 
 if __name__ == '__main__':

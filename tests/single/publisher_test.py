@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import subprocess
 import tempfile
 import threading
 import unittest
@@ -16,7 +17,7 @@ from tests.support import commands
 from tests.support.exports import RedisServer, Run, contents, events
 from trainer import files
 from trainer.errors import DataLoss, UserError
-from trainer.serving import embedded_store
+from trainer.serving import embedded_store, redis_store
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.versioned_store import (
@@ -293,6 +294,24 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     held = f'held version 2 (000002-delta), which is no export that {self.folder}/other has now'
     self.assertStartsWith(told, f'{path}: {held}; replaced. Runs that are all to be served need')
 
+  def test_the_command_waits_for_a_run_dir(self):
+    run_dir, path = os.path.join(self.folder, 'run'), os.path.join(self.folder, 'store')
+    words = '-m', 'trainer.publish', '--run_dir', run_dir, '--to', path
+    done = commands.run(*words, '--once')
+    self.assertEqual(done.returncode, 2)
+    self.assertEqual(
+      done.stderr, f'error: --run_dir {run_dir}: no such directory; wanted the run_dir of a run\n'
+    )
+    publisher = commands.start(*words, stdout=subprocess.PIPE)
+    self.addCleanup(publisher.kill)
+    told = publisher.stdout.readline()
+    self.assertEqual(told, f'waiting: --run_dir {run_dir}: no such directory yet\n')
+    self.export('base')
+    self.assertStartsWith(publisher.stdout.readline(), 'version 1: 000001-base, ')
+    publisher.terminate()
+    self.assertEqual(publisher.wait(60), 0)
+    self.check(self.open(), 1)
+
 
 class MemoryStoreTest(Contract, tf.test.TestCase):
   def open(self):
@@ -412,6 +431,108 @@ class RedisStoreTest(Contract, tf.test.TestCase):
     newest = self.export('delta')
     self.publisher(store).advance()
     self.check(store, newest)
+
+  def test_what_a_killed_publisher_left_makes_room_first(self):
+    store, client = self.open(), self.client()
+    held = self.export('base')
+    self.publisher(store).advance()
+    for number in range(5000):  # a base that was never completed
+      client.set(b'r:' + (2).to_bytes(8, 'big') + b':' + number.to_bytes(8, 'big'), b'x' * 400)
+    client.set('ctr:generation', 2)
+    client.set('r:no row', 1)
+    newest = self.export('base')
+    # Another publisher may be at work on it.
+    client.set('ctr:writer', 'other')
+    with self.assertRaisesRegex(UserError, 'another publisher writes it, or was killed less than'):
+      self.publisher(store).advance()
+    self.check(store, held)
+    client.delete('ctr:writer')
+    client.config_set('maxmemory', client.info('memory')['used_memory'] - 1000)
+    self.addCleanup(self.client().config_set, 'maxmemory', 0)
+    with self.assertRaises(redis_store.redis.OutOfMemoryError):
+      client.set('more', 1)
+    self.publisher(store).advance()
+    self.check(store, newest)
+    self.assertEqual(client.get('ctr:generation'), b'3')
+    self.assertEqual(client.get('r:no row'), b'1')
+    self.assertLen(client.keys('r:*'), len(self.run_.rows) + 1)
+    self.assertEqual(client.exists('ctr:writer'), 0)
+
+  def test_a_full_redis_is_told_without_rows(self):
+    store, client = self.open(), self.client()
+    self.export('base')
+    client.config_set('maxmemory', 1)
+    self.addCleanup(self.client().config_set, 'maxmemory', 0)
+    for _ in range(2):
+      told = r"^the store unix:[^ ]*: command not allowed when used memory > 'maxmemory'\.?$"
+      with self.assertRaisesRegex(UserError, told):
+        self.publisher(store).advance()
+    client.config_set('maxmemory', 0)
+
+    def full(pipeline, *arguments, **settings):
+      raise redis_store.redis.ResponseError('Command # 1 (MSET rows) of pipeline caused error: OOM')
+
+    with mock.patch.object(redis_store, '_write', full):
+      with self.assertRaisesRegex(UserError, '^the store unix:[^ ]*: OOM$'):
+        self.publisher(store).advance()
+    self.publisher(store).advance()
+    self.check(store, 1)
+
+  def test_a_base_that_another_publisher_took_over_is_given_up(self):
+    store, client = self.open(), self.client()
+    self.export('base')
+
+    def taken_over(*arguments, write=redis_store._write, **settings):
+      write(*arguments, **settings)
+      client.set('ctr:writer', 'other')
+
+    with mock.patch.object(redis_store, '_write', taken_over):
+      self.assertIsNone(self.publisher(store).advance())
+    self.assertIsNone(store.version())
+    self.assertEqual(client.get('ctr:writer'), b'other')
+
+  def test_keys_of_something_else_are_told(self):
+    store, client = self.open(), self.client()
+    self.export('base')
+    foreign = 'found keys of something else .*wanted what ctr-publish writes, in a database that'
+    for value in ('1', 'x', '{}', '[]', b'\xff', '{"generation": 1, "a": 2}'):
+      client.set('ctr:version', value)
+      for refused in (store.version, store.view, self.publisher(store).advance):
+        with self.assertRaisesRegex(UserError, foreign):
+          refused()
+    client.delete('ctr:version')
+    client.set('ctr:model:mine', 1)
+    self.publisher(store).advance()
+    self.check(store, 1)
+    view = store.view()
+    (row, *_) = client.keys('r:*')
+    client.set(row, b'12345')
+    with self.assertRaisesRegex(UserError, foreign):
+      view.look_up(np.array(list(self.run_.rows), np.int64))
+    client.delete('ctr:model:1')
+    with self.assertRaisesRegex(UserError, foreign):
+      store.view()
+
+  def test_a_password_is_asked_for_and_taken_from_a_file(self):
+    client, path = self.client(), os.path.join(self.folder, 'password')
+    self.export('base')
+    client.config_set('requirepass', 'open sesame')
+    self.addCleanup(client.config_set, 'requirepass', '')
+    for password, told in ((None, 'wants a password'), ('sesame', 'refuses the password')):
+      store = open_store(self.server.url, '--to', True, password)
+      self.addCleanup(store.close)
+      with self.assertRaisesRegex(UserError, f': {told}; wanted --password_file$'):
+        store.version()
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write('open sesame\n')
+    store = open_store(self.server.url, '--to', True, files.secret(path, '--password_file'))
+    self.addCleanup(store.close)
+    self.publisher(store).advance()
+    self.check(store, 1)
+    os.mkfifo(path + '2')
+    for name, told in (('2', 'is a device, a pipe'), ('3', 'No such file')):
+      with self.assertRaisesRegex(UserError, told):
+        files.secret(path + name, '--password_file')
 
 
 class EncodingTest(tf.test.TestCase):

@@ -263,13 +263,16 @@ def plain_address(address: str) -> str:
   return re.sub(r'(?<=://)[^/]*@', '…@', address)
 
 
-def open_store(address: str, where: str, writable: bool = False) -> VersionedStore:
+def open_store(
+  address: str, where: str, writable: bool = False, password: str | None = None
+) -> VersionedStore:
   """Opens the store at an address.
 
   Args:
     address: redis://HOST:PORT[/DATABASE], or a directory.
     where: the flag that gave the address; messages name it.
     writable: whether this process writes the store.
+    password: of Redis; None: it wants none, or the address has it.
   Raises:
     UserError: if the store cannot be opened, or the library that it needs is not installed.
   """
@@ -288,7 +291,7 @@ def open_store(address: str, where: str, writable: bool = False) -> VersionedSto
     if scheme in ('redis', 'rediss', 'unix'):
       from trainer.serving.redis_store import RedisStore
 
-      return RedisStore(address)
+      return RedisStore(address, password)
   except ModuleNotFoundError as e:
     raise UserError(
       f"{where} {plain_address(address)}: needs the package '{e.name}'; wanted pip install "
