@@ -119,7 +119,7 @@ class Exports:
       return rng.normal(size=[len(keys), WIDTH]).astype(np.float32) / 10
 
     self.rows = Rows(self.cfg, np.concatenate(keys), vectors, linear=0.1)
-    self.model, self.number = build(self.cfg), 0
+    self.model, self.number, self.ancestors = build(self.cfg), 0, []
 
   def write(self, kind: str) -> str:
     """Writes an export; returns its path."""
@@ -128,7 +128,9 @@ class Exports:
     stats = np.stack([np.zeros(2), np.ones(2)]).astype(np.float32)
     position = {'number': self.number}
     more = {'store': self.rows, 'model': self.model, 'dense_stats': stats}
-    return export.write(self.cfg, kind, position, **more).path
+    done = export.write(self.cfg, kind, position, ancestors=self.ancestors, **more)
+    self.ancestors = [done.checksum]
+    return done.path
 
 
 def measure_publishing(exports: Exports, folder: str, figures: dict[str, float]) -> None:

@@ -96,9 +96,11 @@ def main() -> None:
       integer_slots=INTEGER_SLOTS.value,
       folder=OUT.value,
       items=items,
-      step=run.step.steps,
-      since=run.progress.exported_step,
+      ancestors=run.progress.ancestors,
+      checkpoint=run.progress.ancestors[-1],
     )
+  if done.told:
+    print(done.told)
   if KIND.value == 'items':
     index = f'and {INDEX}' if has_faiss() else "no index: pip install 'ctr-trainer[index]'"
     print(f'{done.path}: {len(items.keys):,} items, {index}, in {done.seconds:.1f} s')

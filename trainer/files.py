@@ -356,6 +356,11 @@ def read_manifest(path: str) -> JsonObject:
     raise DataLoss(f'{file}: is damaged') from None
 
 
+def checksum(path: str) -> int:
+  """Returns the checksum of a directory's manifest; directories with other contents have others."""
+  return crc32_of(os.path.join(path, MANIFEST))
+
+
 def check_listed(path: str, listed: Listed) -> None:
   """Checks that a directory holds exactly the files of its manifest, with the sizes listed there.
 

@@ -65,6 +65,10 @@ MISTAKES = [
   ),
   (['sparse.tables.default.linear.knd=sgd'], r"'kind'"),
   (['lifecycle.decai=1'], r"unknown key 'lifecycle.decai'; the nearest valid name is 'decay'"),
+  (
+    ['export.saved_model=true', "data.slots.1.column='a b'", 'data.slots.0.column=a_b'],
+    "'export.saved_model': found true; .* has the same input a_b for the columns 'a b', 'a_b'",
+  ),
   (['train.batch_size=0'], r"key 'train.batch_size': found 0; .*> 0"),
   (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*whole number"),
   (['train.batch_size=1.5'], r"key 'train.batch_size': found 1.5"),

@@ -80,8 +80,8 @@ class ContinuedRunTest(tf.test.TestCase):
         store=run.step.store,
         model=run.step.dense.model,
         dense_stats=run.step.dense.embedding.stats,
-        step=run.step.steps,
-        since=run.progress.exported_step,
+        ancestors=run.progress.ancestors,
+        checkpoint=run.progress.ancestors[-1],
       )
 
   def chain(self) -> list[str]:

@@ -51,7 +51,7 @@ class Store(FeatureLifecycle):
 
   def __init__(self):
     super().__init__(POLICY)
-    self.pushes = {}
+    self.pushes, self.ancestors = {}, []
 
   def push(self, keys, shows, clicks):
     self.observe(keys, shows, clicks)
@@ -75,7 +75,7 @@ class Store(FeatureLifecycle):
   def copy(self):
     new = Store()
     new.import_state(list(self.export_state()))
-    new.pushes = dict(self.pushes)
+    new.pushes, new.ancestors = dict(self.pushes), self.ancestors
     return new
 
 
@@ -201,9 +201,10 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     self.directory = os.path.join(self.run_dir, 'exports')
     self.cfg = make_config({})
 
-  def _write(self, stores, kind, position, run_dir=None, replay=None):
+  def _write(self, stores, kind, position, run_dir=None, replay=None, checkpoint=None):
+    """As a trainer does, whose state the stores hold; or, with `checkpoint`, as ctr-export."""
     cfg = self.cfg.model_copy(update={'run_dir': run_dir or self.run_dir})
-    return on_threads(
+    written = on_threads(
       len(stores),
       lambda communicator: export.write(
         cfg,
@@ -213,9 +214,15 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
         model=MODEL,
         dense_stats=STATS,
         communicator=communicator,
+        ancestors=stores[0].ancestors,
+        checkpoint=checkpoint,
         replay=replay,
       ),
     )
+    if checkpoint is None and isinstance(written[0], export.WrittenExport):
+      for store in stores:
+        store.ancestors = [written[0].checksum]
+    return written
 
   def _push(self, stores, one):
     owner = owner_of(shard_of(one[0]), len(stores))
@@ -274,6 +281,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     paths = [write(part) for part in range(1, 5)]
     # Another process has taken the last one away, and written one of its name.
     shutil.rmtree(paths[-1])
+    store.ancestors = [chain.RowExport(paths[-2]).checksum]
     store.push(*make_pass(rng))
     (again,) = self._write([store], 'delta', {'part': 'of another'})
     self.assertEqual(again.path, paths[-1])
@@ -289,7 +297,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       before, pushes = stores, {k: v for s in stores for k, v in s.pushes.items()}
       stores = [Store() for _ in range(size)]
       for r, store in enumerate(stores):
-        own = shards_of(r, size)
+        own, store.ancestors = shards_of(r, size), before[0].ancestors
         store.import_state([c for s in before for c in s.export_state(shards=own)])
         store.pushes = pushes
       one = make_pass(rng)
@@ -489,10 +497,11 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     """Also where the base's gains were not committed: another process exported it."""
     rng, store = np.random.default_rng(8), Store()
     store.push(*make_pass(rng))
-    self._write([store.copy()], 'base', {'last': 'p1'})
-    (delta,) = self._write([store.copy()], 'delta', {'last': 'p1'})
+    store.ancestors = [7]
+    self._write([store.copy()], 'base', {'last': 'p1'}, checkpoint=7)
+    (delta,) = self._write([store.copy()], 'delta', {'last': 'p1'}, checkpoint=7)
     self.assertEqual((delta.rows, delta.tombstones), (0, 0))
-    (delta,) = self._write([store.copy()], 'delta', {'last': 'p2'})
+    (delta,) = self._write([store.copy()], 'delta', {'last': 'p2'}, checkpoint=7)
     self.assertGreater(delta.rows, 0)
 
   def test_a_folder_of_its_own_needs_no_run_dir(self):
@@ -507,6 +516,8 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
         model=MODEL,
         dense_stats=STATS,
         folder=folder,
+        ancestors=[7],
+        checkpoint=7,
       )
       for kind in ('base', 'delta')
     ]

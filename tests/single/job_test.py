@@ -14,7 +14,8 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from trainer import config
+from ops.tensors import to_tensor
+from trainer import config, files
 from trainer.comm.communicator import SingleProcess
 from trainer.config import effects
 from trainer.data.conversion import prepare_pass
@@ -23,7 +24,10 @@ from trainer.errors import BadPass, UserError
 from trainer.reporting import closing, findings
 from trainer.reporting.events import read_events
 from trainer.reporting.runs import read_run
-from trainer.storage import checkpoint
+from trainer.serving.memory_store import MemoryStore
+from trainer.serving.publisher import Publisher
+from trainer.serving.versioned_store import open_store
+from trainer.storage import chain, checkpoint, row_files, saved_model
 from trainer.storage.run_lock import RunLock
 from trainer.training import finished_run, inputs, job
 from trainer.training.advice import why_worse_than_constant
@@ -252,6 +256,117 @@ class JobTest(tf.test.TestCase):
     for a, b in zip(*states, strict=True):
       self.assertAllEqual(a['key'], b['key'])
       self.assertAllEqual(a['linear'], b['linear'])
+
+  def test_exports_of_a_state_that_is_gone_give_way_to_a_new_chain(self):
+    """After a crash or a return to an earlier checkpoint, what is served is what is trained."""
+    days = [self.write(f'day_{day}.csv', 48) for day in range(1, 5)]
+    data = {'train': [f'{self.folder}/day_*.csv'], 'day_pattern': r'day_(\d+)'}
+    exports = f'{self.run_dir}/exports'
+    lifecycle = {'base_threshold': None, 'delta_keep_days': None, 'delta_threshold': None}
+    settings = {'checkpoint': {'every_passes': 1, 'keep': 9}, 'lifecycle': lifecycle}
+    settings['model'] = {'interactions': ['linear', 'fm']}
+    stores = [MemoryStore(), open_store(f'{self.folder}/store', '--to', writable=True)]
+    self.addCleanup(stores[1].close)
+
+    def written():
+      return {os.path.basename(e.path): files.checksum(e.path) for e in chain.exports(exports)}
+
+    def run(back_to, export, **more):
+      """Goes back to the state after so many passes and trains. Returns what was printed."""
+      for path in glob.glob(f'{self.run_dir}/checkpoints/ckpt-*'):
+        if checkpoint.check(path)['step'] > 3 * back_to:
+          files.remove(path)
+      one = self.make_job(data, export=export, **(settings | more))
+      with contextlib.redirect_stdout(io.StringIO()) as shown:
+        self.assertEqual(0, one.run())
+      now = one.step.store
+      keys = np.sort(np.asarray(now.select('all')))
+      wanted = now.pull(to_tensor(keys), train=False)
+      for store in stores:
+        while Publisher(exports, store).advance():
+          pass
+        rows = store.view().look_up(keys)
+        self.assertTrue(rows.present.all())
+        self.assertAllEqual(rows.linear, wanted.linear)
+        self.assertAllEqual(rows.factors, wanted.factors)
+        for name, value in store.view().dense.items():
+          if name.endswith(':0'):
+            (variable,) = [v for v in one.step.dense.model.variables if v.name in name]
+            self.assertAllEqual(value, variable)
+      return ' '.join(shown.getvalue().split())
+
+    every_pass = {'base': True, 'delta_every_passes': 1}
+    run(0, every_pass)
+    first = written()
+    self.assertLen(first, 8)
+    # The same training again needs no other exports, though it began before them.
+    self.assertNotIn('takes its place', run(2, every_pass))
+    self.assertEqual(written(), first)
+    # With another rate, each is another one.
+    told = run(2, every_pass, train={'dense_optimizer': {'learning_rate': 0.3}})
+    self.assertIn(
+      '000005-delta is of a state or config that the run no longer has: 000009-delta takes its '
+      'place and begins a new chain',
+      told,
+    )
+    self.assertEqual(told.count('takes its place'), 3)
+    self.assertContainsSubset(first, second := written())
+    self.assertLen(second, 12)
+    # Other data under the same name, and exports at other places.
+    train = {'dense_optimizer': {'learning_rate': 0.3}}
+    self.write('other.csv', 48)
+    os.rename(f'{self.folder}/other.csv', days[3])
+    told = run(3, {'delta_every_passes': 4}, train=train)
+    self.assertEqual(told.count('takes its place and begins a new chain'), 1)
+    self.assertNotIn('takes its place', run(4, {'delta_every_passes': 4}, train=train))
+    self.assertLen(written(), 13)
+    self.write('day_5.csv', 48)
+    told = run(2, {'delta_every_passes': 5}, train=train)
+    self.assertEqual(told.count('takes its place and begins a new chain'), 1)
+
+  def test_the_best_state_goes_back_with_the_run(self):
+    path = self.write('a.csv', 48)
+    data = {'train': [path], 'valid': [path]}  # so that each epoch is better
+    metric = {'plateau': {'patience': 9, 'metric': 'logloss'}, 'epochs': 3}
+    one = self.make_job(data, train=metric, checkpoint={'keep': 9})
+    one.run()
+    self.assertEqual(one.progress.best_step, 9)
+    for path in glob.glob(f'{self.run_dir}/checkpoints/ckpt-*'):
+      if not path.endswith('3'):
+        files.remove(path)
+    (kept,) = glob.glob(f'{self.run_dir}/best/ckpt-*')
+    self.assertEndsWith(kept, '9')
+    one = self.make_job(data, train=metric, checkpoint={'keep': 9})
+    one.open_run()
+    one.lock.release()
+    (kept,) = glob.glob(f'{self.run_dir}/best/ckpt-*')
+    self.assertEndsWith(kept, '3')
+    # Where the best was between, none is left.
+    checkpoint.link(glob.glob(f'{self.run_dir}/checkpoints/*3')[0], f'{self.run_dir}/best')
+    with mock.patch.object(one.state.progress, 'best_step', 2):
+      one.state.keep_best()
+      self.assertIsNone(one.state.progress.best_step)
+    self.assertEqual(os.path.exists(f'{self.run_dir}/best'), False)
+
+  def test_a_failed_export_costs_no_checkpoint_and_is_written_later(self):
+    days = [self.write(f'day_{day}.csv') for day in (1, 2)]
+    data = {'train': days, 'day_pattern': r'day_(\d+)'}
+    full = OSError(28, 'No space left on device')
+    for export, module, name, error in (
+      ({'saved_model': True}, saved_model, 'save', ValueError('no\nway')),
+      ({'delta_every_passes': 2}, row_files.pq, 'ParquetWriter', full),
+    ):
+      self.run_dir = f'{self.folder}/{name}'
+      with mock.patch.object(module, name, side_effect=error):
+        with self.assertRaisesRegex(UserError, 'ValueError: no$|No space left'):
+          self.make_job(data, export=export).run()
+      passes = 2 if 'delta_every_passes' in export else 1
+      with contextlib.redirect_stdout(io.StringIO()) as shown:
+        self.make_job(data, export=export).run()
+      self.assertIn(f'epoch 0 has trained {passes} passes', shown.getvalue())
+      written = [done.kind for done in chain.exports(f'{self.run_dir}/exports')]
+      self.assertEqual(written, ['saved_model'] * 2 if passes == 1 else ['delta'])
+      self.assertEqual([e['day'] for e in self.events('day_end')], [1, 2])
 
   def test_every_loss_from_training_to_its_report(self):
     with open(f'{self.folder}/log.csv', 'w', encoding='utf-8') as f:

@@ -63,6 +63,8 @@ def exported(step, cfg, kind, number, items=None, folder=None):
     dense_stats=step.dense.embedding.stats,
     items=items,
     folder=folder,
+    ancestors=[1],  # all exports are of this checkpoint
+    checkpoint=1,
   )
 
 
@@ -383,7 +385,8 @@ class ItemSearchTest(tf.test.TestCase):
           return f.read()
 
     all_items = made(rng.permutation(500) * 3)
-    item_files.save(Base().items(), folder, with_index=True)
+    item_files.save(Base().items(), folder)
+    item_files.save_index(all_items, folder)
     searches = [ItemSearch.of_base(Base(), exact_up_to) for exact_up_to in (0, 10**6)]
     changes = [Change(made([3, 7, 30, 31]), np.array([0, 6])), Change(made([6, 7]), np.array([30]))]
     for change in (None, *changes):

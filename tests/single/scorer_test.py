@@ -169,6 +169,8 @@ class ScorerTest(tf.test.TestCase):
       store=cls.step.store,
       model=cls.step.dense.model,
       dense_stats=cls.step.dense.embedding.stats,
+      ancestors=[1],  # all exports are of this checkpoint
+      checkpoint=1,
     )
     version = os.path.basename(done.path)[:6].lstrip('0')
     cls.expected[version] = cls.predicted(cls.records)

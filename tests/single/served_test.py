@@ -106,6 +106,8 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
       store=store or self.step.store,
       model=self.step.dense.model,
       dense_stats=self.step.dense.embedding.stats,
+      ancestors=[1],  # all exports are of this checkpoint
+      checkpoint=1,
     )
 
   def columns(self):

@@ -260,6 +260,25 @@ class ServingTest(tf.test.TestCase):
     )
     self.assertAllClose(found['probability'], step.predict(step.stage(batch)), atol=1e-6, rtol=0)
 
+  def test_columns_of_any_name(self):
+    slots = [
+      {'name': name, 'column': c} for name, c in zip('abcd', ('self', '用户', '物品', 'class'))
+    ]
+    dense = [{'name': 'training', 'transform': 'none'}]
+    cfg = self._config(slots, ['linear'], dense=dense)
+    rng = np.random.default_rng(3)
+    columns = [*(slot['column'] for slot in slots), 'training', 'label']
+    rows = [{c: str(rng.integers(2)) for c in columns} for _ in range(2 * BATCH)]
+    step = self._trained(cfg, rows)
+    done = self._exported(cfg, step)
+    (batch,) = self._prepared(cfg, rows[:BATCH], 'some').batches(BATCH)
+    names = {'column_self': 'self', 'column_u7528u6237': '用户', 'column_u7269u54c1': '物品'}
+    names |= {'column_class': 'class'}
+    inputs = {name: tf.constant([r[c] for r in rows[:BATCH]]) for name, c in names.items()}
+    inputs['training'] = tf.constant([float(r['training']) for r in rows[:BATCH]])
+    found = tf.saved_model.load(done.path).signatures['serving_default'](**inputs)
+    self.assertAllClose(found['probability'], step.predict(step.stage(batch)), atol=1e-6, rtol=0)
+
   def test_one_user_and_many_items(self):
     rows = make_rows(np.random.default_rng(2), 40)
     cfg = self._config(MANY, ['linear', 'fm', {'dnn': {'hidden': [8]}}], dense=DENSE)
@@ -367,15 +386,20 @@ class ServingTest(tf.test.TestCase):
   def test_before_anything_was_trained(self):
     cfg = self._config(SINGLE, ['linear', 'fm'])
     step = TrainStep(cfg, SingleProcess())
-    done = export.write(
-      cfg,
-      'saved_model',
-      {},
-      store=step.store,
-      model=step.dense.model,
-      dense_stats=step.dense.embedding.stats,
-    )
+    model = {'store': step.store, 'model': step.dense.model}
+    model |= {'dense_stats': step.dense.embedding.stats}
+    done = export.write(cfg, 'saved_model', {}, **model)
     self.assertEqual(done.rows, 0)
+    # The same state at the same place is not written again; another one is, and told.
+    again = export.write(cfg, 'saved_model', {}, **model)
+    self.assertEqual((again.path, again.told), (done.path, None))
+    self.assertLen(os.listdir(os.path.dirname(done.path)), 1)
+    bias = step.dense.model.variables[0]
+    bias.assign(bias + 1)
+    other = export.write(cfg, 'saved_model', {}, **model)
+    self.assertRegex(
+      other.told, 'saved_model/1 is of a state .* has: saved_model/2 takes its place$'
+    )
     model = tf.saved_model.load(done.path)
     text = tf.constant(['a', ''])
     served = model.signatures['serving_default'](user=text, item=text, ad=text)['probability']

@@ -46,6 +46,7 @@ class Run:
     self._cfg = cfg.model_copy(update={'run_dir': run_dir or ''})
     self._rng = np.random.default_rng(seed)
     self._features, self._changed = features, set()
+    self._ancestors: list[int] = []
     self._model = build(self._cfg)
     (self._bias,) = self._model.variables
     texts = [str(i) for i in range(2 * features)]
@@ -85,7 +86,9 @@ class Run:
         store=self,
         model=self._model,
         dense_stats=np.zeros([2, 0], np.float32),
+        ancestors=self._ancestors,
       )
+      self._ancestors = [done.checksum]
       sequence = int(os.path.basename(done.path)[:6])
     self.versions[sequence] = dict(self.rows)
     return sequence

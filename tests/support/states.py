@@ -65,7 +65,7 @@ def state_of(run_dir: str, without: Collection[str] = ()) -> dict[str, Any]:
       with contextlib.suppress(ValueError):  # a full disk, or a campaign, has cut it
         events.append(json.loads(line))
   events = [e for e in events if e.get('event') not in (*_OF_STARTS, *without)]
-  del progress['metrics_position']
+  del progress['metrics_position'], progress['ancestors']  # of other checkpoints
   metrics = {name: dense.pop(name) for name in list(dense) if name.startswith('metrics/')}
   return {
     'rows': rows,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from trainer.config.column_checks import Mistakes, made_columns
+from trainer.config.export import same_inputs
 from trainer.config.messages import place_of
 from trainer.config.metrics import METRICS
 from trainer.config.model import NEED_ONE_WIDTH, READ_DENSE_EMBEDDING
@@ -32,6 +33,7 @@ def check(cfg: Config, where: str, overrides: Sequence[str]) -> None:
     _histories,
     _metrics,
     _gate,
+    _saved_model,
     _counts,
     _modes,
   ):
@@ -150,6 +152,11 @@ def _gate(cfg: Config) -> Mistakes:
     if not cfg.train.progressive_validation:
       yield 'export.gate', 'needs train.progressive_validation true; found false'
     yield from _metric(cfg, 'export.gate.metric', gate.metric, cfg.labels[0].loss)
+
+
+def _saved_model(cfg: Config) -> Mistakes:
+  if cfg.export.saved_model and (why := same_inputs(cfg.data.log_columns())):
+    yield 'export.saved_model', f'found true; {why}'
 
 
 def _metric(cfg: Config, key: str, metric: str, loss: str) -> Mistakes:

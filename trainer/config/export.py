@@ -1,9 +1,38 @@
 """The section `export`: what is written for serving, and when."""
 
+import keyword
+import re
+from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 from trainer.config.metrics import METRICS
 from trainer.config.section import NonNegative, PositiveInt, Section
+
+
+def input_name(column: str) -> str:
+  """Returns the name that the tensor of a log's column has in a SavedModel.
+
+  It has only letters of ASCII, digits and underscores, and begins with a letter. Other letters are
+  spelt by their code points, so 用户 is column_u7528u6237. `self` and words of Python such as
+  `class`, which cannot name an argument, become column_self and column_class.
+  """
+  name = re.sub(r'[^A-Za-z0-9_]', lambda c: '_' if c[0] < '\x80' else f'u{ord(c[0]):04x}', column)
+  is_plain = column[:1].isascii() and name[:1].isalpha() and name != 'self'
+  return name if is_plain and not keyword.iskeyword(name) else f'column_{name}'
+
+
+def same_inputs(columns: Iterable[str]) -> str | None:
+  """Returns why a SavedModel cannot have inputs for these columns of the log; None if it can."""
+  columns = sorted(columns)
+  (name, count), *_ = Counter(map(input_name, columns)).most_common(1) or [('', 0)]
+  if count < 2:
+    return None
+  alike = ', '.join(f"'{column}'" for column in columns if input_name(column) == name)
+  return (
+    f'a SavedModel has the same input {name} for the columns {alike}; wanted names that differ in '
+    'their letters, digits or underscores'
+  )
 
 
 class Gate(Section):

@@ -112,9 +112,7 @@ class Publisher:
   def _has(self, held: Version) -> bool:
     """Returns whether the run has the export of a version."""
     path = os.path.join(self._directory, held.export)
-    return files.is_done(path) and held.checksum == files.crc32_of(
-      os.path.join(path, files.MANIFEST)
-    )
+    return files.is_done(path) and held.checksum == files.checksum(path)
 
 
 def pending(directory: str, held: Version | None) -> list[RowExport]:

@@ -21,6 +21,7 @@ from ops.library import load
 from ops.row_store import PulledRows
 from ops.tensors import to_tensor
 from trainer import config
+from trainer.config.export import input_name
 from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.jsonl_format import value_at
@@ -32,7 +33,6 @@ from trainer.model.builder import BUILT_IN, build
 from trainer.plain_data import Json
 from trainer.serving.plain_columns import PlainColumns
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
-from trainer.storage.served_model import input_name
 
 # Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
 _EXAMPLES = {False: (1.0, None), True: ('1', '2024-01-31T13:05:00', '2024013113', None)}

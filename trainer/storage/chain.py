@@ -12,7 +12,7 @@ import contextlib
 import os
 import re
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -163,7 +163,7 @@ class RowExport:
     self.num_tombstones: int = self._manifest['tombstones']
     self.left_out = LeftOut(**self._manifest['left_out'])
     self.has_items = item_files.ITEMS in self._manifest['files']
-    self.checksum = files.crc32_of(os.path.join(path, files.MANIFEST))
+    self.checksum = files.checksum(path)
     self.done_at = os.path.getmtime(os.path.join(path, files.DONE))
 
   @property
@@ -302,6 +302,25 @@ def chain(directory: str, last: str | None = None) -> list[RowExport]:
   return list(backwards(directory, last))[::-1]
 
 
+def links_of(directory: str, last: str | None, manifests: Mapping[str, JsonObject]) -> list[str]:
+  """Returns the paths of the exports of a chain, oldest first; [] if one of them is missing.
+
+  Args:
+    last: the name of the chain's last export; None: the chain is empty.
+    manifests: the manifests of all exports in the directory, by path.
+  """
+  links: list[str] = []
+  while last:
+    path = os.path.join(directory, last)
+    if path not in manifests:
+      what = f', and {links[-1]} follows it' if links else ''
+      logging.warning('%s: is missing%s; the next delta begins a new chain', path, what)
+      return []
+    links.append(path)
+    last = manifests[path]['previous']
+  return links[::-1]
+
+
 class Replay:
   """Applies the deltas of a chain to its base, and keeps the result for the next export.
 
@@ -339,18 +358,8 @@ class Replay:
       fresh = known is not None and known[0] == done_at
       self._known[path] = known if fresh else (done_at, files.read_manifest(path))
     manifests = {path: manifest for path, (_, manifest) in self._known.items()}
-    path = next((export.path for export in reversed(done) if export.kind in ROW_KINDS), None)
-    links: list[str] = []
-    while path:
-      if path not in manifests:
-        logging.warning(
-          '%s: is missing, and %s follows it; the next delta begins a new chain', path, links[-1]
-        )
-        return done, manifests, []
-      links.append(path)
-      previous = manifests[path]['previous']
-      path = previous and os.path.join(directory, previous)
-    return done, manifests, links[::-1]
+    newest = next((export for export in reversed(done) if export.kind in ROW_KINDS), None)
+    return done, manifests, links_of(directory, newest and name_of(newest.path), manifests)
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
     """Replays a chain; returns the keys that it then holds, int64 [n], ascending.

@@ -51,7 +51,7 @@ from trainer.errors import BadPass, DataLoss, OtherModel, UserError, plain_error
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.kept_texts import KeptTexts
 
-_FORMAT = 4
+_FORMAT = 5
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 

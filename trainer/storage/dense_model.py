@@ -20,8 +20,9 @@ a feature's value, w its linear weight, and v its factors. With `sparse.shared_l
 import tensorflow as tf
 
 from trainer import config
+from trainer.config.export import input_name
 from trainer.errors import UserError
-from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
+from trainer.storage.served_model import ServedModel, common_size, graph, write
 
 # The inputs beside the factors and the dense columns.
 _SUMS = ('linear', 'squares', 'field_factors', 'field_squares', 'norm', 'show_click')

@@ -11,7 +11,7 @@
       dense.npz                           the dense variables
       config.yaml                         the resolved config
       MANIFEST.json  DONE                 as in checkpoints; kind, sequence, base, previous,
-                                          position
+                                          position, made_of, checkpoint
     exports/000013-delta/ …
     exports/saved_model/14/  dense_model/15/   TensorFlow Serving's layout
     exports/items/16/                   a base of a run with model.retrieval: the rows that its
@@ -35,8 +35,15 @@ last export is of the same position in the data, nothing has changed since, and 
 
 L is read from the chain's own files. The next delta begins a new chain, with null for its `base`
 and `previous`, in three cases: a directory of the chain was removed; the run continues with other
-slots, tables or interactions, which give keys and rows another meaning; or the step of the chain's
-last export does not lie between the step of the trainer's last base or delta and the present one.
+slots, tables or interactions, which give keys and rows another meaning; or the chain's last export
+is not of a state that led to the present one.
+
+**Which state an export is of.** A state knows its *ancestors*: the checksums of the manifests of
+the last base or delta that the trainer wrote, and of each checkpoint since. A delta holds what has
+changed since that base or delta. So it may follow an export that is among the ancestors, or an
+export by the command ctr-export of a checkpoint that is (the manifest's `checkpoint`). Exports of a
+state that no longer exists, because the run went back to an earlier checkpoint and trained
+otherwise from there, are of neither kind.
 
 **Filters.** If `base_threshold` or `delta_keep_days` is set, the features outside B are in the
 table but not in exports, so serving scores samples without them. The manifest holds the number of
@@ -48,11 +55,14 @@ whose vectors differ from those of the replay, and the keys of the items that le
 item that was drawn only as a negative gets another vector but no new shows, so its delta_score does
 not select its rows; the delta holds these rows too if the query tower reads them.
 
-**Exactly once.** An export is identified by its kind, its position in the data and the lifecycle's
-settings. If a process dies before the export is DONE, the continued run writes the export again; if
-it dies afterwards, the run finds the export and does not write it. In both cases the trainer then
-lowers the delta_score of each exported feature by its value at the selection. Exports by the
-command ctr-export belong to the chain too, but no delta_score is lowered for them.
+**Exactly once.** If a process dies before the export is DONE, the continued run writes the export
+again. If it dies afterwards, before the next checkpoint, the run comes to the same position in the
+data again. It writes the same kind of export under a temporary name and compares: if rows, dense
+variables and config are the same to the bit (`made_of` in the manifest), the export that is there
+counts as this one; else this one takes its place and, if it is a delta, begins a new chain. In all
+cases the trainer then lowers the delta_score of each exported feature by its value at the
+selection. Exports by the command ctr-export belong to the chain too, but no delta_score is lowered
+for them.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
 n versions of each kind of model.
@@ -61,7 +71,8 @@ n versions of each kind of model.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -74,7 +85,7 @@ from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable
-from trainer.errors import UserError
+from trainer.errors import UserError, one_line
 from trainer.plain_data import JsonObject
 from trainer.storage import chain, dense_model, saved_model
 from trainer.storage import items as item_files
@@ -103,6 +114,8 @@ class WrittenExport(NamedTuple):
   seconds: float
   slots: dict[str, int]  # rows by slot
   left_out: chain.LeftOut
+  checksum: int  # of its manifest
+  told: str | None  # a line for the user, if it takes the place of an export of another state
 
 
 class _Plan(NamedTuple):
@@ -110,9 +123,12 @@ class _Plan(NamedTuple):
 
   path: str
   sequence: int
-  done: bool  # the export is there already
-  chain: list[str]  # the paths of the exports that a delta continues, base first
-  unchanged: bool  # the chain's last export has the same position in the data
+  twin: str | None  # the path of an export of the same kind and position, which may be the same
+  newest: str | None  # the path of the newest base or delta, if this export does not follow it
+  # The chains that the export may continue, to be tried in this order: the one that the twin
+  # continues, then the one that counts if the twin is not the same. Each is the paths of its
+  # exports, base first, and whether the last of them has the same position in the data.
+  chains: list[tuple[list[str], bool]]
 
 
 class _Selection(NamedTuple):
@@ -162,35 +178,51 @@ def _begin(
   kind: str,
   position: JsonObject,
   layout: JsonObject,
-  step: int,
-  since: int,
+  ancestors: Collection[int],
   replay: chain.Replay,
 ) -> _Plan:
-  """Plans an export: where it goes and which export it follows. Only process 0 calls this.
+  """Plans an export, and makes its directory under a temporary name. Only process 0 calls this."""
+  done, manifests, newest = replay.scan(directory)
+  place = _place(position)
+  # Of this place in the data, only the newest export counts, because scorers serve the newest. It
+  # may have other rules or integer slots.
+  twin = next(
+    (
+      export.path
+      for export in reversed(done)
+      if export.kind == kind and _place(manifests[export.path]['position']) == place
+    ),
+    None,
+  )
+  if twin and manifests[twin]['position'] != position:
+    twin = None
 
-  If this position in the data has not been exported yet, it makes the directory of the export. A
-  delta holds the rows that changed after step `since`. So a delta can follow only an export whose
-  step lies between `since` and `step`; otherwise it begins a new chain.
-  """
-  done, manifests, links = replay.scan(directory)
-  for export in reversed(done):
-    there = manifests[export.path]['position']
-    if export.kind == kind and _place(there) == _place(position):
-      if there == position:
-        return _Plan(export.path, export.sequence, True, [], False)
-      # The newest export of this place has other rules or integer slots. So this one is written,
-      # even if an older export has the same: scorers serve the newest.
-      break
+  def may_follow(links: list[str]) -> bool:
+    last = manifests[links[-1]]
+    is_ancestor = last['checkpoint'] in ancestors or files.checksum(links[-1]) in ancestors
+    return is_ancestor and all(last[name] == value for name, value in layout.items())
+
+  chains: list[list[str]] = [[]]
+  if kind == 'delta' and newest and may_follow(newest):
+    chains = [newest]
+  if kind == 'delta' and twin:
+    before = manifests[twin]['previous']
+    links = chain.links_of(directory, before, manifests)
+    if before and not (links and may_follow(links)):
+      twin = None
+    elif links != chains[0]:
+      chains.insert(0, links)
   sequence = 1 + max((export.sequence for export in done), default=0)
   path = path_of(directory, kind, sequence)
   os.makedirs(path + files.UNFINISHED)
-  links = links if kind == 'delta' else []
-  last = manifests[links[-1]] if links else {}
-  is_other = any(last.get(name) != value for name, value in layout.items())
-  if links and (is_other or not since <= last['step'] <= step):
-    links, last = [], {}
-  unchanged = last.get('position') == position
-  return _Plan(path, sequence, False, links, unchanged)
+  is_left = kind == 'delta' and newest and not chains[-1]
+  return _Plan(
+    path,
+    sequence,
+    twin,
+    newest[-1] if is_left else None,
+    [(links, bool(links) and manifests[links[-1]]['position'] == position) for links in chains],
+  )
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
@@ -208,7 +240,8 @@ def _select(
   cfg: config.Config,
   store: RowTable,
   kind: str,
-  plan: _Plan,
+  links: Sequence[str],
+  unchanged: bool,
   shards: range,
   replay: chain.Replay,
   changed: np.ndarray,
@@ -216,6 +249,8 @@ def _select(
   """Selects the rows that this process writes and deletes.
 
   Args:
+    links: the exports of the chain that a delta continues.
+    unchanged: whether the last of them is of this very state.
     shards: the logical shards that this process owns.
     changed: the keys of items whose vectors have changed; a delta holds their rows.
   """
@@ -226,14 +261,11 @@ def _select(
     return _Selection(keys, None, keys, {})
   kept = base = _served(cfg, np.asarray(store.select('base')))
   delta = base[:0]
-  if kind == 'delta' and not plan.unchanged:
+  if kind == 'delta' and not unchanged:
     delta = _served(cfg, np.asarray(store.select('delta')))
   changed, tombstones = np.intersect1d(base, changed), None
-  if plan.done:
-    written = chain.RowExport(plan.path).keys('rows', shards)
-    base, delta = np.intersect1d(base, written), np.intersect1d(delta, written)
-  elif kind == 'delta':
-    live = replay.live_keys(plan.chain, shards)
+  if kind == 'delta':
+    live = replay.live_keys(links, shards)
     tombstones = by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
     base = np.setdiff1d(base, live, assume_unique=True)
   commits = {'delta': delta, 'base': np.setdiff1d(base, delta, assume_unique=True)}
@@ -303,11 +335,11 @@ def write(
   communicator: Communicator = SingleProcess(),
   folder: str | None = None,
   items: Items | None = None,
-  step: int = 0,
-  since: int = 0,
+  ancestors: Collection[int] = (),
+  checkpoint: int | None = None,
   replay: chain.Replay | None = None,
 ) -> WrittenExport:
-  """Writes an export, if it does not exist yet; every process calls it.
+  """Writes an export, if the same one does not exist yet; every process calls it.
 
   A feature's delta_score is the score that it has gained since it was last written. When a base or
   delta has been written, the delta_score of each exported feature is lowered by its value at the
@@ -315,16 +347,17 @@ def write(
 
   Args:
     kind: base, delta, saved_model, dense_model or items.
-    position: how far in the data the run is; an export of the same kind and position is not written
-      again.
+    position: how far in the data the run is. An export of the same kind, position and content is
+      not written again.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel. With others than the newest
       SavedModel has, a new one is written.
     folder: the directory to write into; it has a chain of its own. None: `run_dir/exports`.
     items: on process 0 of a run with model.retrieval, all its items: kind 'items' writes all of
       them, 'delta' those that changed. None on other processes and for other runs.
-    step: the number of training steps of the exported model.
-    since: the step of the last base or delta; a delta writes what has changed since.
+    ancestors: the exports and checkpoints that led to the exported state, as this module's
+      docstring says; those of process 0 count. A delta that follows none of them has all rows.
+    checkpoint: the checksum of the checkpoint that is exported; None: the state of a trainer.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
     UserError: on every process, if any process cannot write, or an integer slot does not exist; no
@@ -355,70 +388,102 @@ def write(
       with contextlib.suppress(OSError):  # on a full disk the file names nobody
         os.truncate(lock.fileno(), 0)
         os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
-      return _begin(directory, kind, position, _layout(cfg), step, since, replay)._asdict()
+      return _begin(directory, kind, position, _layout(cfg), ancestors, replay)._asdict()
 
     plan = _Plan(**communicator.on_first(what, begin))
     unfinished = plan.path + files.UNFINISHED
+    none = np.zeros([0], np.int64)
 
-    def change_of_items() -> Change | None:
-      if items is None or plan.done:
-        return None
-      before = replay.items(plan.chain) if kind == 'delta' else None
-      return Change(items, none) if before is None else Change.between(before, items)
+    def attempt(links: list[str], unchanged: bool) -> tuple[str | None, dict[str, np.ndarray]]:
+      """Writes the export as one that continues a chain.
 
-    none = changed = np.zeros([0], np.int64)
-    change = communicator.together(what, change_of_items)
-    if kind == 'delta' and cfg.model.retrieval is not None:
-      changed = communicator.broadcast(none if change is None else change.items.keys)
+      Returns:
+        Its path, or that of the twin if that is the same; None if it is not and another chain is to
+        be tried. And `_Selection.commits`.
+      """
 
-    def write_part() -> tuple[_Part, dict[str, np.ndarray]]:
-      selection = _select(cfg, store, kind, plan, shards, replay, changed)
-      part = _Part()
-      if not plan.done and kind != 'dense_model':
-        schema = COUNTED_SCHEMA if cfg.counted_fields() else SCHEMA
-        part = _write_part(cfg, store, selection, schema, unfinished, communicator)
-      return part, selection.commits
+      def change_of_items() -> Change | None:
+        if items is None:
+          return None
+        before = replay.items(links) if kind == 'delta' else None
+        return Change(items, none) if before is None else Change.between(before, items)
 
-    def finish() -> None:
-      if change is not None:
-        item_files.save(change, unfinished, with_index=kind == 'items')
-      if kind in MODEL_KINDS:
-        _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
-      else:
+      changed = none
+      change = communicator.together(what, change_of_items)
+      if kind == 'delta' and cfg.model.retrieval is not None:
+        changed = communicator.broadcast(none if change is None else change.items.keys)
+
+      def write_part() -> tuple[_Part, dict[str, np.ndarray]]:
+        selection = _select(cfg, store, kind, links, unchanged, shards, replay, changed)
+        part = _Part()
+        if kind != 'dense_model':
+          schema = COUNTED_SCHEMA if cfg.counted_fields() else SCHEMA
+          part = _write_part(cfg, store, selection, schema, unfinished, communicator)
+        return part, selection.commits
+
+      def finish() -> str | None:
         _write_dense(cfg, model, dense_stats, unfinished)
-      manifest = _manifest(cfg, kind, plan, parts, files.entries(unfinished))
-      files.publish(unfinished, plan.path, manifest | {'position': position, 'step': step})
-      if cfg.export.keep is not None:
-        _retire(directory, kind, cfg.export.keep)
+        if change is not None:
+          item_files.save(change, unfinished)
+        contents = {name: entry['crc32'] for name, entry in files.entries(unfinished).items()}
+        made_of = zlib.crc32(files.to_json(contents))
+        if plan.twin and files.read_manifest(plan.twin)['made_of'] == made_of:
+          files.remove(unfinished)
+          return plan.twin
+        if links != plan.chains[-1][0]:
+          return None
+        if kind == 'items':
+          item_files.save_index(items, unfinished)
+        if kind in MODEL_KINDS:
+          _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
+        manifest = _manifest(cfg, kind, plan.sequence, links, parts, files.entries(unfinished))
+        manifest |= {'position': position, 'made_of': made_of, 'checkpoint': checkpoint}
+        files.publish(unfinished, plan.path, manifest)
+        if cfg.export.keep is not None:
+          _retire(directory, kind, cfg.export.keep)
+        return plan.path
 
-    part, commits = communicator.together(what, write_part)
-    parts = [_Part(*fields) for fields in communicator.gather(tuple(part))]
-    if not plan.done:
-      communicator.on_first(what, finish)
+      part, commits = communicator.together(what, write_part)
+      parts = [_Part(*fields) for fields in communicator.gather(tuple(part))]
+      return communicator.on_first(what, finish), commits
+
+    for links, unchanged in plan.chains:
+      path, commits = attempt(links, unchanged)
+      if path:
+        break
     for selection, keys in commits.items():
       if len(keys):
         store.commit(selection, keys)
-  manifest = files.read_manifest(plan.path)
+  manifest, other, told = files.read_manifest(path), plan.twin or plan.newest, None
+  if other and other != path:
+    told = (
+      f'{name_of(other)} is of a state or config that the run no longer has: {name_of(path)} takes '
+      f'its place{" and begins a new chain" if kind in ROW_KINDS else ""}'
+    )
   return WrittenExport(
-    plan.path,
+    path,
     manifest['rows'],
     manifest['tombstones'],
     time.monotonic() - started,
     manifest['slot_rows'],
     chain.LeftOut(**manifest['left_out']),
+    files.checksum(path),
+    told,
   )
 
 
 def _manifest(
   cfg: config.Config,
   kind: str,
-  plan: _Plan,
+  sequence: int,
+  links: Sequence[str],
   parts: Sequence[_Part],
   entries: dict[str, dict[str, int]],
 ) -> JsonObject:
-  """Returns the manifest of an export, without `position` and `step`.
+  """Returns the manifest of an export, without `position`, `made_of` and `checkpoint`.
 
   Args:
+    links: the exports of the chain that it continues.
     parts: what each process wrote.
     entries: {name of a file: its size and checksum}. To the entries of row and tombstone files, it
       adds `keys_crc32`, the checksum of the keys in the file.
@@ -426,7 +491,7 @@ def _manifest(
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:
       entries[name]['keys_crc32'] = crc
-  previous = [name_of(path) for path in plan.chain]
+  previous = [name_of(path) for path in links]
   features, shows = sum(p.features for p in parts), sum(p.shows for p in parts)
   share_left_out = 1 - sum(p.shows_kept for p in parts) / shows if shows > 0 else 0.0
   left_out = chain.LeftOut(features - sum(p.kept for p in parts), features, share_left_out)
@@ -434,7 +499,7 @@ def _manifest(
     left_out = left_out._replace(older=list(_older(cfg)))
   return {
     'kind': kind,
-    'sequence': plan.sequence,
+    'sequence': sequence,
     'parts': len(parts),
     'base': previous[0] if previous and not previous[0].endswith('delta') else None,
     'previous': previous[-1] if previous else None,
@@ -475,19 +540,25 @@ def _write_model(
   unfinished: str,
   processes: int,
 ) -> None:
-  """Writes a SavedModel or a dense_model into the directory `unfinished`.
+  """Turns what was written into the directory `unfinished` into a SavedModel or a dense_model.
 
-  The rows of a SavedModel come from the Parquet files that all processes wrote into this directory.
-  Afterwards these files are removed.
+  The rows of a SavedModel come from the Parquet files of all processes.
   """
-  if kind == 'dense_model':
-    dense_model.save(cfg, model, dense_stats, unfinished)
-    return
-  parts = [os.path.join(unfinished, part_name('rows', r, processes)) for r in range(processes)]
-  rows = chain.concatenate([rows for part in parts for rows in chain.read_rows(part)])
-  saved_model.save(cfg, model, dense_stats, rows, unfinished, integer_slots)
-  for part in parts:
-    os.remove(part)
+  rows = None
+  if kind == 'saved_model':
+    parts = [os.path.join(unfinished, part_name('rows', r, processes)) for r in range(processes)]
+    rows = chain.concatenate([rows for part in parts for rows in chain.read_rows(part)])
+  for name in os.listdir(unfinished):
+    os.remove(os.path.join(unfinished, name))
+  try:
+    if rows is None:
+      dense_model.save(cfg, model, dense_stats, unfinished)
+    else:
+      saved_model.save(cfg, model, dense_stats, rows, unfinished, integer_slots)
+  except (OSError, UserError):
+    raise
+  except Exception as e:  # such as a layer of the user's that cannot be traced
+    raise UserError(f'cannot write a {kind}: {one_line(e)}') from e
 
 
 def _write_dense(

@@ -83,12 +83,11 @@ class Change(NamedTuple):
     return Items(*map(np.concatenate, zip(kept, self.items))).by_key()
 
 
-def save(change: Change, path: str, with_index: bool) -> None:
+def save(change: Change, path: str) -> None:
   """Writes items into the directory `path`.
 
   Args:
     change: all items of a catalogue, with `gone` empty; or the change since an earlier export.
-    with_index: whether to write their index too, if faiss is installed.
   """
   items, gone = change
   count, width = items.vectors.shape
@@ -105,7 +104,11 @@ def save(change: Change, path: str, with_index: bool) -> None:
   out = io.BytesIO()
   pq.write_table(table, out)
   files.write(os.path.join(path, ITEMS), out.getvalue())
-  if with_index and count and has_faiss():
+
+
+def save_index(items: Items, path: str) -> None:
+  """Writes an index of items, if there are any and faiss is installed, into a directory."""
+  if len(items.keys) and has_faiss():
     files.write(os.path.join(path, INDEX), index_of(items.vectors))
 
 

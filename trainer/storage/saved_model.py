@@ -22,12 +22,13 @@ import numpy as np
 import tensorflow as tf
 
 from trainer import config
+from trainer.config.export import input_name, same_inputs
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader, SlotTensors, repeated
 from trainer.data.features import average_lists, pool_norm
 from trainer.embedding.layer_inputs import HistoryVectors, history_places
 from trainer.errors import UserError
 from trainer.storage.chain import Rows
-from trainer.storage.served_model import ServedModel, common_size, graph, input_name, write
+from trainer.storage.served_model import ServedModel, common_size, graph, write
 
 NO_KEY = np.int64(2**63 - 1)  # the last of `keys`, where the search for an unknown feature ends
 ROWS_AT_ONCE = 1 << 18  # factor rows to copy at a time; the indices of a copy take more memory
@@ -301,12 +302,9 @@ def save(
   """
   serving = Serving(cfg, model, dense_stats, rows, integer_slots)
   columns = serving.column_specs()
+  if why := same_inputs(columns):
+    raise UserError(why)
   specs = {spec.name: spec for spec in columns.values()}
-  if len(specs) < len(columns):
-    raise UserError(
-      f"a SavedModel's inputs: found columns {', '.join(sorted(columns))}; "
-      'wanted names that differ in their letters, digits or underscores'
-    )
   signatures = {
     'serving_default': graph(serving.from_columns, specs),
     'examples': graph(

@@ -6,7 +6,6 @@ task has an output of its name. With model.retrieval, the output is `vector` flo
 vector of the query. Both models hold warm-up requests for TensorFlow Serving.
 """
 
-import re
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
@@ -18,15 +17,6 @@ from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs
 from trainer.storage import warmup
 
 Graph = tf.types.experimental.ConcreteFunction
-
-
-def input_name(column: str) -> str:
-  """Returns the name that the tensor of a log's column has in a signature.
-
-  It has only letters, digits and underscores, and begins with a letter.
-  """
-  name = re.sub(r'[^A-Za-z0-9_]', '_', column)
-  return name if name[:1].isalpha() else f'column_{name}'
 
 
 class ServedModel(tf.Module):

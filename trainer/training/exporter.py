@@ -51,9 +51,15 @@ class Exporter:
       marker: the file that announced the pass, for the event's `seconds_since_announced`; None if
         nothing announced it.
     """
-    every = self._cfg.export.delta_every_passes
-    if every and self._state.progress.done % every == 0:
+    every, progress = self._cfg.export.delta_every_passes, self._state.progress
+    progress.delta_due = bool(every) and progress.done % every == 0
+    self.export_due(marker)
+
+  def export_due(self, marker: str | None = None) -> None:
+    """Writes the delta that is due, also if an earlier start of the run could not write it."""
+    if self._state.progress.delta_due and self._cfg.export.delta_every_passes:
       self._write('delta', marker)
+      self._state.progress.delta_due = False
 
   def _write(self, kind: str, marker: str | None = None, kept_at: int | None = None) -> None:
     progress = self._state.progress
@@ -75,12 +81,13 @@ class Exporter:
         dense_stats=self._step.dense.embedding.stats,
         communicator=self._communicator,
         items=self._items() if has_items else None,
-        step=self._step.steps,
-        since=progress.exported_step,
+        ancestors=progress.ancestors,
         replay=self._replay,
       )
     if kind in chain.ROW_KINDS:
-      progress.exported_step = self._step.steps
+      progress.ancestors = [written.checksum]
+    if written.told:
+      self._log.show(written.told, keep=True)
     announced = None if marker is None else modified(marker)
     fields = {
       'pass': progress.last,

@@ -15,7 +15,7 @@ from trainer.data.features import dense_stats
 from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
-from trainer.errors import BadPass
+from trainer.errors import BadPass, UserError
 from trainer.reporting import closing
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
@@ -104,6 +104,7 @@ class Job:
       for callback in self._callbacks:
         callback.on_train_begin()
       self.validation.open()
+      self._export(self.exporter.export_due)
       while self._train_epoch():
         try:
           self._end_epoch()
@@ -145,9 +146,14 @@ class Job:
       begins_with = self.state.start_from(self._init_from)
     # Only now, so that a checkpoint that does not suit the config leaves the run_dir as it was.
     self.communicator.on_first(what, lambda: config.write_of_run(self.cfg))
+    best_step = self.progress.best_step
     self.state.keep_best()
     self.log.open(self._is_reporter, self.progress.metrics_position)
     self.log.events.report_to(self.cfg)
+    if best_step != self.progress.best_step:
+      self.log.show(
+        f'the best state, of step {best_step:,}, is gone: the best is chosen anew', True
+      )
     if begins_with:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
     place = {'epoch': self.progress.epoch, 'day': self.progress.day}
@@ -187,6 +193,15 @@ class Job:
     self._save_is_due = False
     self._remove_prepared()
     self._upload()
+
+  def _export(self, export: Callable[[], None]) -> None:
+    """Exports. If that fails, saves the state first, from which a new start exports again."""
+    try:
+      export()
+    except UserError:
+      if not self.state.is_saved:
+        self.save()
+      raise
 
   def _upload(self) -> None:
     if self._bucket:
@@ -327,7 +342,7 @@ class Job:
         drift.compare_day(progress, self.log, self._is_reporter, **{'pass': data_pass.name})
     self.stream.trained()
     progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
-    self.exporter.export_pass(data_pass.marker)
+    self._export(lambda: self.exporter.export_pass(data_pass.marker))
     self._upload()
     for callback in self._callbacks:
       callback.on_pass_end(data_pass.name, figures)
@@ -413,7 +428,7 @@ class Job:
     In a stream (data.watch), it also evaluates data.valid and data.test, and writes report.html.
     """
     if not ended.is_empty:
-      self.exporter.export_day()
+      self._export(self.exporter.export_day)
       drift.compare_day(self.progress, self.log, self._is_reporter, day=ended.day)
       self._upload()
     by_slot = age_tables(self.step.store, self.communicator, self.cfg.own_slot_ids())

@@ -20,6 +20,10 @@ from trainer.training import warm_start
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
 
+# Checkpoints without an export between them that a state remembers. After more, a delta that would
+# follow an export of an older one has all rows.
+MOST_ANCESTORS = 1000
+
 
 @dataclasses.dataclass
 class Progress:
@@ -54,7 +58,10 @@ class Progress:
   # The model in which the weights were trained, as trainer.training.warm_start.parts describes it.
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
-  exported_step: int = 0  # the step of the last base or delta
+  # What led to this state: the last base or delta and the checkpoints since, as their checksums
+  # (trainer.storage.export). A delta may follow an export of these alone.
+  ancestors: list[int] = dataclasses.field(default_factory=list)
+  delta_due: bool = False  # a delta was due after the last pass, and is not written
 
   def forget_best(self) -> None:
     """Forgets the best state, so that the next evaluation of data.valid becomes the best so far."""
@@ -156,7 +163,7 @@ class RunState:
     self.last_save = time.monotonic()
     if self._communicator.rank == 0:
       logging.debug('checkpoint %s in %.1f s', self._path, self.last_save - started)
-    self._saved = dataclasses.replace(self.progress)
+    self._came_through_checkpoint()
     run_dir = self._cfg.run_dir
     self._communicator.on_first(f'cannot write in {run_dir}', lambda: self.ledger.write(run_dir))
     self.keep_best()
@@ -164,17 +171,26 @@ class RunState:
   def keep_best(self) -> None:
     """Links the checkpoint that was written or read last into run_dir/best, if it is the best.
 
-    If there is no best state, it removes run_dir/best; predictions then use the last state.
+    If there is no best state, it removes run_dir/best; predictions then use the last state. If the
+    state there is not the best of this run, because the run went back to an earlier checkpoint,
+    there is none.
     """
     best_step = self.progress.best_step
 
-    def keep_here() -> None:
-      if best_step is None and self._path:
-        files.remove(self._best)
-      elif best_step == self.progress.step:
+    def keep_here() -> bool:
+      if best_step is not None and best_step == self.progress.step:
         checkpoint.link(self._path, self._best)
+      kept = checkpoint.candidates(self._best).items()
+      is_kept = best_step is not None and any(
+        serial is None or files.read_manifest(path)['step'] == best_step for path, serial in kept
+      )
+      if not is_kept and self._path:
+        files.remove(self._best)
+      return is_kept
 
-    self._communicator.on_first(f'cannot keep the best checkpoint in {self._best}', keep_here)
+    what = f'cannot keep the best checkpoint in {self._best}'
+    if not self._communicator.on_first(what, keep_here):
+      self.progress.forget_best()
 
   def restore(self, best: bool = False) -> bool:
     """Restores the newest intact checkpoint. Any number of processes may have written it.
@@ -244,6 +260,13 @@ class RunState:
     self._step.set_rates(self.progress.rate, self.progress.first_step)
     return path
 
+  def _came_through_checkpoint(self) -> None:
+    """Notes that the present state is that of the checkpoint which was written or read last."""
+    path = self._path
+    checksum = self._communicator.on_first(f'cannot read {path}', lambda: files.checksum(path))
+    self.progress.ancestors = [*self.progress.ancestors, checksum][-MOST_ANCESTORS:]
+    self._saved = dataclasses.replace(self.progress)
+
   def _restore(
     self, directory: str, check_config: bool = True, between_passes: bool = False
   ) -> bool:
@@ -274,7 +297,7 @@ class RunState:
     self._path, dense, progress = restored
     self.ledger = Ledger(progress.pop('ledger'))
     self.progress = Progress(**progress)
-    self._saved = dataclasses.replace(self.progress)
+    self._came_through_checkpoint()
     self.fates = []
     if warm_start.is_needed(before, cfg):
       dense, self.fates = warm_start.dense(before, cfg, dense, self._step.dense_state())
