@@ -290,7 +290,7 @@ def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
     return Check('run_dir', 'wrong', str(e), 'another --run_dir')
   finally:
     if communicator.rank == 0:
-      with contextlib.suppress(FileNotFoundError):
+      with contextlib.suppress(OSError):  # there is none where nothing can be written
         os.remove(probe)
   if not is_same:
     found = f'{folder} is not the directory of rank 0'
@@ -307,13 +307,14 @@ def _run_dir(communicator: 'Communicator', run_dir: str) -> Check:
 def _run(run_dir: str) -> Check:
   """Reports the state of a run, from its events and checkpoints."""
   from trainer.reporting.events import read_events
+  from trainer.storage import run_lock
   from trainer.storage.checkpoint import candidates
 
   events = read_events(run_dir)
   if not len(events):
     return Check('run', 'ok', 'has begun, without an event yet')
   last = events.iloc[-1]
-  status = last['status'] if last['event'] == 'end' else 'at work, or was killed'
+  status = last['status'] if last['event'] == 'end' else run_lock.in_words(run_dir)
   at = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(last['time']))
   refused = int((events['fate'] == 'refused').sum()) if 'fate' in events else 0
   serials = candidates(os.path.join(run_dir, 'checkpoints'))

@@ -1,15 +1,21 @@
 """ctr-doctor: what it finds, alone and between two ranks, and what it calls wrong."""
 
+import errno
 import json
 import os
 import pathlib
 import re
 import socket
 import tempfile
+import time
+from unittest import mock
 
 import tensorflow as tf
 
 from tests.support import commands, jobs
+from trainer import doctor
+from trainer.comm.communicator import SingleProcess
+from trainer.storage import run_lock
 
 PROGRAM = '-m', 'trainer.doctor'
 ALONE = 'versions', 'op library', 'ranks', 'processor', 'threads', 'memory', 'open files', 'GPUs'
@@ -73,6 +79,38 @@ class DoctorTest(tf.test.TestCase):
       r'wrong  run  +stopped, last event at 1970-.*, step 1,234; 0 checkpoints; 1 passes refused '
       '.*; wanted a checkpoint: nothing is saved yet',
     )
+
+  def test_it_says_whether_the_trainer_was_killed(self):
+    (self.folder / 'metrics.jsonl').write_text('{"event": "train", "step": 3, "time": 1.0}\n')
+    told = lambda: self.doctor('--run_dir', str(self.folder)).stdout
+    self.assertIn('no process trains into it, last event at', told())
+    lock = run_lock.RunLock(str(self.folder))
+    lock.acquire()
+    self.assertIn(f'process {os.getpid()} on host {socket.gethostname()} is at work, last', told())
+    owner = json.loads((self.folder / run_lock.FILE).read_text())
+    for changes, silent, wanted in (
+      ({'started': 1.0}, 0, 'was killed, last event at'),
+      ({'place': 'elsewhere'}, 0, 'is at work, last event at'),
+      (
+        {'place': 'elsewhere'},
+        100,
+        r'was killed or cut off: it gave its last sign of life 1\d\d s ago',
+      ),
+      ({'process': 'x'}, 0, 'no process trains into it'),
+    ):
+      (self.folder / run_lock.FILE).write_text(json.dumps(owner | changes))
+      then = time.time() - silent
+      os.utime(self.folder / run_lock.FILE, (then, then))
+      self.assertRegex(told(), wanted)
+
+  def test_a_directory_that_cannot_be_written(self):
+    """Where nothing can be written, its probe cannot be removed either."""
+    error = OSError(errno.EROFS, os.strerror(errno.EROFS), 'x')
+    with mock.patch.object(doctor.files, 'write_synced', side_effect=error):
+      with mock.patch.object(doctor.os, 'remove', side_effect=error):
+        check = doctor._run_dir(SingleProcess(), str(self.folder))
+    self.assertEqual((check.state, check.wanted), ('wrong', 'another --run_dir'))
+    self.assertIn('Read-only file system', check.found)
 
   def test_a_file_is_no_run_dir(self):
     path = self.folder / 'small.csv'

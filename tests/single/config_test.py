@@ -444,6 +444,15 @@ class ConfigTest(tf.test.TestCase):
     with self.assertRaisesRegex(errors.ConfigError, '^/nowhere.yaml: no such file'):
       config.load('/nowhere.yaml')
     path = os.path.join(self.get_temp_dir(), 'bad.yaml')
+    os.mkfifo(path)
+    for special in (path, '/dev/zero'):
+      with self.assertRaisesRegex(errors.UserError, f'^{special}: is a device, a pipe or a socket'):
+        config.load(special)
+    os.remove(path)
+    with open(path, 'wb') as f:
+      f.truncate(1 << 30)
+    with self.assertRaisesRegex(errors.UserError, 'has more than 16,777,216 bytes; wanted a small'):
+      config.load(path)
     with open(path, 'w', encoding='utf-8') as f:
       f.write('a: [1\nb: 2')
     with self.assertRaisesRegex(errors.ConfigError, r'bad.yaml:2: not YAML'):

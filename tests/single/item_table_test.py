@@ -223,6 +223,20 @@ class ItemTableTest(tf.test.TestCase):
     (*_, last) = [e for e in map(json.loads, lines) if e['event'] == 'eval']
     self.assertEqual((last['items'], last['examples']), (24, 60))
 
+  def test_a_pass_of_items_that_the_table_lacks_is_refused(self):
+    """So is one whose items are all blank, even before any other."""
+    write_queries(f'{self.folder}/lacks.csv', [(user, 99) for user in range(9)])
+    write_queries(f'{self.folder}/blank.csv', [(user, '') for user in range(9)])
+    paths = [f'{self.folder}/{name}.csv' for name in ('blank', 'lacks', 'train')]
+    changes = {'data.train': paths, 'data.max_refused_passes': 2, 'train.epochs': 1}
+    cfg = self.make_config(**changes)
+    job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    self.assertEqual(job.run(), 0)
+    fates = [(entry.fate, entry.reason) for entry in job.state.ledger]
+    self.assertEqual([fate for fate, _ in fates], ['refused', 'refused', 'trained'])
+    self.assertRegex(fates[0][1], "blank.csv: (slot|column) 'item' is blank in")
+    self.assertIn('lacks.csv: data.items lacks the items of 9 of 9 samples', fates[1][1])
+
   def test_mistakes_are_one_line(self):
     rows = list(ITEM_TABLE.items())
     for table, header, wanted in (
@@ -236,9 +250,12 @@ class ItemTableTest(tf.test.TestCase):
       ([(4, ('k', 't', 'x'))], None, "items.csv:2: column 'price': found 'x'"),
       ([(99, ('k', 't', '1'))], None, 'lacks the items of 180 of 180 samples; wanted the items of'),
       (None, None, '^data.items: .*items.csv: no such file$'),
+      ('pipe', None, 'items.csv: is a device, a pipe or a socket; wanted a file'),
     ):
       if table is None:
         pathlib.Path(self.table).unlink()
+      elif table == 'pipe':
+        os.mkfifo(self.table)
       else:
         write_items(self.table, table, *([header] if header else []))
       run_dir = tempfile.mkdtemp(dir=self.folder)

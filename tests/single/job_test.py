@@ -500,6 +500,15 @@ class JobTest(tf.test.TestCase):
     self.assertEqual([e['day'] for e in self.events('eval')], [1, 1], 'the day that ended')
     self.assertEqual([e['waiting'] for e in self.events('train')], [1, 0])
     self.assertTrue(all(e['seconds_behind'] >= 0 for e in self.events('train')))
+    # A pass that was refused waits no longer.
+    for name, text in (('3/part-0.csv', 'user,item,label\n'), ('3/_SUCCESS', '')):
+      os.makedirs(f'{self.folder}/log/day=3', exist_ok=True)
+      with open(f'{self.folder}/log/day={name}', 'w', encoding='utf-8') as f:
+        f.write(text)
+    self.watch(data)
+    (refused,) = self.events('pass')
+    self.assertEqual((refused['fate'], refused['waiting']), ('refused', 0))
+    self.assertEqual(refused['seconds_behind'], 0)
     self.assertTrue(all(e['disk_free'] > e['disk_bytes'] > 0 for e in self.events('day_end')))
     self.assertTrue(os.path.exists(f'{self.run_dir}/report.html'))
     self.assertEqual(self.prepared(), [])

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import pathlib
 import tempfile
 
@@ -440,6 +441,10 @@ class BinsTest(tf.test.TestCase):
     (self.folder / 'items.csv').unlink()
     with self.assertRaisesRegex(UserError, missing.format('csv')):
       open_values(self.config())
+    os.mkfifo(self.folder / 'items.csv')
+    with self.assertRaisesRegex(UserError, 'items.csv: is a device, a pipe or a socket; wanted'):
+      open_values(self.config())
+    (self.folder / 'items.csv').unlink()
     (self.folder / 'items.csv').write_text('x,kind\n1,a\n1.0,b\n')
     with self.assertRaisesRegex(UserError, "items.csv: the key '1' is there twice"):
       open_values(self.config())

@@ -192,6 +192,24 @@ class PassesTest(tf.test.TestCase):
     with self.assertRaises(FileNotFoundError):
       announced(make_config(watch=self.path('nowhere')))
 
+  def test_announced_passes_that_need_no_more_work_are_passed_over(self):
+    """What is known of them goes with their files."""
+    self.touch('w/1.csv', 'w/1.csv.done', 'w/d/2.csv', 'w/d/2.csv.done', 'w/3.csv', 'w/3.csv.done')
+    cfg, asked, settled = make_config(watch=self.path('w')), [], {}
+
+    def look():
+      asked.clear()
+      is_settled = lambda path: asked.append(path) or not path.endswith('3.csv')
+      return [one.name for one in announced(cfg, is_settled, settled)[0]], len(asked)
+
+    self.assertEqual(look(), (['3'], 3))
+    self.assertEqual(look(), (['3'], 1))
+    self.assertEqual(settled[self.path('w')], {'1.csv', '1.csv.done'})
+    shutil.rmtree(self.path('w/d'))
+    os.remove(self.path('w/1.csv'))
+    self.assertEqual(look(), (['3'], 1))
+    self.assertEqual(settled, {self.path('w'): {'1.csv.done'}})
+
   def test_mistakes(self):
     self.touch('a.csv', 'a.csv.gz', 'day_x.csv', 'day_².csv', f'day_{"9" * 30}.csv')
     self.touch('day_2024-13-45.csv', 'b/x')

@@ -131,6 +131,32 @@ class StreamTest(tf.test.TestCase):
     self.assertEqual(self.stream.next().data_pass.name, 'day_1')
     self.stream.trained()
 
+  def test_a_look_that_takes_long_is_not_repeated_at_once(self):
+    """So looking takes a small share of the time, and new passes are found within seconds."""
+    looks = []
+
+    def slowly(*args):
+      looks.append(self.now)
+      self.now += 0.1 if len(looks) < 3 else 60
+      return passes.announced(*args)
+
+    self.enter_context(mock.patch.object(stream, 'announced', slowly))
+    self.announce('day_1.csv', 'day_2.csv')
+    self.start()
+    self.assertEqual(self.run_until_idle(), ['day_1', 'end 1', 'day_2'])
+    self.announce('day_3.csv')
+    self.now += 4.9
+    self.assertEqual(self.run_until_idle(), [])
+    self.assertLen(looks, 1)
+    self.now += 0.2
+    self.assertEqual(self.run_until_idle(), ['end 2', 'day_3'])
+    self.now += 5.1
+    self.assertEqual(self.run_until_idle(), [])
+    self.assertLen(looks, 3)
+    self.now += 10.1  # at the latest, whatever a look takes
+    self.run_until_idle()
+    self.assertLen(looks, 4)
+
   def test_late_passes(self):
     self.announce('day_1.csv', 'day_3.csv')
     for late, wanted, fate in (

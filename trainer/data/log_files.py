@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -381,11 +381,15 @@ def _info(path: str) -> pa.fs.FileInfo:
 
 
 def walk(
-  directory: str, onerror: Callable[[OSError], None]
+  directory: str, onerror: Callable[[OSError], None], skip: Mapping[str, set[str]]
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-  """Does what os.walk does, for remote directories too."""
+  """Does what os.walk does, for remote directories too, and passes over some names.
+
+  Args:
+    skip: {directory: names in it to pass over}; names that are gone are removed from the sets.
+  """
   if not is_remote(directory):
-    yield from os.walk(directory, onerror=onerror)
+    yield from _walk_here(directory, onerror, skip)
     return
   contents: dict[str, tuple[list[str], list[str]]] = {directory: ([], [])}
   try:
@@ -396,7 +400,40 @@ def walk(
     onerror(OSError(e.errno, first_line(e), directory))
     return
   for folder, (folders, names) in sorted(contents.items()):
+    if skipped := skip.get(folder):
+      skipped.intersection_update(names)
+      names = [name for name in names if name not in skipped]
     yield folder, folders, names
+
+
+def _walk_here(
+  directory: str, onerror: Callable[[OSError], None], skip: Mapping[str, set[str]]
+) -> Iterator[tuple[str, list[str], list[str]]]:
+  """Does what `walk` does, for a local directory."""
+  skipped, met = skip.get(directory, set()), set()
+  folders, names = [], []
+  try:
+    with os.scandir(directory) as entries:
+      for entry in entries:
+        if entry.name in skipped:
+          met.add(entry.name)
+        else:
+          (folders if _is_directory(entry) else names).append(entry.name)
+  except OSError as e:
+    onerror(e)
+    return
+  skipped.intersection_update(met)
+  yield directory, folders, names
+  for path in (os.path.join(directory, name) for name in folders):
+    if not os.path.islink(path):
+      yield from _walk_here(path, onerror, skip)
+
+
+def _is_directory(entry: os.DirEntry) -> bool:
+  try:
+    return entry.is_dir()
+  except OSError:  # such as a link to itself
+    return False
 
 
 def files_of(path: str) -> list[LogFile]:

@@ -235,7 +235,9 @@ def paths_of_log(cfg: Config) -> list[str]:
 
 
 def announced(
-  cfg: Config, is_settled: Callable[[str], bool] = lambda path: False
+  cfg: Config,
+  is_settled: Callable[[str], bool] = lambda path: False,
+  settled: dict[str, set[str]] | None = None,
 ) -> tuple[list[Pass], list[str], dict[str, str]]:
   """Returns the passes that marker files in and below data.watch announce.
 
@@ -244,6 +246,8 @@ def announced(
 
   Args:
     is_settled: path -> whether the pass there needs no more work; such passes are left out.
+    settled: {directory: names in it that need no more work}, from earlier calls. This call passes
+      over them and brings `settled` up to date, so that each call looks only at what is left.
   Returns:
     The passes, by day and name; the paths of passes that are announced but missing; and what is
     wrong with the passes that were refused, {path: text}.
@@ -251,6 +255,8 @@ def announced(
   directory, of_prepared = normal(cfg.data.watch), cfg.data.format == 'prepared'
   markers: dict[str, str] = {}  # by the path of the pass
   missing: list[str] = []
+  settled = {} if settled is None else settled
+  walked: set[str] = set()
 
   def fail(error: OSError) -> None:
     if error.filename == directory:
@@ -259,7 +265,8 @@ def announced(
   def is_prepared_pass(path: str) -> bool:
     return is_settled(path) or os.path.exists(os.path.join(path, META))
 
-  for folder, folders, names in walk(directory, fail):
+  for folder, folders, names in walk(directory, fail, settled):
+    walked.add(folder)
     here = {*folders, *names}
     marked = {n.removesuffix(DONE_MARKER): n for n in names if n.endswith(DONE_MARKER)}
     # A directory in a prepared pass is not a pass.
@@ -271,12 +278,15 @@ def announced(
     for name, marker in marked.items():
       path = os.path.join(folder, name)
       if is_settled(path):
-        continue
-      if name in here:
+        done = {name, marker} - {DIRECTORY_MARKER} - set(() if of_prepared else folders)
+        settled.setdefault(folder, set()).update(done & here)
+      elif name in here:
         markers[path] = os.path.join(folder, marker)
       else:
         missing.append(path)
     folders[:] = [name for name in folders if name not in inside]
+  for folder in settled.keys() - walked:
+    del settled[folder]
   wrong: dict[str, str] = {}
   good = _good_passes(
     markers, lambda path: _pass(cfg, path, directory, 'data.watch', markers[path]), wrong

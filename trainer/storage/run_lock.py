@@ -151,6 +151,23 @@ class RunLock:
     return now - modified > self._stale_seconds
 
 
+def in_words(run_dir: str) -> str:
+  """Says whether a trainer is at work in a run_dir. It writes nothing and takes no lock."""
+  try:
+    with open(os.path.join(run_dir, FILE), encoding='utf-8', errors='replace') as f:
+      owner, silent = _read(f), time.time() - os.fstat(f.fileno()).st_mtime
+  except FileNotFoundError:
+    owner = None
+  if owner is None:
+    return 'no process trains into it'
+  who = f'process {owner["process"]} on host {owner["host"]}'
+  if owner['place'] == _this_process()['place']:
+    return f'{who} {"was killed" if _is_dead(owner) else "is at work"}'
+  if silent > STALE_SECONDS:
+    return f'{who} was killed or cut off: it gave its last sign of life {silent:,.0f} s ago'
+  return f'{who} is at work'
+
+
 def _this_process() -> JsonObject:
   # Containers may have their host's name, so the namespace of process ids tells them apart.
   host, namespace = socket.gethostname(), os.stat('/proc/self/ns/pid').st_ino
@@ -183,6 +200,7 @@ def _read(f: TextIO) -> JsonObject | None:
   f.seek(0)
   try:
     owner = json.loads(f.read())
-    return owner if {'host', 'process', 'started', 'place', 'id'} <= owner.keys() else None
-  except (ValueError, AttributeError):
+    numbers = isinstance(owner['process'], int) and isinstance(owner['started'], (int, float))
+    return owner if numbers and {'host', 'place', 'id'} <= owner.keys() else None
+  except (ValueError, LookupError, TypeError):
     return None

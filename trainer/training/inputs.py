@@ -61,6 +61,7 @@ class Inputs:
     self.cfg, self.communicator, self.step = cfg, communicator, step
     self.progress_made = progress_made
     self._owners: dict[str, int] = {}  # {prepared path: the rank that converts it ahead}
+    self._converted_ahead = itertools.count()
     # {prepared path: conversion in the background by this process}
     self._ahead: dict[str, concurrent.futures.Future] = {}
     self._items: ItemTable | None = None
@@ -221,7 +222,7 @@ class Inputs:
       path = self._path(data_pass, split)
       if path == data_pass.path or path in self._owners:
         continue
-      self._owners[path] = len(self._owners) % processes
+      self._owners[path] = next(self._converted_ahead) % processes
       if self._owners[path] == self.communicator.rank:
         self._ahead[path] = self._thread.submit(self._convert_ahead, data_pass, path)
 
@@ -289,10 +290,13 @@ class Inputs:
     return on_block
 
   def remove(self, names: Collection[str], split: str) -> None:
-    """Removes the converted form of the passes with these names. Only process 0 calls it."""
+    """Removes the converted form of the passes with these names. Every process calls it."""
     for name in names:
       path = os.path.join(self._folder, split, folder_name(name))
-      if os.path.isdir(path):
+      self._owners.pop(path, None)
+      if ahead := self._ahead.pop(path, None):
+        ahead.cancel()
+      if self.communicator.rank == 0 and os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
 
   def staged(

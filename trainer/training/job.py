@@ -414,7 +414,8 @@ class Job:
 
   def _tell_fate(self, name: str, fate: str, reason: str) -> None:
     """Reports a pass that is late, skipped, seen before or refused, as a line and an event."""
-    self.log.write('pass', **{'pass': name, 'fate': fate, 'reason': reason})
+    lag = self.stream.lag() if self.cfg.data.watch and self._is_reporter else {}
+    self.log.write('pass', **{'pass': name, 'fate': fate, 'reason': reason}, **lag)
     self.log.show(f'{fate}: {reason}', keep=True)
     if self._is_reporter:  # if this fails, the next checkpoint writes it
       with self.log.events.guarded('ledger.jsonl'):
@@ -504,7 +505,7 @@ class Job:
     """In the last epoch, removes converted passes, except the newest data.keep_prepared_passes."""
     progress, keep = self.progress, self.cfg.data.keep_prepared_passes
     is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
-    if keep is None or not is_last_epoch or not self._is_reporter:
+    if keep is None or not is_last_epoch:
       return
     settled = [e for e in self.state.ledger if e.epoch == progress.epoch and e.fate != 'entered']
     trained = [e.name for e in settled if e.fate in TRAINED]

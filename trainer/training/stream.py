@@ -8,7 +8,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from absl import logging
 
@@ -43,6 +43,10 @@ from trainer.training.run_state import RunState
 # The beginning of a pass of this size or more is checked before all of it is read.
 LARGE_BYTES = 1 << 30
 SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
+# A look at a local directory is followed by the next one after this many times its own duration, or
+# after as long as at a remote directory. So looking takes 2 % of the time, however many passes lie
+# there.
+DURATIONS_BETWEEN_LOOKS = 50
 DAY_SECONDS = 24 * 3600
 
 
@@ -113,14 +117,17 @@ class Stream:
     self._listed: list[Pass] | None = None
     self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
     self._said: set[str] = set()
-    self._looked: tuple[float, tuple] | None = None  # the time and the result of the last look
+    self._look_again = -math.inf  # when the result of the last look counts no longer
+    self._announcement: tuple[list[Pass], list[str], dict[str, str]] = [], [], {}
+    self._announced_at: dict[str, float | None] = {}  # the times of markers of ready passes
     self._checked: set[str] = set()  # paths of remote passes, found unchanged since training
     # Stamp and content of files that have changed, by path.
     self._read: dict[str, tuple[tuple, tuple]] = {}
     self._trains: Entry | None = None  # the pass that is being trained on
     self._refusal: str | None = None  # why the last pass was refused; None if it was not
     self._following: list[Pass] | None = None  # passes that were ready behind the last TrainPass
-    self._settled: set[str] = set()  # paths of passes of which the ledger keeps a hash only
+    # By directory, the names of those passes there of which the ledger keeps a hash only.
+    self._settled: dict[str, set[str]] = {}
 
   def next(self, stop: bool = False) -> Action:
     """Returns what to do next. Every process calls it, and all get the same answer.
@@ -210,7 +217,7 @@ class Stream:
       trained = [entry for entry in unsaved if entry.fate in TRAINED]
       suspects = [entry for entry in trained if (entry.epoch, entry.path) not in before]
     self._trains = self._following = None
-    self._settled, self._checked = set(), set()
+    self._settled, self._checked = {}, set()
     if not suspects:
       raise error
     if len(suspects) > 1:
@@ -276,7 +283,7 @@ class Stream:
 
   def epoch_begins(self) -> None:
     """Starts over with the first pass, for the next epoch. Every process calls it."""
-    self._listed, self._settled = None, set()
+    self._listed, self._following, self._settled = None, None, {}
     self._state.progress.closed_day = None
 
   def upcoming(self, most: int | None = None) -> list[Pass]:
@@ -289,14 +296,37 @@ class Stream:
     """
 
     def look() -> list[JsonObject]:
-      if self._following is None:
-        self._following = self._ready()[0]
-      return [dataclasses.asdict(data_pass) for data_pass in self._following[:most]]
+      return [dataclasses.asdict(data_pass) for data_pass in self._waiting()[:most]]
 
     upcoming = self._communicator.on_first('cannot look for passes', look)
     return [Pass(**data_pass) for data_pass in upcoming]
 
   # What follows runs on process 0 alone.
+
+  def lag(self) -> JsonObject:
+    """Returns how many passes wait behind the last action, and since when the oldest was announced.
+
+    Returns:
+      The fields `waiting` and `seconds_behind` of an event.
+    """
+    behind = self._waiting()
+    return {'waiting': len(behind), 'seconds_behind': self._seconds_behind(behind) if behind else 0}
+
+  def _waiting(self) -> list[Pass]:
+    """Returns the passes that were ready behind the last action."""
+    if self._following is None:
+      self._following = self._ready()[0]
+    return self._following
+
+  def _seconds_behind(self, ready: Sequence[Pass]) -> float | None:
+    """Returns how long ago the oldest of some passes was announced; None if nothing did."""
+    markers = [data_pass.marker for data_pass in ready if data_pass.marker is not None]
+    if is_remote(self._cfg.data.watch or ''):  # looking costs a request; the first is likely oldest
+      markers = markers[:1]
+    known = self._announced_at
+    self._announced_at = {m: known[m] if m in known else modified(m) for m in markers}
+    times = [time for time in self._announced_at.values() if time is not None]
+    return round(max(0.0, self._clock() - min(times)), 3) if times else None
 
   def _decide(self, stop: bool) -> tuple[str, JsonObject, list[JsonObject]]:
     """Returns the name of the next action, its fields, and the new entries of the ledger."""
@@ -340,16 +370,14 @@ class Stream:
           settled.append(entry)
           continue
       elif (ending := self._ends(data_pass)) is not None:
+        self._following = ready[place + 1 :]
         ending = dataclasses.replace(ending, data_pass=data_pass)
         return decided(ending, entry=dataclasses.asdict(entry))
       settled.append(entry)
       self._following = ready[place + 1 :]
-      markers = [p.marker for p in ready[place:] if p.marker is not None]
-      if is_remote(cfg.watch or ''):  # looking costs a request; the first is most likely oldest
-        markers = markers[:1]
-      times = [time for time in map(modified, markers) if time is not None]
-      behind = round(max(0.0, self._clock() - min(times)), 3) if times else None
+      behind = self._seconds_behind(ready[place:])
       return decided(TrainPass(data_pass, late, len(ready) - place - 1, behind))
+    self._following = []
     if (ending := self._ends(None)) is not None:
       return decided(ending)
     if cfg.watch:
@@ -383,6 +411,9 @@ class Stream:
         name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
         wrong.append(refused_entry(Pass(name, path), epoch, text))
     by_path = {data_pass.path: data_pass for data_pass in (*watched, *self._listed)}
+    self._checked &= by_path.keys()
+    for path in self._read.keys() - by_path.keys():
+      del self._read[path]
     ready = []
     for data_pass in by_path.values():
       known = self._state.ledger.of(data_pass, epoch)
@@ -390,28 +421,26 @@ class Stream:
         ready.append(data_pass)
       elif known.fate in TRAINED:
         self._warn_if_changed(data_pass, known)
-    return (in_order(ready) if cfg.data.watch else ready), wrong
+    # What is announced is in order already.
+    return (in_order(ready) if cfg.data.watch and self._listed else ready), wrong
 
   def _is_settled(self, path: str) -> bool:
     """Returns whether the ledger keeps only a hash of the entry of this pass."""
-    if path not in self._settled and self._state.ledger.has_folded(
-      path, self._state.progress.epoch
-    ):
-      self._settled.add(path)
-    return path in self._settled
+    return self._state.ledger.has_folded(path, self._state.progress.epoch)
 
   def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
     """Returns what data.watch announces: passes, absent paths, and {path: mistake in its name}.
 
-    A remote directory is listed at most once in SECONDS_BETWEEN_REMOTE_LOOKS.
+    The result of an earlier look is used again for a while.
     """
-    if is_remote(self._cfg.data.watch) and self._looked is not None:
-      looked, announcement = self._looked
-      if self._clock() - looked < SECONDS_BETWEEN_REMOTE_LOOKS:
-        return announcement
-    announcement = announced(self._cfg, self._is_settled)
-    self._looked = self._clock(), announcement
-    return announcement
+    began = self._clock()
+    if not self._look_again - SECONDS_BETWEEN_REMOTE_LOOKS <= began < self._look_again:
+      self._announcement = announced(self._cfg, self._is_settled, self._settled)
+      pause = SECONDS_BETWEEN_REMOTE_LOOKS
+      if not is_remote(self._cfg.data.watch):
+        pause = min(pause, DURATIONS_BETWEEN_LOOKS * (self._clock() - began))
+      self._look_again = self._clock() + pause
+    return self._announcement
 
   def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
     """Returns whether a refused pass has changed and its day is not too far ahead."""
