@@ -97,6 +97,8 @@ class Run:
     from trainer.training.recommendations import recommendations
 
     self._wants_retrieval('recommend')
+    if not isinstance(k, (int, np.integer)) or k < 1:
+      raise UserError(f'k: {frames.found(k)}; wanted a whole number of items above 0')
     with self._prepared(data, labelled=False) as (run, prepared):
       return pa.concat_tables(recommendations(run, prepared, k)).to_pandas()
 

@@ -74,6 +74,8 @@ def table_of(
       kind = type(frame).__name__
       raise UserError(f'{where}: found a {kind} that is no table: {first_line(e)}') from None
     columns = list(zip(table.column_names, table.columns))
+  # The names in the header of a CSV file are stripped, too.
+  columns = [(name if name in wanted else name.strip(), column) for name, column in columns]
   times = collections.Counter(name for name, _ in columns)
   read = {part for name in wanted for part in (name, name.partition('.')[0])}
   arrays = {}

@@ -156,7 +156,9 @@ class FramesTest(tf.test.TestCase):
         self.assertIn(path.name, setting)
         prepare_pass(cfg, str(path), self.out)
         self.assertEqual(read_meta(self.out)['arrays'], wanted)
-    for frame in (table.to_batches()[0], table.to_reader(), Exporter(table), self.frame):
+    polars = Exporter(self.put('user', views))
+    spaced = self.frame.rename(columns={'user': ' user'})
+    for frame in (table.to_batches()[0], table.to_reader(), Exporter(table), polars, spaced):
       self.assertEqual(self.arrays(frame), wanted)
 
   def test_an_arrow_type_that_no_log_has(self):
