@@ -46,6 +46,9 @@ AT = flags.DEFINE_list(
 )
 TIME_FORMAT = flags.DEFINE_string('time_format', None, 'Of --by_time, as %d.%m.%Y %H:%M:%S.')
 DELIMITER = flags.DEFINE_string('delimiter', None, 'Of a CSV file; default: as between its names.')
+QUOTING = flags.DEFINE_enum(
+  'quoting', 'doubled', ['doubled', 'backslash', 'none'], 'Of a CSV file, as data.quoting.'
+)
 COLUMNS = flags.DEFINE_list('columns', [], 'Names, where a CSV file has no line of them.')
 
 SPLITS = ('train', 'valid', 'test')
@@ -262,7 +265,7 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     The place of each line or row in SPLITS by its number, from 1, or _ALL or _NONE, int8; how many
     samples each split gets; and a text for each split about its times.
   """
-  from trainer.data.conversion import READERS, warn_of_headers
+  from trainer.data.conversion import READERS, warn_of_headers, warn_of_quotes
   from trainer.data.csv_format import delimiter_of, header_lines
 
   by = '\t' if DELIMITER.value == '\\t' else DELIMITER.value
@@ -270,22 +273,25 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     by = delimiter_of(DATA.value, [column])
   # A weight is read as a number, which may have a fraction, where the format tells them from texts.
   data = config.Data.model_construct(
-    slots=[], label=None, weight=BY_TIME.value, delimiter=by, columns=COLUMNS.value or None
+    **{'slots': [], 'label': None, 'weight': BY_TIME.value},
+    **{'delimiter': by, 'columns': COLUMNS.value or None, 'quoting': QUOTING.value},
   )
-  lines, parts, headers = [], [], []
+  lines, parts, headers, quotes = [], [], [], []
   with renamed(r'data\.(?=delimiter|columns)', '--'), renamed(", as by --set '.*'$", ''):
     asked = {column: '--by_time' if BY_TIME.value else '--by_hash'}
     for read in READERS[kind](DATA.value, data, asked):
       block = read()
       if block.malformed:
-        hint = '; or another --delimiter or --columns' if kind == 'csv' else ''
+        hint = '; or another --delimiter, --quoting or --columns' if kind == 'csv' else ''
         raise UserError(f'{block.malformed[0]._replace(path=DATA.value)}{hint}')
       headers += block.repeated_headers
+      quotes += block.stray_quotes
       lines.append(block.lines)
       parts.append((_texts if BY_TIME.value else _keys)(block.columns[column], column))
   if not any(map(len, lines)):
     raise UserError(f'--data {DATA.value}: found no samples; wanted at least one')
   warn_of_headers(DATA.value, headers)
+  warn_of_quotes(DATA.value, quotes, QUOTING.value)
   if BY_TIME.value:
     own, told = _by_time(pa.chunked_array(parts).to_pandas(), column)
   else:
@@ -313,6 +319,7 @@ def main() -> None:
     (TIME_FORMAT, BY_TIME.value, '--by_hash', '--by_time'),
     (DELIMITER, kind == 'csv', f'the format {kind}', 'csv'),
     (COLUMNS, kind == 'csv', f'the format {kind}', 'csv'),
+    (QUOTING, kind == 'csv' or QUOTING.value == 'doubled', f'the format {kind}', 'csv'),
   ):
     if flag.value and not is_used:
       raise UserError(f'--{flag.name}: found with {found}; wanted {wanted}')

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <set>
+#include <string>
 
 #include "ops/cc/data/farmhash.h"
 #include "tests/cc/testing.h"
@@ -22,6 +24,22 @@ TEST(KnownHashes) {
   const int64_t five = 5;
   KeysOfIntegers(&five, 1, 1, keys);
   CHECK(keys[0] == 6996394395781867);
+}
+
+TEST(OneKeyHoweverItIsWritten) {
+  for (const auto& alike : {std::vector<std::string>{"true", "True", " TRUE"},
+                            {"false", "False", "FALSE\n"},
+                            {"12", "12.0", "12.000"},
+                            {"0", "-0.0", "0.0"}}) {
+    std::set<int64_t> keys;
+    for (const std::string& text : alike) {
+      const int32_t offsets[] = {0, static_cast<int32_t>(text.size())};
+      int64_t key;
+      KeysOfTexts(text.data(), offsets, 1, 1, &key);
+      keys.insert(key);
+    }
+    CHECK(keys.size() == 1);
+  }
 }
 
 TEST(ReadsNothingBeyondATextsEnd) {

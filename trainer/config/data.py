@@ -156,14 +156,19 @@ class Data(Section):
   delimiter: str | None = None
   """Separates the fields of a csv line; a tab is written "\\t". null: a tab in files named
   .tsv, .tsv.gz and so on, and a comma in all others."""
+  quoting: Literal['doubled', 'backslash', 'none'] = 'doubled'
+  """How csv files quote texts, and write a quote within a quoted text. doubled: twice, as in
+  "a ""b"", c"; backslash: as in "a \\"b\\", c", which Spark writes. none: nothing is quoted, as in
+  logs of Hive, and each quote belongs to its text."""
   columns: list[str] | None = None
   """Names of the columns of a csv file without a header line."""
   label: str | None = 'label'
   """The column of the label: 0 or 1, or any number where model.loss is squared_error. With
   model.retrieval a sample of label 1 is a positive; null: every sample is."""
   label_positive: RegularExpression | None = None
-  """A regular expression: a label that matches it whole is 1, any other text 0. null: labels are 0
-  and 1."""
+  """A regular expression: a label that matches it whole is 1, any other text 0. A number or
+  boolean matches however it is written: 4|5 takes 4.0, true takes TRUE. null: labels are 0 and
+  1."""
   label_negative: RegularExpression | None = None
   """A regular expression: a label that matches it whole is 0. A record is bad if its label matches
   neither this nor label_positive (or, if that is null, is not 1). It also allows passes in

@@ -29,3 +29,4 @@ class Block(NamedTuple):
   text: Callable[[int], str]  # i -> record i as it is in the file
   malformed: list[BadRecord]  # records that cannot be split into columns
   repeated_headers: Sequence[int] = ()  # numbers of lines that repeat the header
+  stray_quotes: Sequence[int] = ()  # number of the first line with a quote that is not CSV's

@@ -123,10 +123,12 @@ def _parsed_blocks(
   """
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   headers: list[int] = []
+  quotes: list[int] = []
 
   def parsed(read: Callable[[], Block]) -> Parsed:
     block = read()
     headers.extend(block.repeated_headers)
+    quotes.extend(block.stray_quotes)
     return parse(cfg, block, labelled)
 
   try:
@@ -140,6 +142,7 @@ def _parsed_blocks(
   finally:
     pool.shutdown(cancel_futures=True)
   warn_of_headers(path, headers)
+  warn_of_quotes(path, quotes, cfg.data.quoting)
 
 
 def warn_of_headers(path: str, lines: Sequence[int]) -> None:
@@ -147,6 +150,16 @@ def warn_of_headers(path: str, lines: Sequence[int]) -> None:
   if lines:
     text = '%s:%d: found the line of names again, %d times in the file; left out'
     logging.warning(text, path, min(lines), len(lines))
+
+
+def warn_of_quotes(path: str, lines: Sequence[int], quoting: str) -> None:
+  """Warns of lines with a quote that is none of data.quoting, if there are any."""
+  if lines:
+    text = (
+      '%s:%d: found a quote in the middle of a text, where quoting: %s has none; wanted '
+      'data.quoting: none for a log that quotes nothing, or backslash for one that writes \\"'
+    )
+    logging.warning(text, path, min(lines), quoting)
 
 
 class BadRecords:

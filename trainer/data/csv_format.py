@@ -2,17 +2,19 @@
 
 A record is a line that ends in LF, in CRLF or at the end of the file. A quoted field ("a,b"; ""
 stands for a quote) contains no line end. Blank lines are skipped. Lines that repeat the header,
-which concatenated files contain, are skipped with a warning. Whether a line is accepted depends on
-that line alone.
+which concatenated files contain, are skipped with a warning; a header in another order refuses the
+file. Whether any other line is accepted depends on that line alone.
 """
 
 import codecs
 import contextlib
 import csv
 import functools
+import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -39,17 +41,53 @@ def _delimiter(path: str, data: config.Data) -> str:
   return '\t' if suffix_of(path) == '.tsv' else ','
 
 
-def _fields(line: bytes, delimiter: bytes) -> list[bytes] | None:
-  """Returns a line's fields; None if a quote stays open or a CR splits the line."""
-  if b'\r' in line:
-    return None
-  if b'"' not in line:
-    return line.split(delimiter)
-  # The reader also gets a line 'x'. If a quote stays open, it joins both lines to one row.
-  rows = list(
-    csv.reader([line.decode('latin-1') + '\n', 'x'], delimiter=delimiter.decode('latin-1'))
-  )
-  return [f.encode('latin-1') for f in rows[0]] if len(rows) == 2 else None
+class _Dialect(NamedTuple):
+  """How a file separates and quotes the fields of a line."""
+
+  delimiter: bytes
+  quoting: str  # data.quoting
+
+  @property
+  def is_quoted(self) -> bool:
+    return self.quoting != 'none'
+
+  def doubled(self, raw: bytes) -> bytes:
+    """Returns lines in which a quote within a quoted field is written twice, whatever `quoting`."""
+    if self.quoting != 'backslash' or b'\\' not in raw:
+      return raw
+    by = re.escape(self.delimiter)
+    field = b'(?:^|(?<=[\n%b]))"(?:[^"\\\\\n]|\\\\.|"")*"(?=[%b\r\n])' % (by, by)
+    escape = lambda match: b'""' if match[1] == b'"' else match[1]
+    return re.sub(field, lambda match: re.sub(rb'\\(["\\])', escape, match[0]), raw)
+
+  def fields(self, line: bytes) -> list[bytes] | None:
+    """Returns a line's fields; None if a quote stays open or a CR splits the line."""
+    if b'\r' in line:
+      return None
+    if not self.is_quoted or b'"' not in line:
+      return line.split(self.delimiter)
+    # The reader also gets a line 'x'. If a quote stays open, it joins both lines to one row.
+    lines = [line.decode('latin-1') + '\n', 'x']
+    rows = list(csv.reader(lines, delimiter=self.delimiter.decode('latin-1')))
+    return [f.encode('latin-1') for f in rows[0]] if len(rows) == 2 else None
+
+  def stray_quote(self, raw: bytes) -> int | None:
+    """Returns where a quote is neither at a border of a field nor doubled; None if none is so.
+
+    Args:
+      raw: whole lines.
+    """
+    if not self.is_quoted or b'"' not in raw:
+      return None
+    data = np.frombuffer(raw, np.uint8)
+    at = np.flatnonzero(data == ord('"'))
+    # A run is of quotes beside one another. The byte before the first line is the last line's LF.
+    starts, ends = at[data[at - 1] != ord('"')], at[data[at + 1] != ord('"')]
+    inside = starts[(ends - starts) % 2 == 0], ends[(ends - starts) % 2 == 0]
+    borders = np.zeros([256], bool)
+    borders[[*b'\r\n', *self.delimiter]] = True
+    is_stray = ~(borders[data[inside[0] - 1]] | borders[data[inside[1] + 1]])
+    return int(inside[0][is_stray.argmax()]) if is_stray.any() else None
 
 
 def _to_arrow(
@@ -59,7 +97,7 @@ def _to_arrow(
   *,
   names: Sequence[str],
   wanted: Sequence[str],
-  delimiter: bytes,
+  dialect: _Dialect,
   decimal: str,
 ) -> tuple[dict[str, pa.Array], int]:
   """Parses whole lines that end in LF and contain no CR.
@@ -77,12 +115,12 @@ def _to_arrow(
   """
   if not raw:
     return {name: pa.array([], pa.binary()) for name in wanted}, 0
-  quoted = b'"' in raw
+  quoted = dialect.is_quoted and b'"' in raw
   if quoted:  # one more line: an open quote would join it, and a row would be missing
-    raw += delimiter * (len(names) - 1) + b'x\n'
+    raw += dialect.delimiter * (len(names) - 1) + b'0\n'
   block_size = len(raw) + 1 if quoted or parsed_bytes is None else parsed_bytes
   fields, quote = [str(i) for i in range(len(names))], '"' if quoted else False
-  parse_options = pa.csv.ParseOptions(delimiter=delimiter.decode(), quote_char=quote)
+  parse_options = pa.csv.ParseOptions(delimiter=dialect.delimiter.decode(), quote_char=quote)
   index = [str(names.index(w)) for w in wanted]
   types = {i: pa.float64() if w in numbers else pa.binary() for w, i in zip(wanted, index)}
   table = pa.csv.read_csv(
@@ -106,24 +144,39 @@ def _to_arrow(
   return columns, table.num_rows
 
 
-@functools.lru_cache(maxsize=8)
-def _repeats(header: tuple[bytes, ...], delimiter: bytes) -> re.Pattern[bytes]:
-  """Returns a pattern that matches a repeated header and the line end before it.
+def _lines_of_names(
+  raw: bytes, header: Sequence[bytes], wanted: Collection[bytes], dialect: _Dialect
+) -> Iterator[tuple[int, int, list[bytes]]]:
+  """Yields the lines that hold names of columns: most of their fields do, and no wanted one lacks.
 
-  The names may be quoted, and a byte-order mark may precede them.
+  A byte-order mark may precede the names.
+
+  Yields:
+    Where the line begins and where the next one does, and the names.
   """
-  quoted = [name.replace(b'"', b'""') for name in header]
-  names = [b'(?:%b|"%b")' % (re.escape(n), re.escape(q)) for n, q in zip(header, quoted)]
-  line = re.escape(delimiter).join(names)
-  return re.compile(b'\n(?:%b)?%b\r?(?=\n)' % (codecs.BOM_UTF8, line))
+  written = sorted((name.replace(b'"', b'""') for name in wanted), key=len, reverse=True)
+  if not written or not all(name in raw for name in written):  # a long name is ruled out fastest
+    return
+  by, name, behind, end = re.escape(dialect.delimiter), re.escape(written[0]), b'\n' + raw, 0
+  borders = b'"\r\n' + by + codecs.BOM_UTF8[-1:]
+  for match in re.finditer(b'%b(?<=[%b]%b)(?=[%b])' % (name, borders, name, borders), behind):
+    if match.start() < end:
+      continue  # the line was looked at
+    begin = behind.rindex(b'\n', 0, match.start()) + 1
+    end = behind.index(b'\n', match.end()) + 1
+    line = behind[begin : end - 1].removesuffix(b'\r').removeprefix(codecs.BOM_UTF8)
+    names = [field.strip() for field in dialect.fields(line) or ()]
+    if set(wanted) <= set(names) and 2 * len({*header} & {*names}) > len(names):
+      yield begin - 1, end - 1, names
 
 
 def _block(
   raw: bytes,
   numbered: range,
   path: str,
-  header: tuple[bytes, ...],
-  delimiter: bytes,
+  header: Sequence[bytes],
+  wanted: Collection[bytes],
+  dialect: _Dialect,
   numbers: Collection[str],
   to_arrow: Callable[..., tuple[dict[str, pa.Array], int]],
 ) -> Block:
@@ -132,24 +185,29 @@ def _block(
   Args:
     raw: the lines, which all end in LF.
     numbered: the numbers of these lines in the file.
-    header: the fields of the header line, as they are written.
+    header: the names of the columns.
+    wanted: the names of the columns to read.
     numbers: the columns that may become float64; the others are binary.
     to_arrow: `_to_arrow` with the settings of this file.
   """
   lines = np.arange(numbered.start, numbered.stop)
-  repeated: list[int] = []
-  # Longest names first: a long one is found or ruled out fastest.
-  if all(name.replace(b'"', b'""') in raw for name in sorted(header, key=len, reverse=True)):
-    pattern, behind, at, row = _repeats(header, delimiter), b'\n' + raw, 0, 0
-    for match in pattern.finditer(behind):
-      row, at = row + raw.count(b'\n', at, match.start()), match.start()
-      repeated.append(row)
-    raw = pattern.sub(b'', behind)[1:]
+  repeated, kept, at, row = [], [], 0, 0
+  for begin, end, names in _lines_of_names(raw, header, wanted, dialect):
+    row += raw.count(b'\n', at, begin)
+    if names != header:
+      raise _other_order(f'{path}:{lines[row]}', names, header)
+    repeated.append(row)
+    kept.append(raw[at:begin])
+    at, row = end, row + 1
+  original = b''.join([*kept, raw[at:]]) if repeated else raw
   repeated, lines = lines[repeated].tolist(), np.delete(lines, repeated)
 
   def text(row: int) -> str:
-    return raw.split(b'\n', row + 1)[row].removesuffix(b'\r').decode(errors='replace')
+    return original.split(b'\n', row + 1)[row].removesuffix(b'\r').decode(errors='replace')
 
+  raw = dialect.doubled(original)
+  stray = dialect.stray_quote(raw)
+  stray = [] if stray is None else [int(lines[raw.count(b'\n', 0, stray)])]
   clean = raw.replace(b'\r\n', b'\n') if b'\r' in raw else raw
   if b'\r' not in clean:
     # On failure the whole block is read again as bytes, so that messages show the original text.
@@ -159,12 +217,12 @@ def _block(
         # An open quote joins lines, and nothing splits one. So if there are as many rows as lines,
         # each row is a line.
         if rows == len(lines):
-          return Block(columns, lines, text, [], repeated)
+          return Block(columns, lines, text, [], repeated, stray)
         break
   # There is a blank line, a malformed one, or an open quote: look at each line by itself.
   texts, good, malformed = [line.removesuffix(b'\r') for line in raw.split(b'\n')[:-1]], [], []
   for row, line in enumerate(texts):
-    fields = _fields(line, delimiter) if line else []
+    fields = dialect.fields(line) if line else []
     if fields is None or len(fields) not in (0, len(header)):
       shown = 'an open quote or a stray line end' if fields is None else f'{len(fields)} fields'
       malformed.append(BadRecord(int(lines[row]), shown, f'{len(header)} fields', text(row)))
@@ -177,7 +235,17 @@ def _block(
       'delimited text'
     )
   good = np.array(good, np.int64)
-  return Block(columns, lines[good], lambda i: text(good[i]), malformed, repeated)
+  return Block(columns, lines[good], lambda i: text(good[i]), malformed, repeated, stray)
+
+
+def _other_order(where: str, names: Sequence[bytes], header: Sequence[bytes]) -> BadPass:
+  """Returns the error for a line of names that are not those of the columns, in their order."""
+  pairs = itertools.zip_longest(names, header, fillvalue=b'')
+  found, wanted = next(_decoded(pair) for pair in pairs if pair[0] != pair[1])
+  return BadPass(
+    f"{where}: found a line of names with '{found}' in the place of the column '{wanted}'; wanted "
+    'the same columns in the same order in the whole file, or a file for each order'
+  )
 
 
 def _check_header(
@@ -213,11 +281,14 @@ def _check_header(
   check_columns(f'{path}:1', names, wanted, data.made)
 
 
-def _header(head: bytes, delimiter: str) -> tuple[list[bytes] | None, list[str]]:
-  """Returns the first line's fields as bytes (None if it is malformed), and as names of columns."""
-  line = head[: head.index(b'\n')].removesuffix(b'\r')
-  fields = _fields(line, delimiter.encode())
-  return fields, [f.decode(errors='replace').strip() for f in fields or []]
+def _header(head: bytes, dialect: _Dialect) -> list[bytes] | None:
+  """Returns the names in the first line; None if it is malformed."""
+  fields = dialect.fields(dialect.doubled(head[: head.index(b'\n')].removesuffix(b'\r')))
+  return fields and [field.strip() for field in fields]
+
+
+def _decoded(names: Sequence[bytes] | None) -> list[str]:
+  return [name.decode(errors='replace') for name in names or ()]
 
 
 def _head(path: str) -> bytes:
@@ -228,13 +299,15 @@ def _head(path: str) -> bytes:
 def delimiter_of(path: str, wanted: Collection[str]) -> str | None:
   """Returns the delimiter that separates all wanted names in a file's first line, or None."""
   head = _head(path)
-  return next((by for by in OTHER_DELIMITERS if set(wanted) <= set(_header(head, by)[1])), None)
+  dialects = (_Dialect(by.encode(), 'doubled') for by in OTHER_DELIMITERS)
+  found = (d for d in dialects if set(wanted) <= set(_decoded(_header(head, d))))
+  return next((d.delimiter.decode() for d in found), None)
 
 
 def header_lines(path: str, data: config.Data) -> int:
   """Returns 1 if the first line of a file names its columns, else 0."""
-  _, names = _header(_head(path), _delimiter(path, data))
-  return int(data.columns is None or names == data.columns)
+  dialect = _Dialect(_delimiter(path, data).encode(), data.quoting)
+  return int(data.columns in (None, _decoded(_header(_head(path), dialect))))
 
 
 def blocks(
@@ -266,11 +339,12 @@ def blocks(
   if not data.missing_values and data.thousands is None:  # else Arrow cannot read the numbers
     numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
     numbers -= {data.group, *(c for c, key in wanted.items() if key == CARRIED)}
-  to_arrow = None
+  dialect, to_arrow = _Dialect(delimiter, data.quoting), None
   for lines, raw in text_blocks(path, part):
     if to_arrow is None:
       head = raw if lines.start == 1 else _head(path)
-      header, names = _header(head, by)
+      header = _header(head, dialect)
+      names = _decoded(header)
       if data.columns is None:
         if header is None:
           raise BadPass(
@@ -283,8 +357,11 @@ def blocks(
       if not is_header:
         names, header = data.columns, [name.encode() for name in data.columns]
       settings = {'names': names, 'wanted': list(wanted), 'decimal': data.decimal}
-      to_arrow = functools.partial(_to_arrow, **settings, delimiter=delimiter)
+      to_arrow = functools.partial(_to_arrow, **settings, dialect=dialect)
+      of_wanted = [header[names.index(name)] for name in wanted]
       if is_header and lines.start == 1:
         raw, lines = raw[raw.index(b'\n') + 1 :], lines[1:]
     if raw:
-      yield functools.partial(_block, raw, lines, path, tuple(header), delimiter, numbers, to_arrow)
+      yield functools.partial(
+        _block, raw, lines, path, header, of_wanted, dialect, numbers, to_arrow
+      )

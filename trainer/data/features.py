@@ -10,10 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.config import DenseColumn
+from trainer.data.values import CANONICAL
 
 HASH_BITS = 52
-HASH_NAME = 'farmhash64 of the stripped text, whole numbers without a fraction of zeros, mod 2^52'
-WHOLE = r'^(?:-(0)|(-?[0-9]+))\.0+$'  # 12.00 is hashed as 12, and -0.0 as 0
+HASH_NAME = (
+  'farmhash64 of the stripped text, whole numbers without a fraction of zeros, booleans in lower '
+  'case, mod 2^52'
+)
 
 
 class SlotBatch(NamedTuple):
@@ -76,11 +79,18 @@ def weigh_labels(batch: SlotBatch) -> SlotBatch:
   )
 
 
-def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
-  """Returns the keys of features: `slot_id << 52 | farmhash64(text) mod 2^52`.
+def canonical(texts: tf.Tensor) -> tf.Tensor:
+  """Returns texts as they are hashed: stripped, and 12.0 as 12, True as true."""
+  texts = tf.strings.strip(texts)
+  for pattern, replacement in CANONICAL:
+    texts = tf.strings.regex_replace(texts, pattern, replacement)
+  return texts
 
-  White space around a text is removed, and 12.0 is hashed as 12. The ops are TensorFlow's own, so a
-  SavedModel can compute the same keys.
+
+def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
+  """Returns the keys of features: `slot_id << 52 | farmhash64(canonical(text)) mod 2^52`.
+
+  The ops are TensorFlow's own, so a SavedModel can compute the same keys.
 
   Args:
     texts: strings of any shape, or integers, which are hashed as decimal text; none is blank.
@@ -89,8 +99,7 @@ def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   texts = tf.convert_to_tensor(texts)
   if texts.dtype.is_integer:
     texts = tf.strings.as_string(texts)
-  texts = tf.strings.regex_replace(tf.strings.strip(texts), WHOLE, r'\1\2')
-  hashed = tf.strings.to_hash_bucket_fast(texts, 1 << HASH_BITS)
+  hashed = tf.strings.to_hash_bucket_fast(canonical(texts), 1 << HASH_BITS)
   bits = tf.constant(HASH_BITS, tf.int64)
   return tf.bitwise.left_shift(tf.cast(slot_id, tf.int64), bits) + hashed
 

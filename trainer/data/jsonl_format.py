@@ -5,10 +5,13 @@ object that maps features to numbers; null or absent is missing. Blank lines are
 line is accepted depends on that line alone.
 """
 
+import collections
 import contextlib
 import functools
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -19,16 +22,29 @@ from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, Part
 from trainer.data.schema import check_columns
 from trainer.data.text_blocks import text_blocks
-from trainer.data.values import WHOLE_NUMBER, column_at, text_of_float
+from trainer.data.values import WHOLE_NUMBER, column_at
 from trainer.plain_data import Json, JsonObject
 
+SlotValue = str | list[str | None] | dict[str, float] | None
+_SLOT_TYPES = {
+  str: pa.string(),
+  list: pa.list_(pa.string()),
+  dict: pa.map_(pa.string(), pa.float64()),
+}
 
-class _WrongValue(ValueError):
+
+class WrongValue(ValueError):
   """Raised for a value of a kind that its column cannot hold."""
 
   def __init__(self, value: Json, wanted: str):
     super().__init__(json.dumps(value)[:40])
-    self.wanted = wanted
+    self.value, self.wanted = value, wanted
+
+
+class _Object(dict):
+  """A JSON object that knows which of its names are there twice; the later value counts."""
+
+  twice: Collection[str] = ()
 
 
 def value_at(record: JsonObject, name: str) -> Json:
@@ -38,7 +54,10 @@ def value_at(record: JsonObject, name: str) -> Json:
   """
   while isinstance(record, dict):
     head, dot, rest = name.partition('.')
-    if name in record or not dot:
+    is_whole = name in record or not dot
+    if (name if is_whole else head) in getattr(record, 'twice', ()):
+      raise ValueError(f"the name '{name}' is there twice")
+    if is_whole:
       return record.get(name)
     record, name = record.get(head), rest
   return None
@@ -49,8 +68,10 @@ def _refuse(literal: str) -> None:
 
 
 def _object(pairs: list[tuple[str, Json]]) -> JsonObject:
-  if len(value := dict(pairs)) != len(pairs):
-    raise ValueError('a name is there twice')
+  value = _Object(pairs)
+  if len(value) != len(pairs):
+    counts = collections.Counter(name for name, _ in pairs)
+    value.twice = {name for name, count in counts.items() if count > 1}
   return value
 
 
@@ -65,55 +86,77 @@ def _load(line: bytes) -> JsonObject:
 
 
 def _text(value: Json) -> str | None:
-  """Returns a string, whole number or boolean as text, None for null; else raises _WrongValue."""
+  """Returns a string, whole number or boolean as text, None for null; else raises WrongValue."""
   if value is None or isinstance(value, str):
     return value
   if isinstance(value, bool):
     return 'true' if value else 'false'
   if isinstance(value, int):
     return str(value)
-  if isinstance(value, float) and (text := text_of_float(value)) is not None:
-    return text
-  raise _WrongValue(value, WHOLE_NUMBER)
+  if isinstance(value, float) and abs(value) < 2**53 and value == int(value):
+    return str(int(value))
+  raise WrongValue(value, WHOLE_NUMBER)
 
 
-def _slot_value(value: Json) -> str | list[tuple[str, float]] | None:
-  """Converts a slot's JSON value to a text, or to pairs (text, number).
+def slot_value(value: Json) -> SlotValue:
+  """Converts a slot's JSON value to a text, a list of texts, or features with their numbers.
 
-  A list gives pairs with the number 1, an object pairs of a key and its value. Returns None for a
-  missing value.
+  Returns None for a missing value; raises WrongValue for a value that is none of these.
   """
   if isinstance(value, list):
-    return [(text, 1.0) for text in map(_text, value) if text and text.strip()]
+    return [*map(_text, value)]
   if isinstance(value, dict):
-    return [(k, v if isinstance(v, (int, float)) else np.nan) for k, v in value.items()]
+    if getattr(value, 'twice', ()):
+      raise ValueError('a name is there twice')
+    return {key: _float(number) for key, number in value.items()}
   return _text(value)
+
+
+def _float(value: Json) -> float:
+  """Returns a number or boolean as a float; NaN for other values and for too large integers."""
+  with contextlib.suppress(OverflowError):
+    return float(value) if isinstance(value, (int, float)) else math.nan
+  return math.nan
+
+
+def _kind(value: SlotValue) -> type:
+  return list if isinstance(value, list) else dict if isinstance(value, dict) else str
+
+
+def slot_array(values: Sequence[SlotValue]) -> pa.Array:
+  """Makes a column of results of `slot_value`: strings, lists or maps, or a union if mixed."""
+  kinds = {_kind(value) for value in values if value is not None}
+  if len(kinds) < 2:
+    kind = next(iter(kinds), str)
+    if kind is dict:
+      values = [None if value is None else [*value.items()] for value in values]
+    return pa.array(values, _SLOT_TYPES[kind])
+  of_record = [*map(_kind, values)]
+  kinds = [*dict.fromkeys(of_record)]
+  counts = {kind: itertools.count() for kind in kinds}
+  return pa.UnionArray.from_dense(
+    pa.array([kinds.index(kind) for kind in of_record], pa.int8()),
+    pa.array([next(counts[kind]) for kind in of_record], pa.int32()),
+    [slot_array([v for v, own in zip(values, of_record) if own is kind]) for kind in kinds],
+  )
 
 
 def _number(value: Json, decimal: str) -> str | None:
   """Returns a JSON number as text, written with this decimal mark; a string stays as it is.
 
-  A list or an object raises _WrongValue.
+  A list or an object raises WrongValue.
   """
   if isinstance(value, (list, dict)):
-    raise _WrongValue(value, 'a number')
+    raise WrongValue(value, 'a number')
   if isinstance(value, bool):
-    return str(int(value))
+    return _text(value)
   return value if value is None or isinstance(value, str) else repr(value).replace('.', decimal)
-
-
-def _slot_array(values: list[str | list[tuple[str, float]] | None]) -> pa.Array:
-  """Makes a column from results of `_slot_value`: strings, or maps if any result is a list."""
-  if not any(isinstance(v, list) for v in values):
-    return pa.array(values, pa.string())
-  pairs = [v if isinstance(v, list) or v is None else [(v, 1.0)] for v in values]
-  return pa.array(pairs, pa.map_(pa.string(), pa.float64()))
 
 
 def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
   """Returns the Arrow type for a column that begins with `value`; None if Arrow cannot read it."""
   if not is_slot:
-    return pa.string() if isinstance(value, str) else pa.float64()
+    return {bool: pa.bool_(), str: pa.string()}.get(type(value), pa.float64())
   if isinstance(value, list) and value and not isinstance(value[0], (list, dict)):
     inner = _arrow_type(value[0], True)
     return inner and pa.list_(inner)
@@ -134,9 +177,9 @@ def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, 
   try:
     raw.decode()
     first = _load(lines[0])
+    types = {name: _arrow_type(value_at(first, name), slot) for name, slot in wanted.items()}
   except ValueError:
     return None
-  types = {name: _arrow_type(value_at(first, name), slot) for name, slot in wanted.items()}
   if None in types.values():
     return None
   paths = {name for name in wanted if '.' in name and name not in first}
@@ -191,11 +234,11 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
       own = {}
       for name, is_slot in wanted.items():
         value = value_at(record, name)
-        own[name] = _slot_value(value) if is_slot else _number(value, decimal)
+        own[name] = slot_value(value) if is_slot else _number(value, decimal)
       json.dumps([*own.values()], ensure_ascii=False).encode()  # fails for lone surrogates
     except ValueError as e:
       shown, of = ' '.join(str(e).split())[:200], 'a JSON object'
-      if isinstance(e, _WrongValue):
+      if isinstance(e, WrongValue):
         shown, of = f"{shown} in the column '{name}'", e.wanted
       malformed.append(BadRecord(first_line + row, shown, of, line.decode(errors='replace')))
       continue
@@ -203,7 +246,7 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
     for name, value in own.items():
       values[name].append(value)
   columns = {
-    name: _slot_array(values[name]) if is_slot else pa.array(values[name], pa.string())
+    name: slot_array(values[name]) if is_slot else pa.array(values[name], pa.string())
     for name, is_slot in wanted.items()
   }
   return block(columns, np.array(good, np.int64), malformed)
@@ -213,7 +256,8 @@ def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
   """Reads a JSON lines file in blocks; arguments and results are those of `csv_format.blocks`."""
-  texts = dict.fromkeys((data.label, data.weight), False) | data.log_columns() | {data.group: True}
+  numbers = [data.label, data.weight, *(label.column or label.name for label in data.labels)]
+  texts = dict.fromkeys(numbers, False) | data.log_columns() | {data.group: True}
   kinds = {name: texts.get(name, True) for name in wanted}
   unseen, names = dict(wanted), []
   for lines, raw in text_blocks(path, part):

@@ -7,20 +7,18 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from trainer import config
 from trainer.data.block import Block
 from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowReader, only_unicode
 from trainer.data.conversion import blocks_of_pass, config_of_table
-from trainer.data.features import WHOLE
 from trainer.data.log_files import exists, normal
 from trainer.data.parse import parse
 from trainer.data.passes import announced, passes, paths_of_log
 from trainer.data.prepared import PreparedPass, is_prepared, read_meta
 from trainer.data.schema import wanted_columns
-from trainer.data.values import Writing, as_text, floats, trim
+from trainer.data.values import Writing, as_text, canonical, floats, trim
 from trainer.errors import BadPass, UserError, plain_errors, printable, short
 from trainer.plain_data import Json, JsonObject
 
@@ -135,6 +133,7 @@ def _content(cfg: config.Config, key: str) -> str:
   with plain_errors(f'{key}: cannot read {made.table}'):
     plain = config_of_table(cfg, made.table, names, {'slots': [], 'dense': []})
     keys = [key.removesuffix('content') + of for of in ('key', 'value')]
+    missing = canonical(trim(pa.array(cfg.data.missing_values, pa.string()))).to_pylist()
     for block in blocks_of_pass(plain, made.table, dict(zip(names, keys))):
       if block.malformed:
         raise UserError(f'{key}: {block.malformed[0]._replace(path=made.table)}')
@@ -142,7 +141,7 @@ def _content(cfg: config.Config, key: str) -> str:
         if text in table:
           raise UserError(f'{made.table}: the key {short(text)} is there twice; wanted it once')
         if text:
-          table[text] = '' if value in cfg.data.missing_values else value
+          table[text] = '' if value in missing else value
   if key.startswith('data.dense') and not cfg.data.max_bad_share:
     numbers = pa.array(table.values(), pa.string())
     _, wrong = floats(numbers, made.value, (), Writing.of(cfg.data))
@@ -242,7 +241,7 @@ def _lengths(cfg: config.Config, path: str) -> Iterator[int]:
 
 
 def _texts(block: Block, column: str, path: str) -> list[str]:
-  """Returns the stripped texts of a look-up table's column; 12.0 becomes 12."""
+  """Returns the texts of a look-up table's column as they are hashed: 12.0 becomes 12."""
   array = block.columns[column]
   if pa.types.is_floating(array.type):  # 1.5 is a valid text here
     array = array.cast(pa.string())
@@ -252,7 +251,7 @@ def _texts(block: Block, column: str, path: str) -> list[str]:
     found = printable(texts.view(pa.binary())[i].as_py().decode(errors='backslashreplace'))
     place = f"{path}:{block.lines[i]}: column '{column}'"
     raise UserError(f"{place}: found '{found}'; wanted text in UTF-8")
-  return pc.replace_substring_regex(trim(texts).fill_null(''), WHOLE, r'\1\2').to_pylist()
+  return canonical(trim(texts).fill_null('')).to_pylist()
 
 
 def _boundaries(cfg: config.Config) -> dict[str, Json]:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ops.keys import NO_FEATURE
 from ops.tensors import aligned
@@ -30,7 +31,9 @@ from trainer.data.values import (
   float_or_none,
   floats,
   holds_floats,
-  is_list,
+  is_nested,
+  label_text,
+  label_writings,
   one_each,
   ranges,
   several_features,
@@ -188,11 +191,18 @@ def _label_hint(value: Json, positive: str, loss: str | None) -> str:
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
   """Returns the distinct texts of a column of labels, and for each record the index of its text.
 
-  The indices are int64 [n]. For a blank label, the index is the number of distinct texts.
+  A number or a boolean has one text, however it is written: 4 for 4.0, true for TRUE. The indices
+  are int64 [n]. For a blank label, the index is the number of distinct texts.
   """
-  encoded = trim(as_text(one_each(array)[0], column)).dictionary_encode()
-  distinct = [t.decode(errors='replace') for t in encoded.dictionary.view(pa.binary()).to_pylist()]
-  return distinct, encoded.indices.fill_null(len(distinct)).to_numpy()
+  array, _ = one_each(array)
+  if pa.types.is_floating(array.type):  # with their fractions, which a feature may not have
+    array = pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array).cast(pa.string())
+  encoded = trim(as_text(array, column)).dictionary_encode()
+  written = encoded.dictionary.view(pa.binary()).to_pylist()
+  texts = [label_text(text.decode(errors='replace')) for text in written]
+  places = {text: i for i, text in enumerate(dict.fromkeys(texts))}
+  index = np.array([*map(places.__getitem__, texts), len(places)], np.int64)
+  return list(places), index[encoded.indices.fill_null(len(texts)).to_numpy()]
 
 
 def _classes(
@@ -204,13 +214,17 @@ def _classes(
     float64 [n]: 1 or 0, NaN where blank or missing, infinity where neither expression matches; and
     bool [n], true where neither matches.
   """
+  markers = {label_text(marker.strip()) for marker in missing}
 
   def class_of(text: str) -> float:
-    if text in missing:
+    if text in markers:
       return np.nan
-    if re.fullmatch('1' if label.positive is None else label.positive, text):
-      return 1.0
-    return 0.0 if label.negative is None or re.fullmatch(label.negative, text) else np.inf
+    for writing in label_writings(text):
+      if re.fullmatch('1' if label.positive is None else label.positive, writing):
+        return 1.0
+      if label.negative is not None and re.fullmatch(label.negative, writing):
+        return 0.0
+    return 0.0 if label.negative is None else np.inf
 
   distinct, places = label_texts(array, column)
   classes = np.array([*map(class_of, distinct), np.nan])[places]
@@ -313,7 +327,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     records.drop(wrong, 'value', column, WHOLE_NUMBER)
     if (s.shares or s.name) in data.keep_texts:
       texts.append(distinct_texts(array, s, ids[s.name], markers))
-    nested = is_list(array.type) or pa.types.is_map(array.type)
+    nested = is_nested(array.type)
     if not (nested or s.separator or s.value_separator) or pa.types.is_null(array.type):
       slots.append(feature_keys(array, column, ids[s.name], markers))
       continue

@@ -56,6 +56,7 @@ def reading(cfg: config.Config) -> JsonObject:
   return {
     'data_format': data.format,
     'delimiter': data.delimiter,
+    'quoting': data.quoting,
     'columns': data.columns,
     'labels': [[label.column, label.positive, label.negative] for label in cfg.labels],
     'missing_values': data.missing_values,

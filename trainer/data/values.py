@@ -1,4 +1,8 @@
-"""Converts Arrow columns to feature keys or to numbers; a record may hold several features.
+"""Says what a raw value means: converts Arrow columns to feature keys or to numbers.
+
+Every format, data frames and requests become Arrow columns; the SavedModel does the same in
+TensorFlow ops (columns/graph_columns.py), by the regular expressions of this file. A record may
+hold several features.
 
 Shapes: n records, u distinct cells. A cell is what one record holds in a column, before it is split
 into features.
@@ -25,6 +29,14 @@ WHOLE_NUMBER = (
 )
 
 _OFFSET = re.compile(r'([+-])(\d\d):(\d\d)')  # of a timestamp's type, in place of a time zone
+# The writings of the numbers 1 and 0 as booleans: of JSON, of pandas, and of R and Excel.
+BOOLEANS = {'1': ('true', 'True', 'TRUE'), '0': ('false', 'False', 'FALSE')}
+# (regular expression, replacement) pairs that turn the writings of one value into one text: 12.00
+# into 12, -0.0 into 0, True into true. Hashing does so too (ops/cc/data/keys.cc).
+CANONICAL = (
+  (r'^(?:-(0)|(-?[0-9]+))\.0+$', r'\1\2'),
+  *((f'^(?:{"|".join(texts[1:])})$', texts[0]) for texts in BOOLEANS.values()),
+)
 
 
 def ranges(starts: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -37,17 +49,25 @@ def is_list(t: pa.DataType) -> bool:
   return pa.types.is_list(t) or pa.types.is_large_list(t) or pa.types.is_fixed_size_list(t)
 
 
+def is_nested(t: pa.DataType) -> bool:
+  """Returns whether a record may hold several values: lists, maps, or a union with these."""
+  return is_list(t) or pa.types.is_map(t) or pa.types.is_union(t)
+
+
+def _of_union(union: pa.UnionArray) -> tuple[list[pa.Array], np.ndarray]:
+  """Returns the children of a dense union, and each record's place in them joined, int64 [n]."""
+  children = [union.field(i) for i in range(union.type.num_fields)]
+  lengths = np.array([len(child) for child in children])
+  starts = np.cumsum(lengths) - lengths
+  return children, starts[union.type_codes.to_numpy()] + union.offsets.to_numpy()
+
+
 def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
   """Returns the index of each wanted key in ascending `keys`; int64, −1 where a key is absent."""
   if not len(keys):
     return np.full(wanted.shape, -1)
   at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
   return np.where(keys[at] == wanted, at, -1)
-
-
-def text_of_float(value: float) -> str | None:
-  """Returns a whole number below 2^53 as text, such as '12' for 12.0; None for other floats."""
-  return str(int(value)) if abs(value) < 2**53 and value == int(value) else None
 
 
 def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
@@ -210,11 +230,34 @@ def trim(texts: pa.Array) -> pa.Array:
   return pc.if_else(pc.greater(pc.binary_length(texts), 0), texts, pa.scalar(None, pa.string()))
 
 
+def canonical(texts: pa.Array) -> pa.Array:
+  """Returns trimmed texts as they are hashed, in which one value has one text."""
+  for pattern, replacement in CANONICAL:
+    texts = pc.replace_substring_regex(texts, pattern=pattern, replacement=replacement)
+  return texts
+
+
+def label_text(text: str) -> str:
+  """Returns the one text of a label's value: 4 for 4.0, 4.5 for 4.50, true for TRUE."""
+  if re.fullmatch(r'-?[0-9]*(?:\.[0-9]*|(?:\.[0-9]+)?[eE][-+]?[0-9]+)', text):
+    number = float_or_none(text)
+    return text if number is None else repr(number + 0.0).removesuffix('.0')  # -0.0 is 0
+  return next((texts[0] for texts in BOOLEANS.values() if text in texts), text)
+
+
+def label_writings(text: str) -> Sequence[str]:
+  """Returns the writings of a label that a regular expression may match, its one text first."""
+  if re.fullmatch('-?[0-9]+', text):
+    return text, f'{text}.0'
+  return next((texts for texts in BOOLEANS.values() if text in texts), (text,))
+
+
 def without_markers(texts: pa.Array, missing_values: Sequence[str]) -> pa.Array:
   """Replaces texts that stand for a missing value by null; `texts` must be trimmed."""
   if not missing_values:
     return texts
-  known = pc.is_in(texts, pa.array([m.strip() for m in missing_values], pa.string()))
+  markers = canonical(trim(pa.array(missing_values, pa.string())))
+  known = pc.is_in(canonical(texts), markers.drop_null())
   return pc.if_else(known, pa.scalar(None, pa.string()), texts)
 
 
@@ -255,18 +298,46 @@ def float_or_none(text: str) -> float | None:
     return None
 
 
+@functools.lru_cache
+def marker_numbers(missing_values: tuple[str, ...], writing: Writing = Writing()) -> np.ndarray:
+  """Returns the numbers among the texts of `data.missing_values`, float64."""
+  texts = [text.strip() for text in missing_values]
+  written = [re.match(writing.pattern(), text, re.ASCII) is not None for text in texts]
+  numbers = _numbers_of_texts(pa.array(texts, pa.string()), (), writing).to_pylist()
+  # A text such as NaN stands for the float NaN, too.
+  found = [n if is_number else float_or_none(t) for t, n, is_number in zip(texts, numbers, written)]
+  return np.array([n for n in found if n is not None], np.float64)
+
+
+def _without_numbers(numbers: pa.Array, markers: np.ndarray) -> pa.Array:
+  """Replaces numbers that stand for a missing value by null."""
+  if not len(markers):
+    return numbers
+  known = pc.is_in(numbers, pa.array(markers))
+  return pc.if_else(known, pa.scalar(None, pa.float64()), numbers)
+
+
 def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: Writing) -> pa.Array:
   """Reads texts as float64 [n]: null if blank or missing, infinity if the text is no number."""
   if not missing_values and writing == Writing():
     with contextlib.suppress(pa.ArrowInvalid):  # a blank, white space, or no number
       return texts.cast(pa.float64())
-  encoded = without_markers(trim(texts), missing_values).dictionary_encode()
+  encoded = trim(texts).dictionary_encode()
   distinct = plain = encoded.dictionary
   for pattern, replacement in writing.replacements():
     plain = pc.replace_substring_regex(plain, pattern=pattern, replacement=replacement)
-  plain = pc.if_else(pc.match_substring_regex(distinct, writing.pattern()), plain, 'inf')
+  is_number = pc.match_substring_regex(distinct, writing.pattern())
+  if not pc.all(is_number).as_py():
+    is_other = pc.invert(is_number)
+    others = without_markers(distinct.filter(is_other), missing_values)
+    numbers = pc.if_else(pc.is_valid(others), 'inf', pa.scalar(None, pa.string()))
+    for number, texts_of_it in BOOLEANS.items():
+      numbers = pc.if_else(pc.is_in(others, pa.array(texts_of_it)), number, numbers)
+    plain = pc.replace_with_mask(plain, is_other, numbers)
   numbers = pc.cast(plain, pa.float64(), safe=False)
   numbers = pc.if_else(pc.ends_with(distinct, '%'), pc.divide(numbers, 100.0), numbers)
+  if missing_values:
+    numbers = _without_numbers(numbers, marker_numbers(tuple(missing_values), writing))
   return numbers.take(encoded.indices)
 
 
@@ -289,9 +360,11 @@ def floats(
   if pa.types.is_floating(t) or pa.types.is_integer(t) or pa.types.is_decimal(t):
     numbers = array.cast(pa.float64(), safe=False)
     if missing_values:
-      markers = [m for m in map(float_or_none, missing_values) if m is not None]
-      known = pc.is_in(numbers, pa.array(markers, pa.float64()))
-      numbers = pc.if_else(known, pa.scalar(None, pa.float64()), numbers)
+      markers = marker_numbers(tuple(missing_values), writing)
+      if pa.types.is_floating(t):  # -0.1 in float32 is another float64
+        with np.errstate(over='ignore'):
+          markers = markers.astype(t.to_pandas_dtype()).astype(np.float64)
+      numbers = _without_numbers(numbers, markers)
   else:
     numbers = _numbers_of_texts(as_text(array, column), missing_values, writing)
   missing = None
@@ -309,8 +382,16 @@ def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
   Returns:
     The values [n], null where a list has none or several; and bool [n], true where a list has
-    several values. The latter is None if the column has no lists, or if each list has one value.
+    several values, or a record holds features with values. The latter is None if no record does.
   """
+  if pa.types.is_union(array.type):
+    children, places = _of_union(array)
+    values, several = zip(*map(one_each, children))
+    several = [np.zeros([len(v)], bool) if s is None else s for v, s in zip(values, several)]
+    values = pa.concat_arrays([v.cast(pa.string()) for v in values])
+    return values.take(pa.array(places)), np.concatenate(several)[places]
+  if pa.types.is_map(array.type):
+    return pa.nulls(len(array), pa.string()), array.is_valid().to_numpy(zero_copy_only=False)
   if not is_list(array.type):
     return array, None
   counts = pc.list_value_length(array).fill_null(0).to_numpy()
@@ -354,6 +435,10 @@ def several_features(
   Records hold lists, maps from features to values, or texts that the separators of `slot` split.
   """
   column = slot.column or slot.name
+  if pa.types.is_union(array.type):
+    children, places = _of_union(array)
+    parts = [several_features(c, slot, slot_id, missing_values, writing) for c in children]
+    return _joined(parts, places)
   is_map = pa.types.is_map(array.type)
   if is_map:  # as a list, because a map's offsets may skip what null entries hold
     pair = pa.struct([('k', array.type.key_type), ('v', array.type.item_type)])
@@ -386,10 +471,10 @@ def several_features(
     values[has_value], not_a_number = floats(written, column, (), writing)
     wrong[has_value] |= not_a_number | np.isnan(values[has_value])
     wrong |= has_value & trim(texts).is_null().to_numpy(zero_copy_only=False)
+  if is_map:
+    wrong |= feature_keys(texts, column, slot_id, ()) == NO_FEATURE
   keys = feature_keys(texts, column, slot_id, missing_values)
   present = keys != NO_FEATURE
-  if is_map:
-    wrong |= ~present
   if values is not None:
     values = values[present].astype(np.float32)
     values = None if (values == 1).all() else values
@@ -398,9 +483,33 @@ def several_features(
   return SlotFeatures(index, np.cumsum(counts) - counts, counts, keys[present], values, is_wrong)
 
 
+def _joined(parts: Sequence[SlotFeatures], places: np.ndarray) -> SlotFeatures:
+  """Joins the features of several columns.
+
+  Args:
+    places: int64 [n], the place that each record has in the columns, one after another.
+  """
+  cells = np.cumsum([0, *(len(p.counts) for p in parts)])
+  keys = np.cumsum([0, *(len(p.keys) for p in parts)])
+  values = None
+  if any(p.values is not None for p in parts):
+    ones = [np.ones([len(p.keys)], np.float32) for p in parts]
+    values = np.concatenate([o if p.values is None else p.values for p, o in zip(parts, ones)])
+  return SlotFeatures(
+    np.concatenate([p.index + first for p, first in zip(parts, cells)])[places],
+    np.concatenate([p.starts + first for p, first in zip(parts, keys)]),
+    np.concatenate([p.counts for p in parts]),
+    np.concatenate([p.keys for p in parts]),
+    values,
+    np.concatenate([p.wrong for p in parts]),
+  )
+
+
 def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
-  """Returns the texts of all features in a slot's column, in order; null where a value is null."""
+  """Returns the texts of all features in a slot's column; null where a value is null."""
   column = slot.column or slot.name
+  if pa.types.is_union(array.type):
+    return pa.concat_arrays([feature_texts(child, slot) for child in _of_union(array)[0]])
   if pa.types.is_map(array.type):
     return as_text(array.keys, column)
   if is_list(array.type):
@@ -421,7 +530,7 @@ def distinct_texts(
 
   Keys may repeat, because texts such as 12 and 12.0 have the same key.
   """
-  if not (is_list(array.type) or pa.types.is_map(array.type)):
+  if not is_nested(array.type):
     array = pc.unique(array)
   texts = trim(pc.unique(feature_texts(array, slot)))
   keys = feature_keys(texts, slot.column or slot.name, slot_id, missing_values)
@@ -430,5 +539,7 @@ def distinct_texts(
 
 def holds_floats(t: pa.DataType) -> bool:
   """Returns whether the values of a list type, or the keys of a map type, are floats."""
+  if pa.types.is_union(t):
+    return False
   inner = t.key_type if pa.types.is_map(t) else t.value_type
   return pa.types.is_floating(inner.value_type if pa.types.is_dictionary(inner) else inner)

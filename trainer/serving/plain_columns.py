@@ -13,7 +13,7 @@ from ops.keys import NO_FEATURE, text_keys
 from trainer import config
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.schema import blank_columns
-from trainer.data.values import feature_keys, float_or_none
+from trainer.data.values import Writing, feature_keys, marker_numbers
 from trainer.plain_data import Json
 
 _END = '\n'  # between texts; hashing removes white space around a text
@@ -29,7 +29,7 @@ class PlainColumns:
     self._dense = [column.name for column in cfg.data.dense]
     self._high_bits = np.array([ids[s.name] << HASH_BITS for s in self._slots], np.int64)
     self._missing_keys = feature_keys(pa.array(missing, pa.string()), '', 0, [])
-    self._missing_numbers = [n for n in map(float_or_none, missing) if n is not None]
+    self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
 
   @staticmethod
   def reads(cfg: config.Config) -> bool:
@@ -75,7 +75,7 @@ class PlainColumns:
           numbers = np.array(values, np.float64)  # None becomes NaN
         except OverflowError:
           return None
-        if self._missing_numbers:
+        if len(self._missing_numbers):
           numbers[np.isin(numbers, self._missing_numbers)] = np.nan
         dense[i] = numbers
     return None if np.isinf(dense).any() else np.ascontiguousarray(dense.T)

@@ -24,9 +24,9 @@ from trainer import config
 from trainer.config.export import input_name
 from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
-from trainer.data.jsonl_format import value_at
+from trainer.data.jsonl_format import WrongValue, slot_array, slot_value, value_at
 from trainer.data.parse import parse
-from trainer.data.values import feature_keys, offsets_of, text_of_float
+from trainer.data.values import feature_keys, is_nested, offsets_of
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import BUILT_IN, build
@@ -277,7 +277,7 @@ class Scorer:
       BadRequest: if one of them is neither a string nor a whole number.
     """
     array = _texts('seen', items)
-    if pa.types.is_list(array.type):
+    if is_nested(array.type):
       raise BadRequest("'seen': found a list within a sample's list; wanted items")
     return feature_keys(
       array, 'seen', self._cfg.slot_ids()[self._cfg.item_slot.name], self._cfg.data.missing_values
@@ -368,33 +368,16 @@ def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:
 
 
 def _texts(column: str, values: Sequence[Json]) -> pa.Array:
-  """Returns a slot's values as Arrow strings, or as lists of strings."""
-  wanted = 'a string, a whole number, null or a list of them'
-  kinds = set(map(type, values))
-
-  def text(i: int, value: Json) -> str | None:
-    if value is None or isinstance(value, str):
-      return value
-    if isinstance(value, int) and not isinstance(value, bool):
-      return str(value)
-    if isinstance(value, float) and (whole := text_of_float(value)) is not None:
-      return whole
-    raise _wrong(column, i, value, wanted)
-
-  kind = pa.string()
-  if kinds <= {str, type(None)}:
-    texts = values
-  elif list not in kinds:
-    texts = [text(i, v) for i, v in enumerate(values)]
-  else:
-    texts = []
-    for i, value in enumerate(values):
-      if value is not None and not isinstance(value, list):
-        raise _wrong(column, i, value, 'a list or null, because other samples have lists')
-      texts.append(value and [text(i, v) for v in value])
-    kind = pa.list_(pa.string())
+  """Returns a slot's values as an Arrow array, as from JSON lines."""
+  texts = []
+  for i, value in enumerate(values):
+    try:
+      texts.append(value if type(value) is str else slot_value(value))
+    except WrongValue as e:
+      wanted = 'a string, a whole number, a boolean, null or a list of them'
+      raise _wrong(column, i, e.value, wanted) from None
   try:
-    return pa.array(texts, kind)
+    return slot_array(texts)
   except (UnicodeEncodeError, pa.ArrowException):
     raise BadRequest(f"column '{column}': found a string that is not Unicode") from None
 
@@ -410,7 +393,7 @@ def _numbers(column: str, values: Sequence[Json], decimal: str) -> pa.Array:
   wanted = 'a finite number, its text, or null'
   numbers: list[float | str | None] = []
   for i, value in enumerate(values):
-    if isinstance(value, bool) or not (value is None or isinstance(value, (int, float, str))):
+    if not (value is None or isinstance(value, (int, float, str))):
       raise _wrong(column, i, value, wanted)
     if isinstance(value, int):
       try:

@@ -34,8 +34,9 @@ from trainer.plain_data import JsonObject
 _MAY_CHANGE = (
   *('run_dir', 'train', 'lifecycle', 'checkpoint', 'export', 'report', 'sync'),
   *('data.train', 'data.valid', 'data.test', 'data.watch'),
-  *('data.group', 'data.format', 'data.delimiter', 'data.columns', 'data.missing_values'),
-  *('data.decimal', 'data.thousands', 'data.label_negative', 'data.labels.*.negative'),
+  *('data.group', 'data.format', 'data.delimiter', 'data.quoting', 'data.columns'),
+  *('data.missing_values', 'data.decimal', 'data.thousands'),
+  *('data.label_negative', 'data.labels.*.negative'),
   *('data.max_bad_share', 'data.late', 'data.max_refused_passes', 'data.max_days_ahead'),
   *('data.close_day_after_hours', 'data.keep_prepared_passes', 'data.keep_texts', 'data.items'),
   *('model.retrieval.eval_at', 'model.label_smoothing', 'model.focal_gamma'),

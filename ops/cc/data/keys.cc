@@ -19,8 +19,10 @@ int64_t KeyOf(std::string_view text, int64_t slot_id) {
   return slot_id << kHashBits | static_cast<int64_t>(hash);
 }
 
-// Returns 12 for 12.00, and 0 for -0.0; any other text as it is.
-std::string_view WithoutZeroFraction(std::string_view text) {
+// Returns 12 for 12.00, 0 for -0.0, true for True and TRUE, false likewise; any other text as it is.
+std::string_view Canonical(std::string_view text) {
+  if (text == "True" || text == "TRUE") return "true";
+  if (text == "False" || text == "FALSE") return "false";
   size_t end = text.size();
   while (end > 0 && text[end - 1] == '0') --end;
   if (end == text.size() || end < 2 || text[end - 1] != '.') return text;
@@ -41,7 +43,7 @@ void KeysOfTexts(const char* bytes, const int32_t* offsets, int64_t n, int64_t s
     while (begin < end && IsSpace(*begin)) ++begin;
     while (begin < end && IsSpace(end[-1])) --end;
     const std::string_view text(begin, end - begin);
-    keys[i] = text.empty() ? kNoFeature : KeyOf(WithoutZeroFraction(text), slot_id);
+    keys[i] = text.empty() ? kNoFeature : KeyOf(Canonical(text), slot_id);
   }
 }
 

@@ -12,7 +12,8 @@ constexpr int64_t kNoFeature = -1;  // a key is never negative
 
 // Writes the keys of n texts: slot_id << 52 | farmhash64(text) mod 2^52, for the text without the
 // ASCII white space around it; kNoFeature if that is blank. A whole number is hashed without a
-// fraction of zeros, 12.0 as 12, so that it is one feature however it is written.
+// fraction of zeros, 12.0 as 12, and True and TRUE as true, so that a number or boolean is one
+// feature however it is written.
 //
 // bytes: the texts, one after another. offsets [n + 1], ascending: text i is the bytes [offsets[i],
 // offsets[i + 1]). 0 <= slot_id < 2048.

@@ -22,7 +22,7 @@ from trainer.data.values import (
   distinct_texts,
   feature_keys,
   floats,
-  is_list,
+  is_nested,
   one_each,
   ranges,
   several_features,
@@ -184,8 +184,8 @@ class ArrowReader:
       array, column, markers = self._array(name)
       array, wrong = whole_numbers(array)
       self.drop(wrong, column, WHOLE_NUMBER)
-      slot, nested = self._slot(name, column), is_list(array.type) or pa.types.is_map(array.type)
-      if pa.types.is_null(array.type) or not (nested or slot.separator):
+      slot = self._slot(name, column)
+      if not (is_nested(array.type) or slot.separator) or pa.types.is_null(array.type):
         return Features(feature_keys(array, column, 0, markers), None)
       several = several_features(array, slot, 0, markers)
       index = several.index

@@ -15,22 +15,23 @@ import tensorflow as tf
 from trainer import config
 from trainer.data.columns.arrow_columns import TINY, TINY32
 from trainer.data.columns.kinds import module_of
-from trainer.data.features import hash_keys
-from trainer.data.values import Writing
+from trainer.data.features import canonical, hash_keys
+from trainer.data.values import BOOLEANS, Writing, marker_numbers
 
 _LONGEST = 200  # bytes of a number's text; TensorFlow refuses much longer ones
 
 
 def _blank(texts: tf.Tensor, markers: Sequence[str]) -> tf.Tensor:
   """Replaces texts that stand for a missing value by blank ones."""
+  written = canonical(texts) if markers else texts
   for marker in markers:
-    texts = tf.where(tf.equal(texts, marker.strip()), '', texts)
+    texts = tf.where(tf.equal(written, canonical(marker)), '', texts)
   return texts
 
 
 def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
   """Turns texts, string [n], into float64 [n]; NaN where they are blank or no number."""
-  texts = tf.strings.strip(texts)
+  stripped = texts = tf.strings.strip(texts)
   is_number = tf.strings.regex_full_match(texts, writing.pattern())
   is_number &= tf.strings.length(texts) < _LONGEST
   is_percent = tf.strings.regex_full_match(texts, '(?s).*%')
@@ -38,7 +39,11 @@ def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
     texts = tf.strings.regex_replace(texts, pattern, replacement)
   numbers = tf.strings.to_number(tf.where(is_number, texts, '0'), tf.float64)
   numbers = tf.where(is_percent, numbers / 100, numbers)
-  return tf.where(is_number, numbers, np.nan)
+  numbers = tf.where(is_number, numbers, np.nan)
+  for number, texts_of_it in BOOLEANS.items():
+    is_it = tf.reduce_any([tf.equal(stripped, text) for text in texts_of_it], 0)
+    numbers = tf.where(is_it, tf.constant(float(number), tf.float64), numbers)
+  return numbers
 
 
 class GraphColumn(NamedTuple):
@@ -88,7 +93,11 @@ def numbers_of(column: GraphColumn, markers: Sequence[str], writing: Writing) ->
   values = column.firsts()
   if values.dtype == tf.string:
     values = numbers_of_texts(_blank(tf.strings.strip(values), markers), writing)
-  return values if values.dtype.is_floating else tf.cast(values, tf.float64)
+  elif values.dtype.is_integer:
+    values = tf.cast(values, tf.float64)
+  for marker in marker_numbers(tuple(markers), writing).tolist():
+    values = tf.where(tf.equal(values, marker), tf.constant(np.nan, values.dtype), values)
+  return values
 
 
 def _keys(texts: tf.Tensor, slot_id: int, markers: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
