@@ -273,8 +273,12 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     by = delimiter_of(DATA.value, [column])
   # A weight is read as a number, which may have a fraction, where the format tells them from texts.
   data = config.Data.model_construct(
-    **{'slots': [], 'label': None, 'weight': BY_TIME.value},
-    **{'delimiter': by, 'columns': COLUMNS.value or None, 'quoting': QUOTING.value},
+    slots=[],
+    label=None,
+    weight=BY_TIME.value,
+    delimiter=by,
+    quoting=QUOTING.value,
+    columns=COLUMNS.value or None,
   )
   lines, parts, headers, quotes = [], [], [], []
   with renamed(r'data\.(?=delimiter|columns)', '--'), renamed(", as by --set '.*'$", ''):

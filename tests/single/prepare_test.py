@@ -403,6 +403,70 @@ class CsvTest(PrepareTestCase):
     raw = self.write('new.csv', '\ufeffclick\n1\n2\n' * 3)
     self.assertEqual(prepare_pass(cfg, raw, self.path('new'), labelled=False)['samples'], 6)
 
+  def test_a_line_of_names_in_another_order_refuses_the_file(self):
+    records = ''.join(f'{i},{i + 1},{i % 2}\n' for i in range(400))
+    tree = {'slots': [{'name': 'user'}, {'name': 'item'}], 'max_bad_share': 0.5}
+    told = r"log.csv:402: found a line of names with 'item' in the place of the column 'user'"
+    for other in ('item,user,click', '"item","user",click\r', '\ufeffitem,user, click'):
+      for names in (None, ['user', 'item', 'click']):
+        raw = self.write('log.csv', f'user,item,click\n{records}{other}\n{records}')
+        with self.assertRaisesRegex(BadPass, told):
+          prepare_pass(make_config(tree | {'columns': names}), raw, self.path('out'))
+    for other in ('user,item,price,click', 'item,user,click,extra'):
+      raw = self.write('log.csv', f'user,item,click\n{records}{other}\n{records}')
+      with self.assertRaisesRegex(BadPass, r"log.csv:402: found a line of names with '.*' in the "):
+        prepare_pass(make_config(tree), raw, self.path('out'))
+    # With data.columns, the first line too; a record may have names of columns in it.
+    raw = self.write('log.csv', f'item,user,click\n{records}')
+    with self.assertRaisesRegex(BadPass, "log.csv:1: found a line of names with 'item' in the pl"):
+      prepare_pass(make_config(tree | {'columns': ['user', 'item', 'click']}), raw, self.path('o'))
+    text = 'event,role,click,user,item\nclick,user,1,5,7\n'
+    _, one = self.prepare(make_config(tree), text)
+    self.assertEqual(one.num_samples, 1)
+
+  def test_quoting(self):
+    texts = [
+      '"Weird Al" Sample',
+      'a, b',
+      '6" nail',
+      '"',
+      '"x"',
+      'back\\slash',
+      'end\\',
+      '\\"',
+      'a""b',
+    ]
+    write = {
+      'doubled': lambda text: '"' + text.replace('"', '""') + '"',
+      'backslash': lambda text: '"' + text.replace('\\', r'\\').replace('"', r'\"') + '"',
+      'none': str,
+    }
+    for quoting, written in write.items():
+      by = '\t' if quoting == 'none' else ','
+      cfg = make_config({'slots': [{'name': 'a'}], 'quoting': quoting, 'delimiter': by})
+      header = by.join(('click', written('a')))
+      lines = [f'1{by}{written(text)}' for text in texts]
+      for blank in ('', '\n'):  # then each line is read by itself
+        with self.subTest(quoting, blank=blank), self.assertNoLogs('absl', 'WARNING'):
+          _, one = self.prepare(cfg, '\n'.join([header, *lines, blank]) + '\n')
+          self.assertAllEqual(next(one.batches(99)).keys, hash_keys(texts, 1))
+
+  def test_quotes_that_are_not_of_the_key_are_told(self):
+    cfg = make_config({'slots': [{'name': 'a'}]})
+    good = ['1,"a ""b"""', '1,"""b"" c"', '1,""', '1,"a"",""b"', '1,""""', '0,a', '1,"x,"""']
+    with self.assertNoLogs('absl', 'WARNING'):
+      self.prepare(cfg, '\n'.join(['click,a', *good]))
+    for odd in ('1,"Weird Al" Sample', '1,6" nail', r'1,"say \"x\" y"', '1, "a"'):
+      with self.assertLogs('absl', 'WARNING') as logs:
+        self.prepare(cfg, '\n'.join(['click,a', 'click,a', *good, odd]))
+      self.assertRegex(' '.join(logs.output), r':10: found a quote .*data.quoting: none for a log')
+
+  def test_quoted_blocks_are_parsed_once(self):
+    cfg = make_config({'slots': [{'name': 'a'}], 'dense': [{'name': 'x'}]})
+    with mock.patch.object(csv_reader.pa.csv, 'read_csv', wraps=pa.csv.read_csv) as read:
+      self.prepare(cfg, 'click,a,x\n1,"u, v",1.5\n0,w,\n')
+    self.assertEqual(read.call_count, 1)
+
   def test_a_long_quoted_field(self):
     cfg = make_config({'slots': [{'name': 'a'}], 'max_bad_share': 0.5})
     _, one = self.prepare(cfg, 'a,click\n"' + 'x' * 200_000 + '",1\nopen,"1\n')

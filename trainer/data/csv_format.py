@@ -158,7 +158,7 @@ def _lines_of_names(
   if not written or not all(name in raw for name in written):  # a long name is ruled out fastest
     return
   by, name, behind, end = re.escape(dialect.delimiter), re.escape(written[0]), b'\n' + raw, 0
-  borders = b'"\r\n' + by + codecs.BOM_UTF8[-1:]
+  borders = b'" \r\n' + by + codecs.BOM_UTF8[-1:]
   for match in re.finditer(b'%b(?<=[%b]%b)(?=[%b])' % (name, borders, name, borders), behind):
     if match.start() < end:
       continue  # the line was looked at

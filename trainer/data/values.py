@@ -456,6 +456,10 @@ def several_features(
       fields = pa.ListArray.from_arrays(np.arange(len(distinct) + 1, dtype=np.int32), distinct)
   owner = np.repeat(np.arange(len(fields)), pc.list_value_length(fields).fill_null(0).to_numpy())
   pairs = fields.flatten()
+  if is_list(array.type) and not is_map and slot.separator and holds_texts(pairs.type):
+    # A text in a list may hold several features, as a text alone does.
+    pieces = pc.split_pattern(as_text(pairs, column).fill_null(''), pattern=slot.separator)
+    owner, pairs = owner[pc.list_parent_indices(pieces).to_numpy()], pieces.flatten()
   texts, wrong = whole_numbers(pairs.field('k') if is_map else pairs)
   wrong = np.zeros(len(texts), bool) if wrong is None else wrong
   values = None
@@ -513,11 +517,10 @@ def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
   if pa.types.is_map(array.type):
     return as_text(array.keys, column)
   if is_list(array.type):
-    texts = as_text(array.flatten(), column)
-  else:
-    texts = as_text(array, column)
-    if slot.separator:
-      texts = pc.split_pattern(texts, pattern=slot.separator).flatten()
+    array = array.flatten()
+  texts = as_text(array, column)
+  if slot.separator:
+    texts = pc.split_pattern(texts, pattern=slot.separator).flatten()
   if slot.value_separator:
     texts = pc.list_element(_split_values(texts, slot.value_separator), 0)
   return texts
@@ -535,6 +538,13 @@ def distinct_texts(
   texts = trim(pc.unique(feature_texts(array, slot)))
   keys = feature_keys(texts, slot.column or slot.name, slot_id, missing_values)
   return keys[keys != NO_FEATURE], texts.filter(pa.array(keys != NO_FEATURE))
+
+
+def holds_texts(t: pa.DataType) -> bool:
+  """Returns whether values of this type are texts, or bytes."""
+  t = t.value_type if pa.types.is_dictionary(t) else t
+  is_text = pa.types.is_string(t) or pa.types.is_large_string(t)
+  return is_text or pa.types.is_binary(t) or pa.types.is_large_binary(t)
 
 
 def holds_floats(t: pa.DataType) -> bool:
