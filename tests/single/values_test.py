@@ -1,9 +1,11 @@
 """One meaning of a value however it is written and wherever it arrives: one key, one number."""
 
+import contextlib
 import json
 import math
 import os
 import random
+import types
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 import numpy as np
@@ -13,21 +15,21 @@ import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
 
+from tests.support.scorer import served
 from trainer import config, frames
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.conversion import prepare_pass, prepare_table
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
 from trainer.data.schema import wanted_columns
-from trainer.errors import UserError
-from trainer.serving.scorer import Scorer
+from trainer.serving.scorer import Scorer, Scores
 
 try:
+  import grpc
   from tensorflow_serving.apis.predict_pb2 import PredictRequest
-
-  from trainer.serving import rpc
-except ImportError:
-  rpc = None
+  from tensorflow_serving.apis.prediction_service_pb2_grpc import PredictionServiceStub
+except ModuleNotFoundError:
+  grpc = None
 
 REFUSED = 'refused'
 QUOTED = 'say "a, b"; \\"c\\"'
@@ -51,9 +53,9 @@ TABLE = [
 VALUES = [(v, (keys or [v.strip()]) if keys != [] else [], n) for vs, keys, n in TABLE for v in vs]
 
 
-def make_config(is_slot, column='v', id='id', **data):
+def make_config(is_slot, column='v', id='id', other='other', **data):
   """A config that reads `column` as a slot or as a number, and the number of the record, `id`."""
-  slots = [{'name': 'f', 'column': column, 'separator': '|'}] if is_slot else [{'name': 'other'}]
+  slots = [{'name': 'f', 'column': column, 'separator': '|'}] if is_slot else [{'name': other}]
   data = {'train': ['unused'], 'slots': slots, 'missing_values': ['-999', 'NULL'], **data}
   data['dense'] = [{'name': id}] if is_slot else [{'name': id}, {'name': column}]
   tree = {'data': data | {'max_bad_share': 1.0}, 'model': {'interactions': ['linear']}}
@@ -86,6 +88,22 @@ def example(record):
     else:
       own.int64_list.value.extend(values)
   return tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString()
+
+
+class Reading:
+  """A service whose only work is to read requests; it keeps the samples of the last one."""
+
+  version, not_ready = types.SimpleNamespace(sequence=1), None
+
+  def __init__(self, cfg):
+    self._scorer = Scorer(config.dump(cfg))
+
+  def unknown_columns(self, request):
+    return []
+
+  def predict(self, request):
+    self.samples = self._scorer.parse(request.columns, request.size)
+    return Scores({'probability': np.zeros([request.size], np.float32)}, {}), 1
 
 
 class ValuesTest(tf.test.TestCase):
@@ -142,14 +160,35 @@ class ValuesTest(tf.test.TestCase):
     prepare_table(cfg, table, 'the frame', self.path('out'), labelled=False)
     return self.meanings(cfg, len(values))
 
-  def of_request(self, scorer, is_slot, columns):
-    """What the value of one sample means to the server."""
-    try:
-      batch = scorer.parse({'id': [0], 'other': [None], **columns()}, 1)
-    except UserError:
-      return REFUSED
-    number = batch.dense[0, -1]
-    return batch.keys.tolist() if is_slot else None if math.isnan(number) else float(number)
+  def of_requests(self, cfg, values):
+    """Yields what values mean by REST and, but for None, by gRPC."""
+    service, is_slot = Reading(cfg), len(cfg.data.dense) == 1
+
+    def meaning():
+      number = float(service.samples.dense[0, -1])
+      return service.samples.keys.tolist() if is_slot else None if math.isnan(number) else number
+
+    with contextlib.ExitStack() as stack:
+      client = stack.enter_context(served(service, rpc=grpc is not None))
+      for value in values:
+        status, _ = client.predict({'inputs': {'id': [0], 'other': ['u'], 'v': [value]}})
+        yield 'rest', value, meaning() if status == 200 else REFUSED
+      if grpc is None:
+        return
+      channel = stack.enter_context(grpc.insecure_channel(f'127.0.0.1:{client.rpc_port}'))
+      predict = PredictionServiceStub(channel).Predict
+      for value in values:
+        if value is None:
+          continue
+        request = PredictRequest()
+        request.model_spec.name = 'ctr'
+        for name, one in {'id': 0.0, 'other': 'u', 'v': value}.items():
+          request.inputs[name].CopyFrom(tf.make_tensor_proto([one]))
+        try:
+          predict(request, timeout=60)
+          yield 'grpc', value, meaning()
+        except grpc.RpcError:
+          yield 'grpc', value, REFUSED
 
   def of_graph(self, cfg, values, dtype):
     """What values mean in a SavedModel."""
@@ -209,21 +248,12 @@ class ValuesTest(tf.test.TestCase):
       yield f'pandas, {name}', own, self.of_frame(cfg, pd.DataFrame, values(own))
       yield f'polars, {name}', own, self.of_frame(cfg, polars_table, values(own))
     written = [row for row in texts if row[0] and row[0].isascii() and not set(row[0]) & set(' |"')]
-    own = make_config(is_slot, 'features' if is_slot else '5', 'qid', **data)
+    own = make_config(is_slot, 'features' if is_slot else '5', 'qid', other='7', **data)
     name = 'index.libsvm' if is_slot else 'value.libsvm'
     yield name, written, self.of_file(own, name, values(written))
-    scorer = Scorer(config.dump(cfg))
-    for row in rows:
-      rest = lambda row=row: {'v': [row[0]]}
-      yield 'rest', [row], [self.of_request(scorer, is_slot, rest)]
-      if rpc and row[0] is not None:
-
-        def grpc(row=row):
-          request = PredictRequest()
-          request.inputs['v'].CopyFrom(tf.make_tensor_proto([row[0]]))
-          return rpc.parse(request, 9).columns
-
-        yield 'grpc', [row], [self.of_request(scorer, is_slot, grpc)]
+    row_of = {repr(row[0]): row for row in rows}
+    for face, value, meaning in self.of_requests(cfg, values(rows)):
+      yield face, [row_of[repr(value)]], [meaning]
     graph = [row for row in texts if row[0] is not None and row[2] != REFUSED or is_slot and row[0]]
     yield 'saved_model, texts', graph, self.of_graph(cfg, values(graph), tf.string)
     for kind, dtype in ((int, tf.int64), (float, tf.float32)):
