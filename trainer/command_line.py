@@ -29,6 +29,7 @@ _FLAGS_OF_OTHERS = {
 _LONGEST = 2000  # the most characters of a line about an error
 _LOG_WIDTH = 100  # of a log line, in characters
 _WIDTH = 80  # of the text of --help, in characters
+_TIME = '%Y-%m-%d %H:%M:%S'
 
 
 class LogLines(standard_logging.Formatter):
@@ -36,11 +37,16 @@ class LogLines(standard_logging.Formatter):
 
   def __init__(self, width: int = _LOG_WIDTH):
     self._width = width
-    super().__init__('%(asctime)s %(levelname)s: %(message)s', '%Y-%m-%d %H:%M:%S')
+    super().__init__('%(asctime)s %(levelname)s: %(message)s', _TIME)
 
   def format(self, record: standard_logging.LogRecord) -> str:
     text, *trace = super().format(record).split('\n')  # the lines of a stack trace stay as they are
     return '\n'.join([wrapped(text, self._width), *trace])
+
+
+def timed(text: str) -> str:
+  """Returns a line that tells of an event of a long run, with the time in front as in the log."""
+  return f'{time.strftime(_TIME)} {text}'
 
 
 def wrapped(text: str, width: int = _LOG_WIDTH) -> str:

@@ -79,7 +79,7 @@ def _await_run_dir() -> None:
     if ONCE.value or ROLLBACK.value is not None or os.path.exists(RUN_DIR.value):
       raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted the run_dir of a run')
     if not told:
-      print(f'waiting: --run_dir {RUN_DIR.value}: no such directory yet', flush=True)
+      _say(f'waiting: --run_dir {RUN_DIR.value}: no such directory yet')
     told = True
     time.sleep(SECONDS_BETWEEN_TRIES)
 
@@ -106,19 +106,17 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
     nonlocal is_told, is_filter_told
     is_told = True
     if replaced := applied.replaced:
-      print(
+      _say(
         f'{plain_address(TO.value)}: held version {replaced.sequence} ({replaced.export}), which '
         f'is no export that {RUN_DIR.value} has now; replaced. Runs that are all to be served need '
-        'a --to each',
-        flush=True,
+        'a --to each'
       )
-    print(
+    _say(
       f'version {applied.version.sequence}: {applied.version.export}, {applied.rows:,} rows and '
-      f'{applied.tombstones:,} tombstones in {applied.seconds:.2f} s',
-      flush=True,
+      f'{applied.tombstones:,} tombstones in {applied.seconds:.2f} s'
     )
     if applied.version.left_out and not is_filter_told:
-      print(applied.version.left_out, flush=True)
+      _say(applied.version.left_out)
       is_filter_told = True
 
   if ROLLBACK.value is not None:
@@ -133,7 +131,7 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
         raise
       if str(e) != told:
         told = str(e)
-        print(f'waiting: {told}', flush=True)
+        _say(f'waiting: {told}')
       time.sleep(SECONDS_BETWEEN_TRIES)
       continue
     told = ''
@@ -144,10 +142,14 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
         raise UserError(f'an export was not applied: {publisher.refused}')
       if not is_told and (version := store.version()):
         told = f'nothing new; the store stays at version {version.sequence}'
-        print(f'{RUN_DIR.value}: {told}', flush=True)
+        _say(f'{RUN_DIR.value}: {told}')
       return 0
     else:
       time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _say(text: str) -> None:
+  print(command_line.timed(text), flush=True)
 
 
 if __name__ == '__main__':

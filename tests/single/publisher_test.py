@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -282,8 +283,9 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     publish(2, f'--run_dir {run_dir}: has no export yet; wanted one of export.base: true, or of')
     self.assertFalse(os.path.exists(path))
     newest = [self.export(kind) for kind in ('base', 'delta')][-1]
-    publish(0, r'^version 2: 000002-delta, \d+ rows and \d+ tombstones in')
-    publish(0, f'^{run_dir}: nothing new; the store stays at version 2$')
+    time = r'^[-\d]{10} [:\d]{8} '
+    publish(0, time + r'version 2: 000002-delta, \d+ rows and \d+ tombstones in')
+    publish(0, f'{time}{run_dir}: nothing new; the store stays at version 2$')
     os.truncate(f'{run_dir}/exports/{self.export("delta"):06d}-delta/dense.npz', 9)
     publish(2, 'an export was not applied: .*000003-delta/dense.npz: has 9 bytes')
     self.check(self.open(), newest)
@@ -292,7 +294,8 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     flags = '--run_dir', f'{self.folder}/other', '--to', path, '--once'
     told = commands.run('-m', 'trainer.publish', *flags).stdout
     held = f'held version 2 (000002-delta), which is no export that {self.folder}/other has now'
-    self.assertStartsWith(told, f'{path}: {held}; replaced. Runs that are all to be served need')
+    wanted = f'{time}{path}: {re.escape(held)}; replaced. Runs that are all to be served need'
+    self.assertRegex(told, wanted)
 
   def test_the_command_waits_for_a_run_dir(self):
     run_dir, path = os.path.join(self.folder, 'run'), os.path.join(self.folder, 'store')

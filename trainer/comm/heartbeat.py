@@ -29,6 +29,7 @@ from typing import NoReturn
 
 from ops.build import NotBuilt
 from trainer.comm import messages
+from trainer.command_line import timed
 from trainer.config import Config
 from trainer.errors import UserError, one_line
 from trainer.plain_data import JsonObject
@@ -236,7 +237,7 @@ class Heartbeat(contextlib.AbstractContextManager):
       members = list(self._members.values())
     if not first:
       threading.Event().wait()  # the thread that came first ends this process
-    sys.stderr.write(f'{text}\n')
+    _tell(text, status)
     for member in members:
       member.connection.send(['end', text, status])
     if status == EXIT_STATUS:
@@ -257,5 +258,9 @@ class _Peer:
 
 
 def _exit(text: str, status: int) -> NoReturn:
-  sys.stderr.write(f'{text}\n')
+  _tell(text, status)
   os._exit(status)
+
+
+def _tell(text: str, status: int) -> None:
+  sys.stderr.write(f'{text if status == 2 else timed(text)}\n')  # status 2: a user's mistake

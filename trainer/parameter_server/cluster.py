@@ -8,6 +8,7 @@ import time
 
 import tensorflow as tf
 
+from trainer.command_line import timed
 from trainer.errors import UserError, short
 from trainer.plain_data import Json, JsonObject
 
@@ -132,13 +133,13 @@ class Cluster:
       raise in_use from None
 
   def say(self, text: str, status: int = 0) -> None:
-    """Prints a line that begins with this process's name, or with 'error:' if status is 2.
+    """Prints a line with the time and this process's name, or with 'error:' if status is 2.
 
     Args:
       status: the exit status that the process is about to end with; 2 means a user's mistake.
     """
-    head = 'error:' if status == 2 else f'[{self.name}]'
-    sys.stderr.write(f'{head} {text}\n')  # in one piece: several threads may print
+    line = f'error: {text}' if status == 2 else timed(f'[{self.name}] {text}')
+    sys.stderr.write(f'{line}\n')  # in one piece: several threads may print
 
 
 def _check(valid: object, key: str, value: object, wanted: str) -> None:

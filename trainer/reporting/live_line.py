@@ -5,6 +5,7 @@ import time
 
 from absl import logging
 
+from trainer.command_line import timed
 from trainer.errors import printable
 
 WIDTH = 80
@@ -14,7 +15,7 @@ SECONDS_BETWEEN_LINES = 10  # without a terminal
 class LiveLine:
   """Shows each new text in place of the last one, in one line of the terminal.
 
-  Without a terminal, it prints a line at most every 10 s.
+  Without a terminal, it prints a line with the time, at most every 10 s.
 
   Args:
     active: whether this process writes; only the first process of a job does.
@@ -35,7 +36,7 @@ class LiveLine:
       self._next = time.monotonic() + SECONDS_BETWEEN_LINES
     text = printable(text)
     in_place = self._terminal and not keep
-    text = shortened(text, WIDTH - 1) if in_place else text
+    text = shortened(text, WIDTH - 1) if in_place else text if self._terminal else timed(text)
     # The carriage return comes last: horovodrun forwards a rank's line when it sees one.
     try:
       sys.stdout.write(text.ljust(self._length) + ('\r' if in_place else '\n'))
