@@ -354,6 +354,15 @@ class CoordinatorTest(tf.test.TestCase):
     self.assertEqual(job.coordinator.wait(), 143)
     self.assertEqual(server.result(PATIENCE).wait(), 143)
 
+  def test_a_stop_before_the_training_is_the_end(self):
+    job = PlayedJob(self.sync(), workers=2)
+    in_thread(lambda: job.connect(0).gather(0))
+    in_thread(lambda: job.connect(1).end('asked to stop', 143))
+    self.assertEqual(job.coordinator.wait(), 143)
+    for process in job.processes:
+      process.wait_for(lambda p: p.ended == 143)
+    self.assertNotIn('failed', self.said.getvalue())
+
   def test_a_stop_without_workers_is_the_end(self):
     job = PlayedJob(self.sync(), workers=1)
     job.coordinator.stop()

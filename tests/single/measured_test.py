@@ -170,7 +170,7 @@ class BatchSizeTest(LogTest):
       'train.batch_size: 128, measured: the log has 4,000 samples (4096 in a large one)',
       told.getvalue(),
     )
-    self.assertRegex(told.getvalue(), r'\nvalid · logloss')
+    self.assertRegex(told.getvalue(), ' valid · logloss')
     valid = run.metrics.query("event == 'eval' and split == 'valid'")
     self.assertLess(valid['logloss'].min(), 0.95 * valid['base_logloss'].iloc[0])
     self.assertGreater(valid['auc'].max(), 0.7)  # the true probabilities reach .74

@@ -12,6 +12,7 @@ from tests.support import row_oracle, steps
 from tests.support.batches import join, make_batch
 from tests.support.parameter_servers import PlayedJob, free_addresses
 from tests.support.steps import rows_of, train
+from tests.support.threads import in_thread
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
 from trainer.errors import UserError
@@ -33,19 +34,19 @@ class LocalCluster:
   def __init__(self, cfg, servers, workers):
     addresses = free_addresses(servers + workers)
     self._cfg = cfg
-    self._job = PlayedJob(cfg.sync, addresses[servers:], addresses[:servers])
-    self._clusters = [self._job.cluster('worker', i) for i in range(workers)]
-    self._servers = [self._job.cluster('ps', i).start_server() for i in range(servers)]
-    self._targets = [cluster.start_server().target for cluster in self._clusters]
+    self.job = PlayedJob(cfg.sync, addresses[servers:], addresses[:servers])
+    self._clusters = [self.job.cluster('worker', i) for i in range(workers)]
+    self._servers = [self.job.cluster('ps', i).start_server() for i in range(servers)]
+    self.targets = [cluster.start_server().target for cluster in self._clusters]
 
   def run(self, work, make_step=ServerStep):
     """Returns what work(worker's step, its CoordinatorClient) returned, by worker."""
 
     def on_worker(client):
-      at = self._clusters[client.rank], self._targets[client.rank]
+      at = self._clusters[client.rank], self.targets[client.rank]
       return work(make_step(self._cfg, client, *at), client)
 
-    return self._job.run(*[on_worker] * len(self._clusters))
+    return self.job.run(*[on_worker] * len(self._clusters))
 
 
 STORES = parameterized.parameters('rows', 'tfra')
@@ -319,6 +320,35 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(plain.keys(), other.keys())
       for key, row in plain.items():
         self.assertAllClose(row[3], other[key][3])
+
+  def test_a_job_that_forms_again_frees_what_the_servers_had(self):
+    cfg = make_config(KEEP | {'sync.mode': 'ps_async'})
+    cluster = LocalCluster(cfg, 1, 1)
+
+    def has_the_step_of(generation):
+      container = f'generation{generation}'
+      with (
+        tf.Graph().as_default() as graph,
+        graph.container(container),
+        tf.device('/job:ps/task:0'),
+      ):
+        variable = tf.Variable(0, dtype=tf.int64, trainable=False, name='step')
+        found = tf.raw_ops.VarIsInitializedOp(resource=variable.handle)
+        with tf.compat.v1.Session(cluster.targets[0]) as session:
+          return session.run(found)
+
+    def work(step, client):
+      train(step, make_batch(np.random.default_rng(0), 8))
+      here = [has_the_step_of(1), has_the_step_of(2), step.store.size()]
+      if client.generation == 1:
+        client.end_by(tf.errors.AbortedError(None, None, 'of whatever reason'))
+      return here
+
+    in_thread(lambda: cluster.run(work))
+    cluster.job.processes[0].wait_for(lambda p: p.restarts == 1)
+    ((first, second, features),) = cluster.run(work)
+    self.assertEqual([first, second], [False, True])
+    self.assertGreater(features, 0)
 
   def test_what_is_not_finite_or_weighs_nothing_leaves_the_servers_as_they_are(self):
     rng = np.random.default_rng(0)

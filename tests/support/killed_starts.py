@@ -18,7 +18,7 @@ from trainer.parameter_server import run  # noqa: F401 before the forks
 SECONDS = 100  # in which a job must end
 AT_ONCE = 5  # jobs
 NAMES = 'ps 0', 'ps 1', 'worker 0'
-PUBLISHES, FINDS = 'parameter_server/run.py:_publish', 'parameter_server/run.py:_find_coordinator'
+PUBLISHES, FINDS = 'parameter_server/run.py:_publish', 'parameter_server/run.py:_connect'
 # By the stage, the function at whose call each process is killed.
 STAGES = {
   'before its first line': dict.fromkeys(NAMES, 'parameter_server/run.py:run'),

@@ -324,7 +324,8 @@ class Coordinator:
       self._send_back(f'{member.process} failed: {text}. All go back to the last checkpoint')
 
   def _fail(self, who: str, text: str, status: int) -> None:
-    self._end(text if status == 2 else f'{who} failed: {text}. The job ends; {CONTINUE}.', status)
+    is_plain = status == 2 or status > SIGNALLED  # a user's mistake or wish
+    self._end(text if is_plain else f'{who} failed: {text}. The job ends; {CONTINUE}.', status)
 
   def _end_lost(self, text: str) -> None:
     self._end(f'{text}. The job ends; {CONTINUE}.', EXIT_STATUS)

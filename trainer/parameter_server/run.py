@@ -66,7 +66,7 @@ def run(cfg: Config, cluster: Cluster, inherited: MessageConnection | None = Non
     coordinator = Coordinator(
       cluster, cfg.sync, settings, cluster.host(cfg.sync.lost_peer_seconds), runtime.secret()
     )
-    _on_signals(coordinator.stop)
+    _on_signals(lambda _: coordinator.stop())
     server = cluster.start_server()
     _publish(server.target, coordinator)
     return coordinator.wait()
@@ -79,8 +79,11 @@ def run(cfg: Config, cluster: Cluster, inherited: MessageConnection | None = Non
   client = CoordinatorClient(connection, cluster, cfg.sync, settings)
   if cluster.kind == 'ps':
     # A launcher, or Ctrl-C, may ask all processes to stop at once; workers first save the state.
-    _on_signals(client.stop)
+    _on_signals(lambda _: client.stop())
     return client.wait()
+  if not client.late:  # until the job listens to signals itself, there is no new state to save
+    asked = 'asked to stop before the training began'
+    _on_signals(lambda number: client.end(asked, command_line.SIGNALLED + number))
   try:
     return _work(cfg, cluster, server, client)
   except UserError as e:
@@ -104,9 +107,9 @@ def _work(
   return status
 
 
-def _on_signals(stop: Callable[[], None]) -> None:
+def _on_signals(stop: Callable[[int], None]) -> None:
   for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda *_: stop())
+    signal.signal(number, lambda number, _: stop(number))
 
 
 def _coordinator_variable() -> tf.Variable:

@@ -1,9 +1,9 @@
 """A worker's access to the servers: a v1 graph placed on /job:ps, and the session that runs it.
 
 Rows and dense variables are on the servers. Every worker builds the same graph. The workers share
-its resources by name, in a new TensorFlow container each time the job forms. In a step, workers and
-servers exchange keys, values (in `sparse.exchange_dtype`), counts and dense tensors; the optimizer
-state stays on the servers.
+its resources by name, in a new TensorFlow container each time the job forms; those of earlier times
+are then freed. In a step, workers and servers exchange keys, values (in `sparse.exchange_dtype`),
+counts and dense tensors; the optimizer state stays on the servers.
 """
 
 import contextlib
@@ -110,6 +110,10 @@ class Servers:
       self._assign_state = tf.group([v.assign(p) for v, p in zip(variables, self._state_feeds)])
       self._initialize = v1.global_variables_initializer()
     filters = ['/job:ps', f'/job:worker/task:{cluster.index}']
+    if communicator.rank == 0 and not communicator.late:
+      # Else the servers would keep the rows of every time that the job has formed.
+      earlier = [_container(generation) for generation in range(1, communicator.generation)]
+      v1.Session.reset(target, earlier, cpu_config(device_filters=['/job:ps']))
     self.session = v1.Session(target, self._graph, cpu_config(device_filters=filters))
     self._pulls = {train: self.session.make_callable(*graph) for train, graph in pulls.items()}
     self._push = self.session.make_callable(*push)
@@ -117,7 +121,7 @@ class Servers:
   @contextlib.contextmanager
   def _placed(self, server: int) -> Iterator[None]:
     """Places the ops of the `with` block on a server, in the job's TensorFlow container."""
-    container = f'generation{self._communicator.generation}'
+    container = _container(self._communicator.generation)
     with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
       yield
 
@@ -429,6 +433,11 @@ def cpu_config(**options: object) -> v1.ConfigProto:
   """Returns session options that use no GPU, and as many threads as this process's TensorFlow."""
   threads = tf.config.threading.get_intra_op_parallelism_threads()
   return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **options)
+
+
+def _container(generation: int) -> str:
+  """Returns the TensorFlow container of the resources of a job that has formed so often."""
+  return f'generation{generation}'
 
 
 def _on_server(server: int) -> str:
