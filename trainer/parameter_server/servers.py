@@ -1,9 +1,9 @@
 """A worker's access to the servers: a v1 graph placed on /job:ps, and the session that runs it.
 
 Rows and dense variables are on the servers. Every worker builds the same graph. The workers share
-its resources by name, in a new TensorFlow container each time the job forms; those of earlier times
-are then freed. In a step, workers and servers exchange keys, values (in `sparse.exchange_dtype`),
-counts and dense tensors; the optimizer state stays on the servers.
+its resources by name, in a new TensorFlow container each time the job forms; the rows of earlier
+times are then freed. In a step, workers and servers exchange keys, values (in
+`sparse.exchange_dtype`), counts and dense tensors; the optimizer state stays on the servers.
 """
 
 import contextlib
@@ -110,11 +110,10 @@ class Servers:
       self._assign_state = tf.group([v.assign(p) for v, p in zip(variables, self._state_feeds)])
       self._initialize = v1.global_variables_initializer()
     filters = ['/job:ps', f'/job:worker/task:{cluster.index}']
+    options = cpu_config(device_filters=filters)
     if communicator.rank == 0 and not communicator.late:
-      # Else the servers would keep the rows of every time that the job has formed.
-      earlier = [_container(generation) for generation in range(1, communicator.generation)]
-      v1.Session.reset(target, earlier, cpu_config(device_filters=['/job:ps']))
-    self.session = v1.Session(target, self._graph, cpu_config(device_filters=filters))
+      self._free_earlier_rows(target, options)
+    self.session = v1.Session(target, self._graph, options)
     self._pulls = {train: self.session.make_callable(*graph) for train, graph in pulls.items()}
     self._push = self.session.make_callable(*push)
 
@@ -124,6 +123,22 @@ class Servers:
     container = _container(self._communicator.generation)
     with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
       yield
+
+  def _free_earlier_rows(self, target: str, options: v1.ConfigProto) -> None:
+    """Frees the rows that the servers have from earlier times that the job formed."""
+    # Not by Session.reset, which would wait for a worker that is frozen.
+    with tf.Graph().as_default() as graph:
+      for generation in range(1, self._communicator.generation):
+        for i in range(self.count):
+          with graph.container(_container(generation)), tf.device(_on_server(i)):
+            make_store(self._cfg, self._embedding, 'rows')
+      handles = [t for op in graph.get_operations() for t in op.outputs if t.dtype == tf.resource]
+      for handle in handles:
+        with tf.device(handle.device):
+          tf.raw_ops.DestroyResourceOp(resource=handle, ignore_lookup_error=True)
+      if handles:
+        with contextlib.closing(v1.Session(target, graph, options)) as session:
+          session.run([op for op in graph.get_operations() if op.type == 'DestroyResourceOp'])
 
   def _dense_variables(self, shapes: Sequence[tf.TensorShape]) -> list[tf.Variable]:
     """Makes dense variables of zeros, each on the server with the fewest elements so far."""
