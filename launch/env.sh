@@ -18,9 +18,12 @@ fail() {  # a user's mistake
   exit 2
 }
 
-count() {  # count NAME VALUE: VALUE must be a whole number >= 1
-  [[ $2 =~ ^[1-9][0-9]*$ ]] || fail "$1: found '$2'; wanted a whole number >= 1"
+count() {  # count NAME VALUE [LEAST] [MOST]: VALUE must be a whole number between these
+  local least=${3:-1} most=${4:-9999}
+  [[ $2 =~ ^(0|[1-9][0-9]{0,5})$ ]] && [ "$2" -ge "$least" ] && [ "$2" -le "$most" ] ||
+    fail "$1: found '$2'; wanted a whole number from $least to $most"
 }
+MOST_SLOTS=1024  # the most processes of a kind on one host
 
 show() {  # prints a command as one would type it
   local word line=+
@@ -35,13 +38,18 @@ restarts=0  # the most times that the ranks are started again
 min_ranks=  # they are not started again with fewer ranks than this; by default, with fewer than the job began with
 # Shows a command of horovodrun, then runs it in the caller's directory by launch/restarts.py: it can be stopped, it is started again when
 # a rank is lost, and its exit status is the job's.
-run_ranks() {  # run_ranks RANKS HOSTS [arguments of horovodrun and the command]
-  local ranks=$1 hosts=$2 launcher=$PWD/launch/restarts.py
-  shift 2
-  set -- horovodrun --gloo -np "$ranks" -H "$hosts" "$@"
+run_ranks() {  # run_ranks RANKS HOSTS NIC [COMMAND] [arguments of COMMAND]
+  local ranks=$1 hosts=$2 nic=$3 command=run launcher=$PWD/launch/restarts.py
+  shift 3
+  if [[ ${1:--} != -* ]]; then
+    [[ $1 =~ ^(run|evaluate|predict|inspect|doctor)$ ]] || fail "found '$1'; wanted an option, or run, evaluate, predict, inspect or doctor"
+    command=$1
+    shift
+  fi
+  set -- python -m "trainer.$command" "$@"
   export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
   [ "${min_ranks:=$ranks}" -le "$ranks" ] || fail "--min_ranks: found $min_ranks; wanted at most the $ranks ranks of the job"
-  show "$@"
+  show horovodrun --gloo -np "$ranks" -H "$hosts" ${nic:+--network-interfaces "$nic"} "$@"
   cd "$CALLED_FROM"
-  exec python "$launcher" "$restarts" "$min_ranks" "$@"
+  exec python "$launcher" "$restarts" "$min_ranks" "$hosts" "$nic" "$@"
 }

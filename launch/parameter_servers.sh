@@ -9,13 +9,14 @@ source "$(dirname "$0")/env.sh"
 [ $# -ge 2 ] || fail 'wanted SERVERS WORKERS [arguments of trainer.run], as in launch/parameter_servers.sh 1 2 --config configs/demo.yaml'
 servers=$1 workers=$2
 shift 2
-count SERVERS "$servers"
-count WORKERS "$workers"
+count SERVERS "$servers" 1 "$MOST_SLOTS"
+count WORKERS "$workers" 1 "$MOST_SLOTS"
 [[ " $* " == *' sync.mode='* || " $* " == *'=sync.mode='* ]] || set -- "$@" --set sync.mode=ps
 share=$(($(nproc) / workers))  # servers mostly wait
 export CTR_THREADS=${CTR_THREADS:-$((share > 1 ? share : 1))}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$CTR_THREADS}
 grace=${CTR_GRACE_SECONDS:-60}
+count CTR_GRACE_SECONDS "$grace" 0 999999
 
 # Free ports below the range of outgoing connections; all are held at the same time, so that they differ.
 cluster=$(python - "$servers" "$workers" <<'PY'
@@ -41,10 +42,15 @@ PY
 export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
 cd "$CALLED_FROM"
 
-# The secret of the job's processes.
+# The secret of the job's processes. They and this script hold a pipe, at whose end the file is removed: killed or not, they leave none.
 CTR_SECRET_FILE=$(mktemp)
 export CTR_SECRET_FILE
-trap 'rm -f "$CTR_SECRET_FILE"' EXIT
+exec {pipe}> >(
+  exec >/dev/null 2>&1
+  trap '' HUP INT TERM
+  cat
+  rm -f "$CTR_SECRET_FILE"
+)
 head -c 32 /dev/urandom | od -An -vtx1 | tr -d ' \n' >"$CTR_SECRET_FILE"
 
 declare -A name=()  # pid -> name
@@ -76,6 +82,8 @@ start() {  # start TYPE INDEX [arguments]
 for ((i = 0; i < servers; i++)); do start ps "$i" "$@"; done
 for ((i = 0; i < workers; i++)); do start worker "$i" "$@"; done
 
+oom_kills() { sed -n 's/^oom_kill //p' /proc/vmstat; }  # the kernel's count for the whole host
+oom_kills_before=$(oom_kills)
 status=0
 worst() { if [ "$1" -gt "$status" ]; then status=$1; fi; }
 working=$workers
@@ -99,6 +107,9 @@ while [ ${#name[@]} -gt 0 ]; do
   ended=${name[$pid]}
   unset "name[$pid]"
   worst "$code"
+  if [ "$code" -eq 137 ] && [ "$(oom_kills)" != "$oom_kills_before" ]; then
+    echo "$(basename "$0"): the kernel of $(uname -n) has killed processes for lack of memory since the job began" >&2
+  fi
   if [[ $ended == worker* && $code -gt 128 ]]; then
     echo "$(basename "$0"): $ended ended by a signal, with status $code; waiting for the others" >&2
   elif [ "$code" -ne 0 ]; then

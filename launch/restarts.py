@@ -1,6 +1,6 @@
 """Runs the ranks of a job, and starts them again when one is lost.
 
-`python launch/restarts.py RESTARTS MIN_RANKS horovodrun … -np N -H HOST:SLOTS,… COMMAND`
+`python launch/restarts.py RESTARTS MIN_RANKS HOST:SLOTS,… INTERFACE COMMAND…`
 
 The job continues from its last checkpoint on the hosts that then answer, those that have come back
 included, if they have slots for MIN_RANKS ranks. The first restart comes after CTR_RESTART_SECONDS
@@ -9,6 +9,7 @@ though nobody has asked this process to stop, its host is being taken away: the 
 Every other status, such as that of a user's mistake, ends the job.
 """
 
+import math
 import os
 import signal
 import sys
@@ -27,13 +28,23 @@ class Job:
   Args:
     restarts: the most times that they are started again.
     min_ranks: they are not started again with fewer ranks than this.
-    command: the whole command line of horovodrun.
+    hosts: as in `a:2,b:2`, each with its number of ranks.
+    interface: the network interface between the hosts; '' finds it.
+    command: what each rank runs.
+  Raises:
+    ValueError: if CTR_RESTART_SECONDS is not a time.
   """
 
-  def __init__(self, restarts: int, min_ranks: int, command: Sequence[str]):
-    self._restarts, self._min_ranks, self._command = restarts, min_ranks, list(command)
-    entries = command[command.index('-H') + 1].split(',')
-    self._slots = {host: int(n) for host, _, n in (entry.rpartition(':') for entry in entries)}
+  def __init__(
+    self, restarts: int, min_ranks: int, hosts: str, interface: str, command: Sequence[str]
+  ):
+    self._restarts, self._min_ranks = restarts, min_ranks
+    self._interface, self._command = interface, command
+    entries = (entry.rpartition(':') for entry in hosts.split(','))
+    self._slots = {host: int(n) for host, _, n in entries}
+    self._pause = float(os.environ.get('CTR_RESTART_SECONDS', 5))
+    if not 0 <= self._pause < math.inf:
+      raise ValueError
     self._ranks: ranks.Ranks | None = None
     self._stopped = False
 
@@ -47,7 +58,7 @@ class Job:
   def run(self) -> int:
     """Runs the job, with restarts; returns the exit status of the ranks that were started last."""
     status = self._start(self._slots)
-    pause = float(os.environ.get('CTR_RESTART_SECONDS', 5))
+    pause = self._pause
     for restart in range(1, self._restarts + 1):
       if self._stopped or not (status == _LOST or status > 128):
         break
@@ -67,10 +78,7 @@ class Job:
     return status
 
   def _start(self, slots: Mapping[str, int]) -> int:
-    command = self._command.copy()
-    command[command.index('-np') + 1] = str(sum(slots.values()))
-    command[command.index('-H') + 1] = ','.join(f'{host}:{n}' for host, n in slots.items())
-    self._ranks = ranks.Ranks(command)
+    self._ranks = ranks.Ranks(slots, self._interface, self._command)
     try:
       return self._ranks.wait()
     finally:
@@ -78,7 +86,13 @@ class Job:
 
 
 if __name__ == '__main__':
-  job = Job(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+  restarts, min_ranks, hosts, interface, *command = sys.argv[1:]
+  try:
+    job = Job(int(restarts), int(min_ranks), hosts, interface, command)
+  except ValueError:
+    found = os.environ['CTR_RESTART_SECONDS']
+    sys.stderr.write(f"CTR_RESTART_SECONDS: found '{found}'; wanted a number of seconds >= 0\n")
+    sys.exit(2)
   for number in signal.SIGTERM, signal.SIGINT:
     signal.signal(number, job.stop)
   sys.exit(job.run())

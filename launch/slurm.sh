@@ -7,6 +7,7 @@
 #SBATCH --cpus-per-task=8
 #SBATCH --time=24:00:00
 #SBATCH --output=slurm-%j.log
+#SBATCH --open-mode=append  # a job that is started again keeps the log of before
 #SBATCH --no-kill  # when a node is lost, the job stays on the others, for the restarts below
 #SBATCH --requeue  # Slurm starts it again when it takes the nodes back
 #SBATCH --signal=B:TERM@300  # 300 s before the time is over, the job is asked to stop and saves its state

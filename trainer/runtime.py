@@ -6,6 +6,7 @@ Only this file reads environment variables. It imports TensorFlow and Horovod on
 import contextlib
 import ctypes
 import dataclasses
+import faulthandler
 import ipaddress
 import json
 import os
@@ -78,12 +79,15 @@ def launched() -> Runtime:
   local_size = _number('HOROVOD_LOCAL_SIZE', least=1)
   local_rank = _number('HOROVOD_LOCAL_RANK', most=local_size - 1)
   address = os.environ.get('HOROVOD_GLOO_RENDEZVOUS_ADDR', '')
+  host, token = address.partition('/')[::2]
   port = _number('HOROVOD_GLOO_RENDEZVOUS_PORT', least=1, most=65535)
-  if not _HOST.fullmatch(address):
+  if not _HOST.fullmatch(host):
     raise UserError(
-      f"environment variable HOROVOD_GLOO_RENDEZVOUS_ADDR: found '{address[:40]}'; wanted the host "
+      f"environment variable HOROVOD_GLOO_RENDEZVOUS_ADDR: found '{host[:40]}'; wanted the host "
       'of horovodrun, which sets it'
     )
+  if ':' in address and not token:  # of IPv6
+    address = f'[{address}]'
   one_machine = local_size == size
   return Runtime(
     rank,
@@ -91,7 +95,7 @@ def launched() -> Runtime:
     local_rank,
     local_size,
     None if one_machine else _address_of(os.environ.get('HOROVOD_GLOO_IFACE', '')),
-    f'http://[{address}]:{port}' if ':' in address else f'http://{address}:{port}',
+    f'http://{address}:{port}',
     secret(),
   )
 
@@ -298,7 +302,9 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
 
   own_threads = '/proc/self/task'  # Linux lists this process's threads there
   before = set(os.listdir(own_threads))
+  faulthandler.disable()  # Gloo aborts where another rank is gone; its own line says so
   hvd.init()
+  faulthandler.enable()
   if hvd.nccl_built() and not gpus and not runtime.rank:
     logging.warning('Horovod is built for GPUs, but TensorFlow finds none: the job trains on CPUs')
   # Gloo's thread may preempt a thread that holds its lock, and spins until that thread runs again:

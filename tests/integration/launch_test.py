@@ -3,6 +3,7 @@
 the Kubernetes manifests against their schemas.
 """
 
+import http.client
 import json
 import os
 import pathlib
@@ -11,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 import jsonschema
 import tensorflow as tf
@@ -24,6 +26,12 @@ LAUNCH = ROOT / 'launch'
 # Says what it was started as, and with what; the script under test puts it in place of the real
 # command.
 STAND_IN = '#!/bin/sh\necho "$(basename "$0") $*" "threads=$CTR_THREADS"\n'
+
+# In place of python: runs a stand-in of horovodrun; all else is python's.
+PYTHON = f"""#!/bin/sh
+case $1 in */launch/horovodrun.py) shift; exec horovodrun "$@";; esac
+exec {sys.executable} "$@"
+"""
 
 # In place of python: leaves its TF_CONFIG and pid in $RECORD, then ends with $FAILING's status or
 # waits to be ended.
@@ -76,6 +84,8 @@ class LaunchTestCase(tf.test.TestCase):
     self.bin.mkdir()
 
   def stand_in(self, name, text=STAND_IN):
+    if name == 'horovodrun':
+      self.stand_in('python', PYTHON)
     path = self.bin / name
     path.write_text(text)
     path.chmod(0o755)
@@ -102,9 +112,10 @@ class LocalTest(LaunchTestCase):
     self.stand_in('horovodrun')
     self.stand_in('nproc', '#!/bin/sh\necho 8\n')
     done = self.launch('local.sh', '3', '--config', 'a b.yaml')
-    self.assertEqual(
+    self.assertRegex(
       done.stdout,
-      'horovodrun --gloo -np 3 -H localhost:3 python -m trainer.run --config a b.yaml threads=2\n',
+      '^horovodrun --loopback --gloo -np 3 -H localhost:3 sh .*/launch/rank.sh /tmp/ctr-.* '
+      'python -m trainer.run --config a b.yaml threads=2\n$',
     )
     self.assertEqual(
       done.stderr,
@@ -112,6 +123,14 @@ class LocalTest(LaunchTestCase):
     )
     self.assertIn('threads=5', self.launch('local.sh', '3', CTR_THREADS='5').stdout)
     self.assertIn('threads=1', self.launch('local.sh', '9').stdout)
+
+  def test_other_commands(self):
+    self.stand_in('horovodrun')
+    done = self.launch('local.sh', '2', 'predict', '--run_dir', 'd')
+    self.assertIn('python -m trainer.predict --run_dir d', done.stdout)
+    self.assert_mistake(
+      self.launch('local.sh', '2', 'serve'), "found 'serve'; wanted an option, or run, evaluate"
+    )
 
   def test_status_is_horovodruns(self):
     self.stand_in('horovodrun', '#!/bin/sh\necho Traceback of its own >&2\nexit 7\n')
@@ -134,9 +153,9 @@ class LocalTest(LaunchTestCase):
 
   def test_mistakes_end_in_one_line(self):
     self.assert_mistake(self.launch('local.sh'), '^local.sh: wanted RANKS')
-    for found in ('0', 'two', '-1', '1.5'):
+    for found in ('0', 'two', '-1', '1.5', '1025', '9' * 20):
       self.assert_mistake(
-        self.launch('local.sh', found), f"RANKS: found '{found}'; wanted a whole number >= 1"
+        self.launch('local.sh', found), f"RANKS: found '{found}'; wanted a whole number from 1 to 1"
       )
 
 
@@ -145,14 +164,28 @@ class JobTest(LaunchTestCase):
 
   def test_a_stopped_job_saves_and_ends_with_the_signal(self):
     config = jobs.write_config(self.folder)
-    command = [LAUNCH / 'local.sh', '2', '--config', config, '--run_dir', self.folder / 'run']
+    run_dir = str(self.folder / 'run')
+    command = [LAUNCH / 'local.sh', '2', '--config', config, '--run_dir', run_dir]
     for number in signal.SIGTERM, signal.SIGINT:
-      job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-      output, ranks = '', {}
+      job = subprocess.Popen(
+        command,
+        env=os.environ | {'AWS_SECRET_ACCESS_KEY': 'for-ranks-alone'},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+      )
+      output, ranks, answers = '', {}, []
       for line in job.stdout:
         output += line
         if 'samples/s' in line and not ranks:  # both ranks train
           ranks = jobs.ranks_below(job.pid)
+          given = [rank.environ()['AWS_SECRET_ACCESS_KEY'] for rank in ranks.values()]
+          seen = jobs.seen_by_others()
+          port = re.search(r'HOROVOD_GLOO_RENDEZVOUS_PORT=(\d+) .*run_dir ' + run_dir, seen)[1]
+          for method in 'PUT', 'GET', 'DELETE', 'HEAD':
+            store = http.client.HTTPConnection('127.0.0.1', int(port))
+            store.request(method, '/global/0')
+            answers.append(store.getresponse().status)
           job.send_signal(number)
       self.assertEqual(job.wait(60), 128 + number, output)
       self.assertRegex(output, 'stopped at step .*; the state is saved')
@@ -160,6 +193,9 @@ class JobTest(LaunchTestCase):
       self.assertNotIn('Process 0 exit', output)
       self.assertLen(ranks, 2)
       self.assertEmpty([rank for rank in ranks.values() if rank.is_running()])
+      self.assertEqual(given, ['for-ranks-alone'] * 2)
+      self.assertNotIn('for-ranks-alone', seen)
+      self.assertEqual(answers, [403] * 4, 'the store answers strangers')
     self.assertIn('continuing after step', output)
 
   def test_a_mistake_is_one_line(self):
@@ -179,13 +215,20 @@ class JobTest(LaunchTestCase):
       self.assertEmpty(done.stdout)
 
 
+# In place of ssh: runs the command here.
+SSH = """#!/bin/sh
+for last; do host=$command; command=$last; done
+exec sh -c "$command"
+"""
+
 # In place of horovodrun: each start is a line of the file `starts`. The ranks of line n end with
 # the n-th of $STATUSES; with `wait` they wait to be asked to stop.
 STARTS = """#!/bin/sh
 echo "$*" >>starts
 status=$(echo "$STATUSES" | cut -d' ' -f"$(wc -l <starts)")
 if [ "$status" = wait ]; then
-  HOROVOD_RANK=0 sh -c "echo trains; exec sleep 60" || status=$?
+  while [ "$1" != sh ]; do shift; done
+  HOROVOD_RANK=0 sh "$2" "$3" sh -c "echo trains; exec sleep 60" || status=$?
 fi
 echo 'Traceback of horovodrun: exited with non-zero status' >&2
 printf 'Process name: 1\\nExit code: %s\\n' "$status" >&2
@@ -198,26 +241,25 @@ class RestartsTest(LaunchTestCase):
     super().setUp()
     self.stand_in('horovodrun', STARTS)
     # A host that the file `gone` names does not answer.
-    self.stand_in(
-      'ssh',
-      '#!/bin/sh\n[ -e gone ] || exit 0\n'
-      'while read -r h; do case "$*" in *"$h"*) exit 255;; esac; done <gone\n',
-    )
+    self.stand_in('ssh', SSH.replace('exec', 'grep -sqwF -e "$host" gone && exit 255\nexec'))
     (self.folder / 'hosts').write_text('alpha slots=2\nbeta slots=2\ngamma slots=4\n')
 
   def run_job(self, statuses, *options, pause='0'):
     done = self.launch(
       'cluster.sh',
       *options,
+      '-i',
+      'eth0',
       'hosts',
       '--config',
       'c.yaml',
       STATUSES=statuses,
+      CTR_EXPORT='STATUSES',
       CTR_RESTART_SECONDS=pause,
     )
     starts = (self.folder / 'starts').read_text().splitlines()
     told = [line for line in done.stderr.splitlines() if line.startswith('restart ')]
-    return done.returncode, [re.search('-np (.*) python', line)[1] for line in starts], told
+    return done.returncode, [re.search('-np (.*) sh ', line)[1] for line in starts], told
 
   def test_a_lost_rank_begins_the_job_again(self):
     everybody = '8 -H alpha:2,beta:2,gamma:4'
@@ -269,11 +311,15 @@ class RestartsTest(LaunchTestCase):
     self.assertLen(starts, 2)
     # The launcher is asked to.
     (self.folder / 'starts').unlink()
-    self.stand_in('ssh', '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
     job = subprocess.Popen(
-      [LAUNCH / 'cluster.sh', '--restarts', '3', 'hosts'],
+      [LAUNCH / 'cluster.sh', '--restarts', '3', '-i', 'eth0', 'hosts'],
       stdout=subprocess.PIPE,
-      env=os.environ | {'PATH': f'{self.bin}:{os.environ["PATH"]}', 'STATUSES': 'wait 0'},
+      env=os.environ
+      | {
+        'PATH': f'{self.bin}:{os.environ["PATH"]}',
+        'STATUSES': 'wait 0',
+        'CTR_EXPORT': 'STATUSES',
+      },
       cwd=self.folder,
     )
     self.assertEqual(job.stdout.readline(), b'trains\n')
@@ -281,45 +327,74 @@ class RestartsTest(LaunchTestCase):
     self.assertEqual(job.wait(60), 143)
     self.assertLen((self.folder / 'starts').read_text().splitlines(), 1)
 
+  def test_a_killed_launcher_leaves_no_files(self):
+    job = subprocess.Popen(
+      [LAUNCH / 'cluster.sh', '-i', 'eth0', 'hosts'],
+      stdout=subprocess.PIPE,
+      env=os.environ
+      | {
+        'PATH': f'{self.bin}:{os.environ["PATH"]}',
+        'STATUSES': 'wait 0',
+        'CTR_EXPORT': 'STATUSES',
+      },
+      cwd=self.folder,
+    )
+    self.assertEqual(job.stdout.readline(), b'trains\n')
+    directory = re.search('/tmp/ctr-[0-9a-f]+', (self.folder / 'starts').read_text())[0]
+    self.assertEqual(os.stat(directory).st_mode & 0o777, 0o700)
+    job.kill()
+    while os.path.exists(directory):  # its shell sees the end of a pipe
+      time.sleep(0.02)
+
   def test_mistakes_end_in_one_line(self):
     self.assert_mistake(
-      self.launch('cluster.sh', '--restarts', '0', 'hosts'), "--restarts: found '0'"
+      self.launch('cluster.sh', '--restarts', '-1', 'hosts'), "--restarts: found '-1'"
     )
     self.assert_mistake(self.launch('local.sh', '--restarts', 'x', '2'), "--restarts: found 'x'")
     self.assert_mistake(
       self.launch('cluster.sh', '--min_ranks', '9', 'hosts'), 'found 9; wanted at most the 8'
     )
+    for found in 'soon', 'nan', '-1', 'inf':
+      done = self.launch('local.sh', '--restarts', '1', '2', CTR_RESTART_SECONDS=found)
+      self.assertEqual(done.returncode, 2)
+      told = f"CTR_RESTART_SECONDS: found '{found}'; wanted a number of seconds >= 0"
+      self.assertEqual(done.stderr.splitlines()[1:], [told])
 
 
 class ClusterTest(LaunchTestCase):
   def setUp(self):
     super().setUp()
     self.stand_in('horovodrun')
-    self.stand_in(
-      'ssh',
-      '#!/bin/sh\ncase "$*" in *gone*) echo "connect to host gone: No route to host" >&2; exit '
-      '255;; esac\n',
-    )
+    gone = 'case $host in gone) echo "connect to host gone: No route to host" >&2; exit 255;; esac'
+    self.stand_in('ssh', SSH.replace('exec', f'printf "%s\\n" "$*" >>{self.folder}/called\n{gone}\nexec'))
 
   def hosts(self, text):
     (self.folder / 'hosts').write_text(text)
     return 'hosts'  # relative to where the script was called
 
   def test_hosts_file(self):
-    hosts = self.hosts('# ours\nalpha slots=2\n\nbeta  # one rank\ngamma.local slots=12')
+    hosts = self.hosts('# ours\r\nalpha slots=2\r\n\r\nbeta  # one rank\r\ngamma.local slots=12')
     done = self.launch('cluster.sh', '-i', 'ib0', hosts, '--config', 'c.yaml')
     self.assertIn(
-      'horovodrun --gloo -np 15 -H alpha:2,beta:1,gamma.local:12 --network-interfaces ib0 python '
-      '-m trainer.run ',
+      'horovodrun --network-interfaces ib0 --gloo -np 15 -H alpha:2,beta:1,gamma.local:12 sh ',
       done.stdout,
     )
     self.assertTrue(done.stderr.startswith('+ horovodrun --gloo -np 15 '), done.stderr)
+    self.assertIn('StrictHostKeyChecking=no', (self.folder / 'called').read_text())
+
+  def test_host_keys_are_checked_where_it_is_asked_for(self):
+    self.launch('cluster.sh', '-i', 'ib0', self.hosts('alpha'), CTR_STRICT_HOST_KEYS='yes')
+    called = (self.folder / 'called').read_text().splitlines()
+    self.assertEqual([line for line in called if 'StrictHostKeyChecking=yes' not in line], [])
+    self.assertLen(called, 2)
+    done = self.launch('cluster.sh', self.hosts('alpha'), CTR_STRICT_HOST_KEYS='maybe')
+    self.assert_mistake(done, "CTR_STRICT_HOST_KEYS: found 'maybe'; wanted yes, no or accept-new")
 
   def test_rank_0_is_stopped_on_its_host(self):
-    self.stand_in('horovodrun', '#!/bin/sh\nHOROVOD_RANK=0 sh -c "echo trains; exec sleep 60"\n')
-    self.stand_in('ssh', '#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
+    rank_0 = 'HOROVOD_RANK=0 sh "$2" "$3" sh -c "echo trains; exec sleep 60"'
+    self.stand_in('horovodrun', f'#!/bin/sh\nwhile [ "$1" != sh ]; do shift; done\n{rank_0}\n')
     job = subprocess.Popen(
-      [LAUNCH / 'cluster.sh', self.hosts('alpha slots=2')],
+      [LAUNCH / 'cluster.sh', '-i', 'eth0', self.hosts('alpha slots=2')],
       stdout=subprocess.PIPE,
       env=os.environ | {'PATH': f'{self.bin}:{os.environ["PATH"]}'},
       cwd=self.folder,
@@ -339,6 +414,9 @@ class ClusterTest(LaunchTestCase):
       ('a slots=1\nb slot=2\n', "hosts:2: found 'b slot=2'; wanted 'host slots=n'"),
       ('a slots=0\n', 'hosts:1: '),
       ('a slots=1 b\n', "found 'a slots=1 b'"),
+      ('a slots=99999999999\n', "found 'a slots=99999999999'; wanted .* n from 1 to 1024"),
+      ('a;b slots=1\n', "found 'a;b slots=1'"),
+      ('a\nb\na slots=2\n', "hosts:3: found the host 'a' again"),
       ('alpha\ngone\n', "host 'gone' of .*ssh without a password failed: .*No route to host"),
     ):
       self.assert_mistake(self.launch('cluster.sh', self.hosts(text)), pattern)
@@ -347,7 +425,7 @@ class ClusterTest(LaunchTestCase):
 class SlurmTest(LaunchTestCase):
   def test_nodes_become_hosts(self):
     self.stand_in('horovodrun')
-    self.stand_in('ssh', '#!/bin/sh\n')
+    self.stand_in('ssh', SSH)
     self.stand_in('scontrol', '#!/bin/sh\necho node7; echo node8\n')
     done = self.launch(
       'slurm.sh',
@@ -359,22 +437,20 @@ class SlurmTest(LaunchTestCase):
       SLURM_NTASKS_PER_NODE='4',
       SLURM_CPUS_PER_TASK='6',
       CTR_NIC='eth1',
+      CTR_RESTARTS='0',
     )
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn(
-      'horovodrun --gloo -np 8 -H node7:4,node8:4 --network-interfaces eth1 python -m trainer.run '
-      '--config c.yaml threads=6',
-      done.stdout,
+      'horovodrun --network-interfaces eth1 --gloo -np 8 -H node7:4,node8:4 sh ', done.stdout
     )
+    self.assertIn('python -m trainer.run --config c.yaml threads=6', done.stdout)
 
 
 class ParameterServersTest(LaunchTestCase):
   def start(self, servers, workers, *args, **env):
+    self.stand_in('horovodrun')  # else the environment's own python comes first on the path
     self.stand_in('python', PROCESS)
     names = [f'ps{i}' for i in range(servers)] + [f'worker{i}' for i in range(workers)]
-    self.stand_in(
-      'horovodrun'
-    )  # so that the environment's own python does not come first on the path
     done = self.launch(
       'parameter_servers.sh',
       str(servers),

@@ -9,6 +9,7 @@ reason, where the machine allows no namespaces or has no sshd. All that is made 
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import time
 import unittest
 
 import numpy as np
+import psutil
 import tensorflow as tf
 
 from tests.support import jobs
@@ -118,14 +120,15 @@ class MultiHostTest(tf.test.TestCase):
         f'{cls.folder}/key.pub\nPidFile none\n'
         'StrictModes no\nPermitRootLogin yes\nUsePAM no\nMaxStartups 50\n'
       )
+    (cls.folder / 'vmstat').write_text('oom_kill 0\n')
     for host in HOSTS:
       cls.addClassCleanup(
         cls._end,
         cls.on(
           host,
-          SSHD,
-          '-D',
-          '-e',
+          'sh',
+          '-c',
+          f'mount --bind {cls.folder}/vmstat /proc/vmstat && exec {SSHD} -D -e',
           stdout=subprocess.DEVNULL,
           stderr=open(cls.folder / f'{host}.log', 'w'),
         ),
@@ -243,8 +246,6 @@ class MultiHostTest(tf.test.TestCase):
     process = self.on(
       'hosta',
       ROOT / 'launch/cluster.sh',
-      '-i',
-      'eth0',
       self.folder / 'hosts',
       '--config',
       self.folder / 'config.yaml',
@@ -257,13 +258,65 @@ class MultiHostTest(tf.test.TestCase):
     )
     output = self.finish(process, 240)
     self.assertEqual(process.returncode, 0, output)
-    self.assertIn('+ horovodrun --gloo -np 2 -H hosta:1,hostb:1 --network-interfaces eth0', output)
+    self.assertIn('+ horovodrun --gloo -np 2 -H hosta:1,hostb:1 python -m trainer.run', output)
     events = [
       json.loads(line) for line in (self.folder / 'run' / 'metrics.jsonl').read_text().splitlines()
     ]
     trained = [e for e in events if e['event'] == 'train']
     self.assertEqual(trained[-1]['examples'], 3000, 'samples of both hosts, each once')
     self.assertGreater(trained[-1]['auc'], 0.6)
+
+  def test_strangers_and_a_rank_killed_on_another_host(self):
+    folder = self.folder / 'killed'
+    folder.mkdir()
+    config = jobs.write_config(str(folder))
+    (folder / 'hosts').write_text('hosta slots=1\r\nhostb slots=1\r\n')
+    process = self.on(
+      'hosta',
+      *(ROOT / 'launch/cluster.sh', folder / 'hosts', '--config', config),
+      *('--run_dir', folder / 'run'),
+      env=self.environment() | {'WANDB_API_KEY': 'for-ranks-alone', 'MINE': 'for-nobody-else'},
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+    self.addCleanup(process.kill)
+    output, ranks = '', {}
+    for line in process.stdout:
+      output += line
+      if 'samples/s' in line and not ranks:
+        for found in psutil.process_iter(['cmdline', 'environ']):
+          variables, words = found.info['environ'] or {}, found.info['cmdline'] or []
+          if 'CTR_JOB' in variables and config in words:
+            ranks.setdefault(variables['HOROVOD_RANK'], (found, variables))
+        seen = jobs.seen_by_others()
+        port = re.search(rf'HOROVOD_GLOO_RENDEZVOUS_PORT=(\d+) .*run_dir {folder}', seen)[1]
+        self.assertEqual(self.put(f'http://hosta:{port}/global/0'), '403')
+        (self.folder / 'vmstat').write_text('oom_kill 1\n')
+        ranks['1'][0].kill()
+    self.assertIn(process.wait(60), (3, 137), output)
+    self.assertIn('the kernel of hostb has killed processes for lack of memory', output)
+    self.assertNotIn('Traceback', output)
+    for _, variables in ranks.values():
+      self.assertEqual(variables['WANDB_API_KEY'], 'for-ranks-alone')
+      self.assertNotIn('MINE', variables)
+      self.assertFalse(os.path.exists(variables['CTR_SECRET_FILE']))
+    self.assertNotIn('for-ranks-alone', seen)
+    self.assertNotIn('for-nobody-else', seen)
+
+  def put(self, url):
+    """Sends a PUT from hostb. Returns: the status of the answer."""
+    program = (
+      'import http.client, sys, urllib.parse\n'
+      'url = urllib.parse.urlsplit(sys.argv[1])\n'
+      'connection = http.client.HTTPConnection(url.netloc)\n'
+      "connection.request('PUT', url.path, b'0')\n"
+      'print(connection.getresponse().status)\n'
+    )
+    stranger = self.on(
+      'hostb', sys.executable, '-c', program, url, stdout=subprocess.PIPE, text=True
+    )
+    return stranger.communicate(timeout=60)[0].strip()
 
   def test_training_goes_on_without_a_lost_host(self):
     """It ends as one that was started again by hand on the host that is left."""
