@@ -26,10 +26,13 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('CUDA_VISIBLE_DEVICES', '')
 os.environ['CTR_THREADS'] = '1'
 
-from campaigns import damage, days, fuzzing, processes, streams, wire
+from campaigns import damage, days, fuzzing, processes, splits_and_searches, streams, wire
 from campaigns.units import Found, Kind, append, fork, text_of, wait
 
-KINDS = [*processes.KINDS, *damage.KINDS, *streams.KINDS, *days.KINDS, *fuzzing.KINDS, *wire.KINDS]
+KINDS = [
+  *(*processes.KINDS, *splits_and_searches.KINDS, *damage.KINDS),
+  *(*streams.KINDS, *days.KINDS, *fuzzing.KINDS, *wire.KINDS),
+]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -10,6 +10,8 @@ KINDS = (
   'signals, single',
   'two of everything',
   'full disks',
+  'splits',
+  'searches',
   'damaged checkpoints',
   'damaged prepared passes',
   'damaged exports',
