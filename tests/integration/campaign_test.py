@@ -11,7 +11,6 @@ KINDS = (
   'two of everything',
   'full disks',
   'splits',
-  'searches',
   'damaged checkpoints',
   'damaged prepared passes',
   'damaged exports',
