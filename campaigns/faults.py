@@ -26,13 +26,11 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('CUDA_VISIBLE_DEVICES', '')
 os.environ['CTR_THREADS'] = '1'
 
-from campaigns import damage, days, fuzzing, processes, splits_and_searches, streams, wire
+from campaigns import damage, days, fuzzing, places, processes, splits_and_searches, streams, wire
 from campaigns.units import Found, Kind, append, fork, text_of, wait
 
-KINDS = [
-  *(*processes.KINDS, *splits_and_searches.KINDS, *damage.KINDS),
-  *(*streams.KINDS, *days.KINDS, *fuzzing.KINDS, *wire.KINDS),
-]
+_MODULES = processes, splits_and_searches, places, damage, streams, days, fuzzing, wire
+KINDS = [kind for module in _MODULES for kind in module.KINDS]
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -366,7 +366,9 @@ class ClusterTest(LaunchTestCase):
     super().setUp()
     self.stand_in('horovodrun')
     gone = 'case $host in gone) echo "connect to host gone: No route to host" >&2; exit 255;; esac'
-    self.stand_in('ssh', SSH.replace('exec', f'printf "%s\\n" "$*" >>{self.folder}/called\n{gone}\nexec'))
+    self.stand_in(
+      'ssh', SSH.replace('exec', f'printf "%s\\n" "$*" >>{self.folder}/called\n{gone}\nexec')
+    )
 
   def hosts(self, text):
     (self.folder / 'hosts').write_text(text)

@@ -449,6 +449,12 @@ class ConfigTest(tf.test.TestCase):
       with self.assertRaisesRegex(errors.UserError, f'^{special}: is a device, a pipe or a socket'):
         config.load(special)
     os.remove(path)
+    os.symlink(path, path)
+    with self.assertRaisesRegex(
+      errors.ConfigError, f'^{path}: Too many levels of .*; wanted a YAML'
+    ):
+      config.load(path)
+    os.remove(path)
     with open(path, 'wb') as f:
       f.truncate(1 << 30)
     with self.assertRaisesRegex(errors.UserError, 'has more than 16,777,216 bytes; wanted a small'):

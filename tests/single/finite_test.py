@@ -139,6 +139,7 @@ class FiniteTest(tf.test.TestCase):
           self.assertEqual(states[0][part], states[1][part], part)
         fates = {entry.name[-1]: entry.fate for entry in jobs[0].state.ledger}
         self.assertEqual(fates.pop('c'), 'refused')
+        self.assertEmpty(jobs[0].log.events.troubles)
         self.assertEqual(set(fates.values()), {'trained'})
         (reason,) = (e.reason for e in jobs[0].state.ledger if e.fate == 'refused')
         self.assertRegex(reason, f'^{self.folder}/c.csv: .*not finite')

@@ -42,6 +42,8 @@ def _text_of(path: str) -> str:
     raise ConfigError(f'{path}: no such file; wanted a YAML file') from None
   except IsADirectoryError:
     raise ConfigError(f'{path}: found a directory; wanted a YAML file') from None
+  except OSError as e:
+    raise ConfigError(f'{path}: {e.strerror}; wanted a YAML file') from None
   except UnicodeDecodeError as e:
     raise ConfigError(f'{path}: not YAML: {e}') from None
 

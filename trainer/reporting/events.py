@@ -102,7 +102,6 @@ class EventLog:
     if self._file is not None:
       with self.guarded(self._path):
         self._cut(keep_bytes)
-        self._size = self._file.tell()
 
   def _cut(self, keep_bytes: int | None) -> None:
     """Removes the lines after the first `keep_bytes` bytes, but keeps the events in OF_THE_JOB.
@@ -125,7 +124,7 @@ class EventLog:
       f.seek(keep_bytes)
       removed = [record for line in f if (record := _record(line)) is not None]
     self._file.truncate(keep_bytes)
-    self._file.seek(0, os.SEEK_END)
+    self._size = self._file.seek(0, os.SEEK_END)
     for record in removed:
       if record['event'] in OF_THE_JOB:
         self._write_line(record)
