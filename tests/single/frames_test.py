@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from trainer import config, frames
 from trainer.data.conversion import prepare_pass, prepare_table
-from trainer.data.prepared import read_meta
+from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.schema import wanted_columns
 from trainer.errors import UserError
 
@@ -89,6 +89,9 @@ class FramesTest(tf.test.TestCase):
       'periods': pd.Series(pd.period_range('2024-01', periods=N, freq='M')),
       'days': pd.Series([datetime.date(2024, 1, 1 + i % 28) for i in n]),
       'ids': pd.Series([uuid.UUID(int=i % 7) for i in n]),
+      'booleans': self.frame['x'] > 0,
+      'booleans with blanks': (self.frame['x'] > 0).astype('boolean').where(n % 5 > 0),
+      'mixed with booleans': pd.Series([True, 'TRUE', 1, 'x', None, False] * 10, dtype=object),
       'texts': pd.Series(['a "b"', ' c,d ', '', ' ', 'größe', '1.50'] * 10),
     }.items():
       with self.subTest(name):
@@ -113,6 +116,10 @@ class FramesTest(tf.test.TestCase):
     twice = twice.loc[:, ['y', *self.frame]].iloc[:, [0, 1, 2, 4, 6, 8]]
     self.assertEqual(list(twice), ['y', 'y', *self.frame])
     self.assertEqual(self.arrays(twice), wanted)
+    marked = self.frame.assign(x=self.frame['x'].where(np.arange(N) % 3 > 0, -999))
+    cfg = make_config(missing_values=['-999'])
+    self.assertEqual(self.arrays(marked, cfg), self.of_csv(marked, cfg))
+    self.assertTrue(np.isnan(next(PreparedPass(self.out).batches(N)).dense[::3]).all())
     # Numbers are numbers, whatever the decimal mark of the log's texts.
     cfg = make_config(decimal=',')
     self.assertEqual(self.arrays(self.frame, cfg)['dense'], wanted['dense'])

@@ -132,6 +132,8 @@ class MadeColumnsTest(tf.test.TestCase):
       status, answer = client.predict({'inputs': columns})
       _, text, _ = client.ask('GET', '/v1/models/ctr/metadata')
       example = json.loads(text)['example_request']
+      definition = json.loads(text)['metadata']['signature_def']['signature_def']['serving_default']
+      dtypes = {name: tensor['dtype'] for name, tensor in definition['inputs'].items()}
       self.assertContainsSubset(example['instances'][0], sample)
       self.assertNotIn(None, example['instances'][0].values())
       self.assertEqual(client.predict(example)[0], 200, example)
@@ -143,6 +145,10 @@ class MadeColumnsTest(tf.test.TestCase):
     inputs = {}
     for name, spec in signature.structured_input_signature[1].items():
       values = columns[name]
+      self.assertEqual(
+        dtypes[name],
+        {tf.string: 'DT_STRING', tf.float32: 'DT_FLOAT', tf.float64: 'DT_DOUBLE'}[spec.dtype],
+      )
       if spec.dtype != tf.string:
         values = [float(v) if v else np.nan for v in values]
       inputs[name] = tf.constant(values, spec.dtype)

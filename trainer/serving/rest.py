@@ -60,7 +60,7 @@ class Recommend(NamedTuple):
 class Signature(NamedTuple):
   """The columns of a request, the outputs of its answer, and the version that answers."""
 
-  columns: Mapping[str, bool]  # name -> whether its values are strings
+  columns: Mapping[str, str]  # name -> the dtype of its tensor, such as DT_STRING
   example: Mapping[str, Json]  # a sample that a request may have
   outputs: Sequence[str]
   version: int
@@ -308,8 +308,8 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
 
   def inputs(signature: Signature) -> dict[str, Json]:
     return {
-      column: tensor(column, 'DT_STRING' if is_text else 'DT_FLOAT') | {'may_be_null': True}
-      for column, is_text in signature.columns.items()
+      column: tensor(column, dtype) | {'may_be_null': True}
+      for column, dtype in signature.columns.items()
     }
 
   definitions: dict[str, Json] = {}

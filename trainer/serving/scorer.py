@@ -151,13 +151,18 @@ class Scorer:
       variable.assign(to_tensor(value))
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
-  def signature(self) -> tuple[dict[str, bool], dict[str, Json], list[str]]:
+  def signature(self) -> tuple[dict[str, str], dict[str, Json], list[str]]:
     """Returns what a request needs and what its answer has.
 
     Returns:
-      {column: whether its values are strings}; an example of a sample; the names of the outputs.
+      {column: the dtype of its tensor}; an example of a sample; the names of the outputs.
     """
-    return dict(self._columns), self._example, self._graph.names
+    exact = self._cfg.data.exact_columns()
+    dtypes = {
+      name: 'DT_STRING' if is_text else 'DT_DOUBLE' if name in exact else 'DT_FLOAT'
+      for name, is_text in self._columns.items()
+    }
+    return dtypes, self._example, self._graph.names
 
   @functools.cached_property
   def _example(self) -> dict[str, Json]:
