@@ -72,7 +72,7 @@ class _Dialect(NamedTuple):
     return [f.encode('latin-1') for f in rows[0]] if len(rows) == 2 else None
 
   def stray_quote(self, raw: bytes) -> int | None:
-    """Returns where a quote is neither at a border of a field nor doubled; None if none is so.
+    """Returns where a quote is neither at a border of a field nor beside a quote, or None.
 
     Args:
       raw: whole lines.
@@ -80,14 +80,16 @@ class _Dialect(NamedTuple):
     if not self.is_quoted or b'"' not in raw:
       return None
     data = np.frombuffer(raw, np.uint8)
-    at = np.flatnonzero(data == ord('"'))
-    # A run is of quotes beside one another. The byte before the first line is the last line's LF.
-    starts, ends = at[data[at - 1] != ord('"')], at[data[at + 1] != ord('"')]
-    inside = starts[(ends - starts) % 2 == 0], ends[(ends - starts) % 2 == 0]
-    borders = np.zeros([256], bool)
-    borders[[*b'\r\n', *self.delimiter]] = True
-    is_stray = ~(borders[data[inside[0] - 1]] | borders[data[inside[1] + 1]])
-    return int(inside[0][is_stray.argmax()]) if is_stray.any() else None
+    for start in range(0, len(data), PARSED_BYTES):
+      part = data[start : start + PARSED_BYTES + 2]
+      is_quote = part == ord('"')
+      is_border = (
+        is_quote | (part == ord(self.delimiter)) | (part == ord('\n')) | (part == ord('\r'))
+      )
+      is_stray = is_quote[1:-1] & ~(is_border[:-2] | is_border[2:])
+      if is_stray.any():
+        return start + 1 + int(is_stray.argmax())
+    return None
 
 
 def _to_arrow(
