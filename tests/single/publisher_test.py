@@ -251,6 +251,86 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     with mock.patch.object(embedded_store, '_MOST_KEPT', 4):
       self.test_every_version_equals_the_full_export()
 
+  def damaged(self, data, at):
+    """Flips a bit of the store's file, in place."""
+    with open(data, 'r+b') as f:
+      f.seek(at)
+      (byte,) = f.read(1)
+      f.seek(at)
+      f.write(bytes([byte ^ 1 << at % 8]))
+
+  def test_no_bit_that_flipped_is_read(self):
+    folder, rng = os.path.join(self.folder, 'store'), np.random.default_rng(5)
+    store, refused = self.open(), 0
+    for kind in ('base', 'delta'):
+      newest = self.export(kind)
+      self.publisher(store).advance()
+    store.close()
+    for trial in range(12):
+      data = shutil.copytree(folder, f'{folder}{trial}') + '/data.mdb'
+      if trial:  # in a row, its key or its place in the page
+        row = np.array(list(self.run_.rows.values())[7 * trial], '<f4').tobytes()
+        place = int(rng.integers(-18, len(row)))
+        with open(data, 'rb') as f:
+          found = re.finditer(re.escape(row), f.read())  # pages that are free may have it too
+        for at in found:
+          self.damaged(data, at.start() + place)
+      else:
+        os.truncate(data, os.path.getsize(data) * 2 // 3)
+      reader = open_store(f'{folder}{trial}', '--store')
+      try:
+        self.check(reader, newest)
+        continue
+      except DataLoss as e:
+        self.assertRegex(str(e), f'the store {folder}{trial}: is damaged: .*; ctr-publish writes')
+        refused += 1
+      with self.assertRaises(DataLoss):  # it is not read through again
+        reader.version()
+      with self.assertLogs(level='WARNING') as logged:
+        store = open_store(f'{folder}{trial}', '--to', writable=True)
+      self.addCleanup(store.close)
+      self.assertRegex(logged.output[0], r'is damaged \(.*\); it is written anew from the exports')
+      self.publisher(store).advance()
+      self.check(store, newest)
+      store.close()
+      self.check(reader, newest)
+    self.assertBetween(refused, 6, 12)
+
+  def test_a_row_that_is_damaged_while_it_is_served_is_refused_and_fetched_again(self):
+    self.export('base')
+    folder = os.path.join(self.folder, 'store')
+    words = '-m', 'trainer.publish', '--run_dir', f'{self.folder}/run', '--to', folder, '--once'
+
+    def publish():
+      self.assertEqual(commands.run(*words).returncode, 0)
+
+    publish()
+    reader = open_store(folder, '--store')
+    views = [reader.view()]
+    keys = np.array(list(self.run_.rows), np.int64)
+    row = np.array(self.run_.rows[keys[3]], '<f4').tobytes()
+    for damage in ('a flipped bit', 'cut'):
+      with open(f'{folder}/data.mdb', 'rb') as f:
+        at = f.read().index(row)
+      if damage == 'cut':
+        os.truncate(f'{folder}/data.mdb', at)
+      else:
+        self.damaged(f'{folder}/data.mdb', at + 5)
+      with self.assertRaisesRegex(DataLoss, f'{folder}: is damaged: '):
+        views[-1].look_up(keys)
+      if damage == 'cut':
+        with self.assertRaisesRegex(DataLoss, 'is damaged: data.mdb is cut short'):
+          reader.version()
+      else:
+        views[-1].look_up(keys[:3])  # the others are served
+      publish()
+      self.assertFalse(os.path.exists(f'{folder}/damaged'))
+      with self.assertRaises(DataLoss):
+        views[-1].look_up(keys)
+      self.assertFalse(os.path.exists(f'{folder}/damaged'))  # the new files have no damage
+      views.append(reader.view())
+      self.check(reader, 1)
+
   def test_what_is_no_store(self):
     self.assertIsNone(open_store('/nowhere', '--store').version())  # it may come yet
     file = os.path.join(self.folder, 'file')

@@ -1,13 +1,18 @@
 """Keeps one version of a model in an LMDB database, which one process writes and many read.
 
     DIRECTORY/data.mdb  lock.mdb
+    DIRECTORY/damaged    a reader found damage and says which; the publisher writes a new store
 
     logical shard (2 bytes), key (8 bytes, big-endian) -> a row (trainer.serving.versioned_store)
-    'version of format 2'  -> Version as JSON
+    'version of format 3'  -> Version as JSON
     'config'               -> the resolved config
     'dense'                -> the dense variables, .npz
     'changed'              -> the version before and this one, each as JSON and a line end, then the
                               keys of all rows that differ; absent if too many, and after a base
+
+Each value ends in a checksum, and a store is read through before it is opened (embedded_check.py).
+A store that is damaged is refused; the publisher then makes new files, from the exports. A reader
+goes on with the files that it has open until the new ones have a version.
 
 A logical shard is one of 4,096 parts into which a hash divides all keys. Rows have the same order
 as in exports, so the rows of a base can be appended. One write transaction applies all exports of a
@@ -24,10 +29,12 @@ from collections.abc import Iterator, Sequence
 
 import lmdb
 import numpy as np
+from absl import logging
 
 from ops.sharding import shard_of
 from trainer.errors import DataLoss
 from trainer.files import from_npz, to_npz
+from trainer.serving.embedded_check import VERSION, Damaged, check, sealed, unsealed
 from trainer.serving.versioned_store import (
   LookedUpRows,
   Overtaken,
@@ -41,9 +48,7 @@ from trainer.serving.versioned_store import (
 from trainer.storage.chain import RowExport
 
 _KEY = np.dtype([('shard', '>u2'), ('key', '>i8')])
-# A store of another format reads as an empty one, so that it is published again from a base.
-_VERSION, _CONFIG, _DENSE = b'version of format 2', b'config', b'dense'
-_CHANGED = b'changed'
+_CONFIG, _DENSE, _CHANGED = b'config', b'dense', b'changed'
 # The largest size of a store. Only addresses are reserved, not memory or disk.
 _MAP_BYTES = 1 << 40
 _MOST_KEPT = 1 << 18  # rows in a reader's memory, some 60 MB with 16 factors
@@ -69,69 +74,125 @@ class EmbeddedStore(VersionedStore):
 
   def __init__(self, path: str, writable: bool = False):
     self._path, self._what, self._writable = path, f'the store {path}', writable
-    self._env: lmdb.Environment | None = None
+    self._data, self._marker = os.path.join(path, 'data.mdb'), os.path.join(path, 'damaged')
+    self._files: _Files | None = None
     # The last view, from which the next one takes over kept rows.
     self._newest: _EmbeddedView | None = None
+    self._refused: tuple[tuple[int, int], str] | None = None  # files that are not opened, and why
     if writable:
       with plain(self._what, lmdb.Error, OSError):
         os.makedirs(path, exist_ok=True)
-        self._open()
+        self._open_to_write()
 
-  def _open(self) -> None:
-    self._env = lmdb.open(
-      self._path,
-      map_size=_MAP_BYTES,
-      readonly=not self._writable,
-      create=self._writable,
-      max_readers=1024,
-    )
+  def _open_to_write(self) -> None:
+    """Opens the store; if it is damaged, opens a new one in its place."""
+    try:
+      if os.path.exists(self._marker):
+        with open(self._marker, encoding='utf-8', errors='replace') as f:
+          raise Damaged(f.read(200))
+      if os.path.exists(self._data):
+        check(self._path)
+    except Damaged as e:
+      logging.warning('%s is damaged (%s); it is written anew from the exports', self._what, e)
+      self.close()
+      for name in (self._data, os.path.join(self._path, 'lock.mdb'), self._marker):
+        with contextlib.suppress(FileNotFoundError):
+          os.remove(name)
+    self._files = _Files(self._path, writable=True)
 
   def version(self) -> Version | None:
     with plain(self._what, lmdb.Error), self._reading() or contextlib.nullcontext() as transaction:
-      return transaction and Version.from_json(transaction.get(_VERSION))
+      return transaction and self._version(transaction)
+
+  def _version(self, transaction: lmdb.Transaction) -> Version | None:
+    with self._damage_told():
+      return Version.from_json(unsealed(VERSION, transaction.get(VERSION)))
+
+  @contextlib.contextmanager
+  def _damage_told(self) -> Iterator[None]:
+    """Refuses damage that the `with` block finds, and leaves word of it for the publisher."""
+    try:
+      yield
+    except (Damaged, lmdb.CorruptedError, lmdb.PageNotFoundError) as e:
+      raise self._told(e) from None
+
+  def _told(self, damage: Exception) -> DataLoss:
+    if self._files is None or not self._files.are_replaced():
+      with contextlib.suppress(OSError), open(self._marker, 'w', encoding='utf-8') as f:
+        f.write(str(damage))
+    return DataLoss(f'{self._what}: is damaged: {damage}; ctr-publish writes it anew')
 
   def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
     config = exports[-1].config()
-    with plain(self._what, lmdb.Error):
-      self._env.reader_check()  # frees the pages that a killed reader held
-      with self._env.begin(write=True) as transaction:
-        if Version.from_json(transaction.get(_VERSION)) != expected:
+    with plain(self._what, lmdb.Error), self._damage_told():
+      env = self._files.env
+      env.reader_check()  # frees the pages that a killed reader held
+      with self._files.begin(write=True) as transaction:
+        if self._version(transaction) != expected:
           raise Overtaken
         is_new, changed = any(export.begins_chain for export in exports), []
         for export in exports:
           if export.begins_chain:
-            transaction.drop(self._env.open_db(txn=transaction), delete=False)
+            transaction.drop(env.open_db(txn=transaction), delete=False)
           for names in _write(transaction, export):
             if not is_new and len(changed) <= _MOST_KEPT:
               changed += names
-        transaction.put(_VERSION, new.to_json())
-        transaction.put(_CONFIG, config.encode())
-        transaction.put(_DENSE, to_npz(exports[-1].dense()))
+        values = {
+          VERSION: new.to_json(),
+          _CONFIG: config.encode(),
+          _DENSE: to_npz(exports[-1].dense()),
+        }
         if is_new or len(changed) > _MOST_KEPT:
           transaction.delete(_CHANGED)
         else:
-          transaction.put(
-            _CHANGED, b'\n'.join([expected.to_json(), new.to_json(), b''.join(changed)])
-          )
+          values[_CHANGED] = b'\n'.join([expected.to_json(), new.to_json(), b''.join(changed)])
+        for name, value in values.items():
+          transaction.put(name, sealed(name, value))
 
   def view(self) -> View | None:
     with plain(self._what, lmdb.Error):
       transaction = self._reading()
       if transaction is None:
         return None
-      if transaction.get(_VERSION) is None:
+      if self._version(transaction) is None:
         transaction.abort()
         return None
-      self._newest = _EmbeddedView(transaction, self._newest)
+      with self._damage_told():
+        self._newest = _EmbeddedView(self, transaction, self._newest)
       return self._newest
 
   def _reading(self) -> lmdb.Transaction | None:
     """Begins a read transaction and returns it; None if no writer has made the store yet."""
-    if self._env is None:
-      if not os.path.exists(os.path.join(self._path, 'data.mdb')):
-        return None
-      self._open()
-    return self._env.begin()
+    if self._writable:
+      if self._files is None or self._files.are_cut() or os.path.exists(self._marker):
+        if self._files and self._files.are_cut():
+          self._told(Damaged('data.mdb is cut short'))
+        self._open_to_write()
+    elif self._files is None or self._files.are_replaced():
+      self._files = self._opened() or self._files
+    if self._files is None:
+      return None
+    with self._damage_told():
+      return self._files.begin()
+
+  def _opened(self) -> '_Files | None':
+    """Returns the files that lie in the directory; None if there are none or they are empty yet."""
+    try:
+      info = os.stat(self._data)
+    except FileNotFoundError:
+      return None
+    state = info.st_ino, info.st_ctime_ns
+    if self._refused and self._refused[0] == state:
+      raise DataLoss(self._refused[1])
+    try:
+      check(self._path)
+    except Damaged as e:
+      error = self._told(e)
+      self._refused = state, str(error)
+      raise error from None
+    files = _Files(self._path)
+    with files.begin() as transaction:
+      return files if self._files is None or transaction.get(VERSION) else None
 
   def absent(self) -> str | None:
     if os.path.exists(self._path):
@@ -139,8 +200,60 @@ class EmbeddedStore(VersionedStore):
     return f'{self._path}: is not there yet; ctr-publish --to {self._path} makes it'
 
   def close(self) -> None:
-    if self._env is not None:
-      self._env.close()
+    if self._files is not None:
+      self._files.close()
+      self._files = None
+
+
+class _Files:
+  """The open files of a store.
+
+  Attributes:
+    env: the LMDB environment.
+  """
+
+  _file = -1
+
+  def __init__(self, path: str, writable: bool = False):
+    self.env = lmdb.open(
+      path, map_size=_MAP_BYTES, readonly=not writable, create=writable, max_readers=1024
+    )
+    self._path = os.path.join(path, 'data.mdb')
+    self._file = os.open(self._path, os.O_RDONLY)
+    self._bytes = 0  # which the file had at least
+
+  def are_replaced(self) -> bool:
+    """Returns whether other files lie in the directory now."""
+    try:
+      return os.stat(self._path).st_ino != os.fstat(self._file).st_ino
+    except FileNotFoundError:
+      return True
+
+  def are_cut(self) -> bool:
+    """Returns whether the file has become shorter; LMDB's memory map would then end the process."""
+    known = self._bytes  # first, because another thread may see the file grow
+    size = os.fstat(self._file).st_size
+    self._bytes = max(size, known)
+    return size < known
+
+  def begin(self, write: bool = False) -> lmdb.Transaction:
+    """Begins a transaction.
+
+    Raises:
+      Damaged: if the file is cut short.
+    """
+    if self.are_cut():
+      raise Damaged('data.mdb is cut short')
+    return self.env.begin(write=write)
+
+  def close(self) -> None:
+    self.env.close()
+    os.close(self._file)
+    self._file = -1
+
+  def __del__(self):
+    if self._file >= 0:
+      os.close(self._file)
 
 
 def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[bytes]]:
@@ -152,7 +265,7 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[by
   with transaction.cursor() as cursor:
     for rows in export.rows():
       names = _keys(rows.key)
-      items = list(zip(names, encode(rows)))
+      items = [(name, sealed(name, row)) for name, row in zip(names, encode(rows))]
       _, added = cursor.putmulti(items, append=export.begins_chain)
       if export.begins_chain and added < len(items):
         raise DataLoss(f'{export.path}: its rows are not sorted by shard, then key')
@@ -163,33 +276,41 @@ class _EmbeddedView(View):
   """Reads one version. LMDB keeps the version's pages until the read transaction ends.
 
   Args:
+    store: the store.
     transaction: the read transaction.
     before: the last view of the same store; its kept rows are taken over if all changes since are
       known.
   """
 
-  def __init__(self, transaction: lmdb.Transaction, before: '_EmbeddedView | None'):
-    self._transaction = transaction
+  def __init__(
+    self, store: EmbeddedStore, transaction: lmdb.Transaction, before: '_EmbeddedView | None'
+  ):
+    self._store, self._files, self._transaction = store, store._files, transaction
     self._lock = threading.Lock()  # a transaction serves one thread at a time
-    version, config, dense = map(transaction.get, (_VERSION, _CONFIG, _DENSE))
+    version, config, dense, changed = map(self._get, (VERSION, _CONFIG, _DENSE, _CHANGED))
     super().__init__(Version.from_json(version), config.decode(), from_npz(dense))
     # key -> the row that was read, None for an absent one
     self._kept: dict[bytes, bytes | None] = {}
-    *versions, changed = (transaction.get(_CHANGED) or b'').split(b'\n', 2)
+    *versions, changed = (changed or b'').split(b'\n', 2)
     if before and versions == [before.version.to_json(), version]:
       self._kept = before._kept.copy()
       for name in np.frombuffer(changed, f'V{_KEY.itemsize}').tolist():
         self._kept.pop(name, None)
 
+  def _get(self, name: bytes) -> bytes | None:
+    return unsealed(name, self._transaction.get(name))
+
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
     names = _keys(keys)
     values = list(map(self._kept.get, names, itertools.repeat(_UNREAD)))
     if unread := [i for i, value in enumerate(values) if value is _UNREAD]:
-      with self._lock:
+      with plain(self._store._what, lmdb.Error), self._store._damage_told(), self._lock:
+        if self._files.are_cut():
+          raise Damaged('data.mdb is cut short')
         if len(self._kept) > _MOST_KEPT:
           self._kept.clear()
         for i in unread:
-          values[i] = self._kept[names[i]] = self._transaction.get(names[i])
+          values[i] = self._kept[names[i]] = self._get(names[i])
     return decode(values)
 
   def close(self) -> None:
