@@ -2,11 +2,14 @@
 // are uneven and larger than a socket's buffer; whoever is out of step, or gone, is named.
 #include "ops/cc/comm/connections.h"
 
+#include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
@@ -254,6 +257,68 @@ TEST(BytesThatAreNoMessageAreRefused) {
   const Status status = Exchange(&connections, 0, 1, &received);
   CHECK(status.code() == Status::kDataLoss);
   CHECK(status.message().find("rank 1 sent operation") != std::string::npos);
+  close(pair[1]);
+}
+
+// The number of the next descriptor that this process opens.
+int NextDescriptor() {
+  const int fd = open("/dev/null", O_RDONLY);
+  CHECK(fd >= 0);
+  close(fd);
+  return fd;
+}
+
+TEST(AnErrorOfTheWaitEndsTheConnections) {
+  int pair[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+  const int epoll = NextDescriptor();
+  Connections connections({-1, pair[0]}, 0);
+  // Something that epoll_wait refuses takes the place of the epoll.
+  const int other = open("/dev/null", O_RDONLY);
+  CHECK(dup2(other, epoll) == epoll);
+  close(other);
+  std::vector<std::string> received;
+  for (int turn = 0; turn < 2; ++turn) {  // it stays so
+    const Status status = Exchange(&connections, 0, turn, &received);
+    CHECK(status.code() == Status::kAborted);
+    CHECK(status.message().find("connections cannot be watched: Invalid argument") == 0);
+  }
+  char byte;
+  while (read(pair[1], &byte, 1) == 1) {
+  }  // until the end: the other side is told
+  close(pair[1]);
+}
+
+TEST(WithoutAnEpollNoConnectionWorks) {
+  int pair[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+  rlimit limit;
+  CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  const rlimit few = {static_cast<rlim_t>(NextDescriptor()), limit.rlim_max};
+  CHECK(setrlimit(RLIMIT_NOFILE, &few) == 0);
+  Connections connections({-1, pair[0]}, 0);
+  CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+  std::vector<std::string> received;
+  const Status status = Exchange(&connections, 0, 0, &received);
+  CHECK(status.code() == Status::kAborted);
+  CHECK(status.message() == "connections cannot be watched: Too many open files");
+  char byte;
+  CHECK(read(pair[1], &byte, 1) == 0);  // the other side is told
+  close(pair[1]);
+}
+
+TEST(AMessageLargerThanAnyMemoryIsRefused) {
+  int pair[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, pair) == 0);
+  Connections connections({-1, pair[0]}, 0);
+  char header[64] = "all_to_all bytes";
+  const uint64_t sequence = 1;
+  const int64_t bytes = std::numeric_limits<int64_t>::max();
+  std::memcpy(header + 48, &sequence, 8);
+  std::memcpy(header + 56, &bytes, 8);
+  CHECK(write(pair[1], header, 64) == 64);
+  std::vector<std::string> received;
+  CHECK(Exchange(&connections, 0, 1, &received).code() == Status::kDataLoss);
   close(pair[1]);
 }
 

@@ -257,6 +257,66 @@ void CheckExportAndImport(bool bfloat16) {
   }
 }
 
+TEST(AnImportThatFailsChangesNothing) {
+  const RowLayout layout = MakeLayout(FindRowRule("ftrl"));
+  const Policy policy = MakePolicy("admission=count admission_count=2");
+  std::vector<int64_t> keys(3000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = Key(1 + i % 2, i);
+  const int64_t n = keys.size();
+  const std::vector<char> flags(n, 1);
+  const bool* const admitted = reinterpret_cast<const bool*>(flags.data());
+  const std::vector<float> linear(n * layout.linear_floats(), 2.0f);
+  const std::vector<int32_t> last(n, 7);
+  const std::vector<char> rows(n * layout.tables[0].row_bytes(), 1);
+  for (const int64_t wrong : {int64_t{0}, n / 2, n - 1}) {
+    for (const bool is_absent : {true, false}) {
+      FeatureTable table(policy, RowStore::PayloadBytes(layout));
+      RowStore store(&table, layout);
+      const auto learn = [&](std::vector<int64_t> some, int times) {
+        for (int step = 1; step <= times; ++step) {
+          CHECK(Push(&store, some, Pull(&store, some, true, Serial), 1.0f, 1.0f, step, 0.1f, Serial)
+                    .ok());
+        }
+      };
+      std::vector<int64_t> others = keys;
+      others.erase(others.begin() + wrong);
+      learn(others, 1);  // they have no factors yet
+      if (!is_absent) learn({keys[wrong]}, 2);
+      const Pulled before = Pull(&store, keys, false, Serial);
+      const Status status = store.ImportRows(keys.data(), admitted, n, linear.data(), last.data(),
+                                             {rows.data(), rows.data()});
+      CHECK(status.code() == Status::kInvalidArgument);
+      CHECK(status.message().find("keys[" + std::to_string(wrong) + "]: found") == 0);
+      const Pulled after = Pull(&store, keys, false, Serial);
+      CHECK(after.offsets == before.offsets && after.linear == before.linear &&
+            after.factors == before.factors);
+      CHECK_EQ(static_cast<int>(after.factors.size()),
+               is_absent ? 0 : layout.tables[wrong % 2].width);
+    }
+  }
+}
+
+// Of a key that repeats, the last occurrence stays.
+TEST(AnImportTakesRepeatedKeysInTurn) {
+  const RowLayout layout = MakeLayout(FindRowRule("sgd"));
+  FeatureTable table(MakePolicy("admission=count admission_count=9"),
+                     RowStore::PayloadBytes(layout));
+  RowStore store(&table, layout);
+  const std::vector<int64_t> keys(2, Key(2, 5));
+  CHECK(Push(&store, {keys[0]}, Pull(&store, {keys[0]}, true, Serial), 1.0f, 1.0f, 1, 0.1f, Serial)
+            .ok());
+  const bool admitted[] = {true, true};
+  const float linear[] = {3.0f, 4.0f}, factors[] = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
+  const int32_t last[] = {1, 1};
+  CHECK(store
+            .ImportRows(keys.data(), admitted, 2, linear, last,
+                        {nullptr, reinterpret_cast<const char*>(factors)})
+            .ok());
+  const Pulled p = Pull(&store, {keys[0]}, false, Serial);
+  CHECK(p.linear == std::vector<float>({4.0f}));
+  CHECK(p.factors == std::vector<float>({4.0f, 5.0f, 6.0f}));
+}
+
 TEST(ExportAndImport) { CheckExportAndImport(false); }
 TEST(ExportAndImportInBfloat16) { CheckExportAndImport(true); }
 

@@ -15,8 +15,9 @@
 namespace ctr {
 namespace {
 
-constexpr size_t kMaxParts = 64;  // in one system call
-constexpr int kMaxEvents = 64;    // in one system call
+constexpr size_t kMaxParts = 64;                 // in one system call
+constexpr int kMaxEvents = 64;                   // in one system call
+constexpr int64_t kMaxBytes = int64_t{1} << 50;  // of a message; more than any machine's memory
 
 int64_t Bytes(const Spans& spans) {
   int64_t bytes = 0;
@@ -44,6 +45,11 @@ size_t Bytes(const iovec* parts, size_t n) {
   size_t bytes = 0;
   for (size_t i = 0; i < n; ++i) bytes += parts[i].iov_len;
   return bytes;
+}
+
+// Describes the error of the last system call, one of epoll's.
+Status CannotWatch() {
+  return Status::Aborted(std::string("connections cannot be watched: ") + std::strerror(errno));
 }
 
 void Copy(const Spans& from, const Spans& to) {
@@ -91,19 +97,18 @@ Spans Slice(const Spans& spans, int64_t begin, int64_t end) {
 
 Connections::Connections(std::vector<int> fds, int rank)
     : rank_(rank), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  Status broken = epoll_ < 0 ? CannotWatch() : Status();
   for (const int fd : fds) {
     if (fd >= 0) {
       fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
       epoll_event event = {};
       event.events = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
       event.data.u32 = static_cast<uint32_t>(connections_.size());
-      if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
-        broken_ =
-            Status::Aborted(std::string("a connection cannot be watched: ") + std::strerror(errno));
-      }
+      if (epoll_ >= 0 && epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) broken = CannotWatch();
     }
     connections_.push_back({fd});
   }
+  if (!broken.ok()) Break(broken);
 }
 
 Connections::~Connections() {
@@ -174,7 +179,8 @@ Status Connections::Serve(int r, Transfer* t) {
   Header& in = t->header_in;
   in.operation[sizeof(in.operation) - 1] = '\0';
   const Header& out = t->header_out;
-  if (in.bytes >= 0 && in.sequence == out.sequence && !std::strcmp(in.operation, out.operation)) {
+  if (in.bytes >= 0 && in.bytes <= kMaxBytes && in.sequence == out.sequence &&
+      !std::strcmp(in.operation, out.operation)) {
     return Status();
   }
   for (char& c : in.operation) {
@@ -187,20 +193,21 @@ Status Connections::Serve(int r, Transfer* t) {
                           std::to_string(in.bytes) + " bytes");
 }
 
-std::vector<int> Connections::Wait() {
+Status Connections::Wait(std::vector<int>* ready) {
+  ready->clear();
   epoll_event events[kMaxEvents];
   const int n = epoll_wait(epoll_, events, kMaxEvents, -1);
   ++system_calls_;
-  std::vector<int> ready;
+  if (n < 0 && errno != EINTR) return CannotWatch();
   for (int i = 0; i < n; ++i) {
-    ready.push_back(static_cast<int>(events[i].data.u32));
-    Connection& connection = connections_[ready.back()];
+    ready->push_back(static_cast<int>(events[i].data.u32));
+    Connection& connection = connections_[ready->back()];
     // If a connection ended, the next system call on it says why.
     if ((events[i].events & (EPOLLERR | EPOLLHUP | EPOLLRDHUP)) != 0) connection.ended = true;
     if (connection.ended || (events[i].events & EPOLLIN) != 0) connection.readable = true;
     if (connection.ended || (events[i].events & EPOLLOUT) != 0) connection.writable = true;
   }
-  return ready;
+  return Status();
 }
 
 Status Connections::Break(Status why) {
@@ -235,6 +242,7 @@ Status Connections::AllToAll(const std::string& operation, const std::vector<Spa
     Transfer& t = transfers[r];
     const bool had_header = t.has_header(), was_done = t.all_sent() && t.all_received();
     const Status status = Serve(r, &t);
+    if (!status.ok()) return status;
     headers += !had_header && t.has_header();
     done += !was_done && t.all_sent() && t.all_received();
     return status;
@@ -266,7 +274,8 @@ Status Connections::AllToAll(const std::string& operation, const std::vector<Spa
       continue;
     }
     if (done == n && allocated) return Status();
-    ready = Wait();
+    const Status status = Wait(&ready);
+    if (!status.ok()) return Break(status);
   }
 }
 

@@ -46,7 +46,8 @@ class Connections {
   //
   // operation: the same on every process, such as "all_to_all int64"; only its first 47 characters
   // are compared. Errors: Aborted if a connection ended; DataLoss if a process runs another
-  // operation. Both name the process. After an error, every call fails, here and on the others.
+  // operation. Both name the process. Aborted also if the connections cannot be watched; it gives
+  // the reason. After an error, every call fails, here and on the others.
   Status AllToAll(const std::string& operation, const std::vector<Spans>& from,
                   const Allocate& allocate);
 
@@ -102,8 +103,9 @@ class Connections {
   // it.
   bool Send(Connection* connection, Transfer* transfer);
   bool Receive(Connection* connection, Transfer* transfer);
-  // Marks the connections that have become ready, and returns them.
-  std::vector<int> Wait();
+  // Marks the connections that have become ready, and sets `ready` to them. Aborted if it cannot
+  // wait.
+  Status Wait(std::vector<int>* ready);
   // Makes all calls from now on fail, on the other processes too. Returns `why`.
   Status Break(Status why);
 

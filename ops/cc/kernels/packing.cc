@@ -162,6 +162,7 @@ class UnpackRowsOp : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, CheckVector(keys, "keys"));
     const int64_t u = keys.dim_size(0), ranks = counts.dim_size(0), size = buffer.dim_size(0);
     OP_REQUIRES_OK(context, CheckCounts(counts, "counts", u));
+    OP_REQUIRES_OK(context, CheckFits(size));
     const int32_t* count = counts.flat<int32_t>().data();
     const int64_t* key = keys.flat<int64_t>().data();
     const T* const in = buffer.flat<T>().data();

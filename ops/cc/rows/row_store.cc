@@ -535,7 +535,7 @@ Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n
 Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n,
                             const float* linear, const int32_t* last_step,
                             const std::vector<const char*>& factors) {
-  Status status = CheckKeysAndTables(keys, n);
+  const Status status = CheckKeysAndTables(keys, n);
   if (!status.ok()) return status;
   const int linear_floats = layout_.linear_floats();
   std::vector<const char*> next = factors;
@@ -547,32 +547,36 @@ Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n
     next[table] += row_bytes_[table];
   }
   const ShardGroups groups = GroupByShard(keys, n);
-  for (int s = 0; s < kShards && status.ok(); ++s) {
-    if (groups.starts[s] == groups.starts[s + 1]) continue;
-    FeatureTable::Shard& shard = table_->shard(s);
-    std::lock_guard<std::mutex> lock(shard.mutex);
-    for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
-      if (at + 8 < groups.starts[s + 1]) shard.PrefetchFeature(Mix64(keys[groups.At(at + 8)]));
-      const int64_t i = groups.At(at);
-      const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
-      if (local < 0 || reinterpret_cast<Head*>(shard.Payload(local))->factor_row != 0) {
-        status = Status::InvalidArgument(
-            "keys[" + std::to_string(i) + "]: found " + std::to_string(keys[i]) +
-            (local < 0 ? ", which is absent" : ", which has its row already") +
-            "; wanted a feature that was just imported");
-        break;
+  // The first round only checks: if any key is wrong, nothing changes.
+  for (const bool change : {false, true}) {
+    for (int s = 0; s < kShards; ++s) {
+      if (groups.starts[s] == groups.starts[s + 1]) continue;
+      FeatureTable::Shard& shard = table_->shard(s);
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
+        if (at + 8 < groups.starts[s + 1]) shard.PrefetchFeature(Mix64(keys[groups.At(at + 8)]));
+        const int64_t i = groups.At(at);
+        const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
+        Head* const head = local < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(local));
+        if (!change) {
+          if (head != nullptr && head->factor_row == 0) continue;
+          return Status::InvalidArgument(
+              "keys[" + std::to_string(i) + "]: found " + std::to_string(keys[i]) +
+              (head == nullptr ? ", which is absent" : ", which has its row already") +
+              "; wanted a feature that was just imported");
+        }
+        if (head == nullptr) continue;  // an eviction has deleted it since the first round
+        std::memcpy(&head->linear, linear + i * linear_floats, sizeof(float) * linear_floats);
+        head->last_step = last_step[i];
+        const int table = layout_.TableOf(keys[i]);
+        if (!admitted[i] || layout_.tables[table].width == 0) continue;
+        // The key repeats, or a push has admitted it since, if it has a row now.
+        if (head->factor_row == 0) head->factor_row = AllocateRow(s, table) + 1;
+        std::memcpy(Row(s, table, head->factor_row - 1), from[i], row_bytes_[table]);
       }
-      Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
-      std::memcpy(&head->linear, linear + i * linear_floats, sizeof(float) * linear_floats);
-      head->last_step = last_step[i];
-      const int table = layout_.TableOf(keys[i]);
-      if (!admitted[i] || layout_.tables[table].width == 0) continue;
-      const int32_t row = AllocateRow(s, table);
-      std::memcpy(Row(s, table, row), from[i], row_bytes_[table]);
-      head->factor_row = row + 1;
     }
   }
-  return status;
+  return Status();
 }
 
 int64_t RowStore::Bytes() const {

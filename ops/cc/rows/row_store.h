@@ -122,7 +122,7 @@ class RowStore {
   // the initial factors and state 0.
   Status ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear,
                     int32_t* last_step, const std::vector<char*>& factors) const;
-  // ImportRows: InvalidArgument if a key is absent or has factors already.
+  // ImportRows: InvalidArgument if a key is absent, or had factors before.
   Status ImportRows(const int64_t* keys, const bool* admitted, int64_t n, const float* linear,
                     const int32_t* last_step, const std::vector<const char*>& factors);
 
