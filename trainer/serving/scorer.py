@@ -210,8 +210,7 @@ class Scorer:
     Args:
       columns: JSON values by the column's name or its name in a SavedModel (`input_name`). A column
         has B values, or one that stands for all samples. A missing value is null or ''. A slot's
-        value is a string, a whole number, or a list of these; a dense value is a number or its
-        text.
+        value is as in JSON lines; a dense value is a number, its text, or a boolean.
       size: B.
     Returns:
       The samples, as NumPy arrays.
