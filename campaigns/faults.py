@@ -26,10 +26,30 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('CUDA_VISIBLE_DEVICES', '')
 os.environ['CTR_THREADS'] = '1'
 
-from campaigns import damage, days, fuzzing, places, processes, splits_and_searches, streams, wire
+from campaigns import (
+  damage,
+  days,
+  fuzzing,
+  places,
+  processes,
+  splits_and_searches,
+  strangers,
+  streams,
+  wire,
+)
 from campaigns.units import Found, Kind, append, fork, text_of, wait
 
-_MODULES = processes, splits_and_searches, places, damage, streams, days, fuzzing, wire
+_MODULES = (
+  processes,
+  splits_and_searches,
+  places,
+  damage,
+  streams,
+  days,
+  fuzzing,
+  wire,
+  strangers,
+)
 KINDS = [kind for module in _MODULES for kind in module.KINDS]
 
 
