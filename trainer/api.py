@@ -89,7 +89,8 @@ class Run:
     """Returns the best k items for each sample. Only for a run with model.retrieval.
 
     Columns: sample (from 0, in input order), item and score, the best first. Items for which the
-    sample's user has a positive label in data.train or data.valid are left out.
+    sample's user has a positive label in data.train or data.valid are left out or, with
+    model.retrieval.leave_out: seen, all items of the user there.
 
     Args:
       data: as for `evaluate`; only the columns of queries and data.group are read.
@@ -457,6 +458,7 @@ def train_here(
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
     _start(cfg, here)
     from trainer.comm import horovod
+    from trainer.model.builder import check_layers
     from trainer.storage.bucket import Bucket
     from trainer.training import dense_dtype
     from trainer.training.job import Job
@@ -466,6 +468,7 @@ def train_here(
     bucket = Bucket(source.bucket, cfg.run_dir) if source.bucket else None
     if bucket:
       communicator.together('', lambda: None if here.rank else bucket.download())
+    communicator.together('', lambda: check_layers(cfg))  # before the log is read
     cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first)
     step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     progress_made = heartbeat.progress if heartbeat else lambda: None

@@ -112,6 +112,10 @@ class ApiTest(tf.test.TestCase):
       self.assertAllEqual(own.predict(given), run.predict(frame))
       auc = own.evaluate(given)['auc']
       self.assertEqual(told, ['begin', ('train', 1000), (0, round(auc, 4)), 99])
+    told.clear()
+    given = {'train': frame, 'valid': frame[:99]}
+    api.fit(tree, (), tempfile.mkdtemp(dir=self.get_temp_dir()), **given, callbacks=[Telling()])
+    self.assertEqual(told[-1], 99, 'without data.test, what data.valid says of the kept state')
     two = {'train': [frame, frame[:500]], 'test': frame}
     more = api.fit(tree, ['train.epochs=2'], run_dir, **two)
     trained = more.metrics.query('event == "train"')['examples']

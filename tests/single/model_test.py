@@ -103,6 +103,10 @@ MISTAKES = [
     'tf.keras.layers.Layer',
   ),
   (
+    'my_layers.OfKeras3',
+    "model.interactions.0: 'my_layers.OfKeras3' is a layer of Keras 3 (import keras); wanted",
+  ),
+  (
     'my_layers.NoNeeds',
     "model.interactions.0: 'my_layers.NoNeeds' has no class attribute `needs`",
   ),
@@ -205,8 +209,11 @@ class ModelTest(tf.test.TestCase):
 
 
 MODULE = """
+import keras
 import tensorflow as tf
 something = 3
+class OfKeras3(keras.layers.Layer):
+  needs = {'linear'}
 class NoNeeds(tf.keras.layers.Layer):
   pass
 class WrongNeeds(tf.keras.layers.Layer):

@@ -27,12 +27,14 @@ from tests.support.steps import train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
+from trainer.data.passes import passes
 from trainer.errors import ConfigError, UserError
 from trainer.model import ranking
-from trainer.model.retrieval_losses import softmax
+from trainer.model.retrieval_losses import bpr, leave_out, softmax
 from trainer.storage import items as item_files
 from trainer.training.finished_run import open_run
 from trainer.training.job import Job
+from trainer.training.recommendations import recommendations
 from trainer.training.step import TrainStep
 
 LOSSES = (
@@ -71,6 +73,12 @@ def with_catalogue(cfg, batch):
 
 
 class LossTest(tf.test.TestCase):
+  def test_bpr_is_a_mean_over_the_negatives_that_are_not_left_out(self):
+    positive, negatives = tf.constant([0.5, -1.0]), tf.constant([[1.0, 2.0, 3.0], [0.0, 1.0, 2.0]])
+    left_out = leave_out(negatives, tf.constant([[0, 1], [1, 0], [1, 1], [1, 2]], tf.int64))
+    wanted = np.mean(np.log1p(np.exp([1.0 - 0.5, 3.0 - 0.5])))
+    self.assertAllClose(bpr(positive, left_out), [wanted, 0])
+
   def test_is_that_of_loops(self):
     for settings in LOSSES:
       with self.subTest(**settings):
@@ -304,6 +312,29 @@ class RunTest(tf.test.TestCase):
     vectors = run.vectors().set_index('item')
     self.assertLen(vectors, 25)
     self.assertAllClose(np.linalg.norm(vectors.drop(columns='key'), axis=1), np.ones(25))
+
+  def test_leaves_out_what_the_user_chose_or_all_that_it_saw(self):
+    labels, pairs = {}, self.lines['train']
+    with open(f'{self.folder}/train.csv', 'w', encoding='utf-8') as f:
+      f.write('user,item,click\n')
+      for i, (user, item) in enumerate(pairs):
+        labels.setdefault(user, {}).setdefault(item, set()).add(i % 2)
+        f.write(f'{user},{item},{i % 2}\n')
+    cfg = self.make_config(**{'data.label': 'click', 'data.valid': []})
+    self.train(cfg)
+    users, frame = range(30), pd.DataFrame({'user': range(30)})
+    for kind in ('positives', 'seen'):
+      with open_run(cfg.run_dir, [f'model.retrieval.leave_out={kind}'], 'last') as run:
+        frame.to_csv(f'{self.folder}/asked.csv', index=False)
+        listed = passes(run.cfg, [f'{self.folder}/asked.csv'], '--data')
+        prepared = run.inputs.prepared(listed, 'predict', labelled=False)
+        tables = list(recommendations(run, prepared, 25))
+      found = pd.concat(table.to_pandas() for table in tables)
+      for user in users:
+        of_user = labels.get(user, {})
+        left_out = {str(i) for i, of in of_user.items() if kind == 'seen' or 1 in of}
+        wanted = set(map(str, {item for _, item in pairs})) - left_out
+        self.assertEqual(set(found[found['sample'] == user]['item']), wanted)
 
   def test_exports_items_an_index_and_the_query_tower(self):
     cfg = self.make_config()

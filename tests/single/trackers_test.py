@@ -128,6 +128,12 @@ class TrackersTest(tf.test.TestCase):
       with self.assertRaisesRegex(UserError, r"'wandb'.*pip install 'ctr-trainer\[wandb\]'"):
         trackers.check_packages(['tensorboard', 'wandb'])
 
+  def test_a_store_that_mlflow_refuses_is_known_before_the_training(self):
+    with mock.patch.dict(os.environ, {'MLFLOW_ALLOW_FILE_STORE': 'false'}):
+      with self.assertRaisesRegex(UserError, f'MLflow refuses {self.store}: .*; wanted MLFLOW_TRA'):
+        trackers.check_packages(['tensorboard', 'mlflow'])
+    trackers.check_packages(['mlflow'])  # MLflow keeps a store that it has opened
+
   def test_one_process_reports(self):
     self.report(['mlflow', 'tensorboard'], active=False)
     self.assertEqual(mlflow.MlflowClient(self.store).search_runs(['0']), [])

@@ -32,6 +32,23 @@ class Square(tf.keras.layers.Layer):
     return tf.reduce_mean(tf.concat(slot_vectors(inputs), 1) @ self._w, 1, keepdims=True)
 
 
+class Gate(tf.keras.layers.Layer):
+  """An ordinary Keras layer: its sublayers have no names, so Keras numbers them."""
+
+  needs = frozenset({'factors'})
+
+  def __init__(self, units=4):
+    super().__init__()
+    self.hidden = [tf.keras.layers.Dense(units) for _ in range(2)]
+    self.head = tf.keras.layers.Dense(1)
+
+  def call(self, inputs, training=False):
+    x = tf.concat(slot_vectors(inputs), 1)
+    for layer in self.hidden:
+      x = layer(x)
+    return self.head(x)
+
+
 class WarmStartTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
@@ -336,6 +353,44 @@ class WarmStartTest(tf.test.TestCase):
       self.assertEqual(dict(job.state.fates).get('slot bin, which is made otherwise now'), fate)
       job.lock.release()
 
+  def test_so_do_the_slots_that_share_its_features(self):
+    def run(bounds, init_from=None):
+      binned = {'name': 'bin', 'from': {'bins': 'item', 'boundaries': bounds}}
+      again = {'name': 'again', 'from': {'bins': 'query', 'boundaries': [1, 4]}, 'shares': 'bin'}
+      data = {'train': [f'{self.folder}/a.csv'], 'slots': [{'name': 'user'}, binned, again]}
+      return self.make_job([], init_from=init_from, data=data)
+
+    run([1, 4]).run()
+    for bounds, names in (([1, 4], {'user', 'bin'}), ([1, 5], {'user'})):
+      job = run(bounds, f'{self.folder}/run')
+      job.open_run()
+      ids = {job.cfg.slot_ids()[name] for name in names}
+      self.assertEqual(
+        {key >> HASH_BITS for c in job.step.store.export_state() for key in c['key']}, ids
+      )
+      told = [f'{what}: {fate}' for what, fate in job.state.fates if 'otherwise' in what]
+      wanted = ['bin, which is', 'again, which shares bin, which is']
+      wanted = [f'slot {text} made otherwise now: fresh' for text in wanted]
+      self.assertEqual(told, [] if 'bin' in names else wanted)
+      job.lock.release()
+
+  def test_layers_within_an_own_layer_are_matched_by_their_place(self):
+    own = f'{__name__}.Gate'
+    first = self.make_job(['user', 'item'], interactions=('linear', own))
+    first.run()
+    # The same model again in this process, where Keras counts on; then with another before it.
+    for interactions in (('linear', own), (own, {own: {'units': 5}}, 'fm')):
+      other = self.make_job(['user', 'item'], interactions=interactions)
+      other.open_run()
+      before, now = (
+        [v.numpy() for v in job.step.dense.model.interactions[at].variables]
+        for job, at in ((first, 1), (other, interactions.index(own)))
+      )
+      self.assertLen(now, 6)
+      for a, b in zip(before, now, strict=True):
+        self.assertAllEqual(a, b)
+      other.lock.release()
+
   def test_a_new_run_from_another(self):
     first = self.make_job(['user', 'item'])
     first.run()
@@ -345,6 +400,11 @@ class WarmStartTest(tf.test.TestCase):
     self.assertEqual((other.progress.done, other.progress.examples), (0, 0))
     other.lock.release()
     self.make_job(['user', 'item', 'query'], init_from=f'{self.folder}/run', passes=('b',)).run()
+    counted = {'name': 'item', 'counts': True}
+    data = {'train': [f'{self.folder}/b.csv'], 'slots': [{'name': 'user'}, counted]}
+    with self.assertRaisesRegex(UserError, 'no slot has counts in it, item in this config; wanted'):
+      run_dir = f'{self.folder}/third'
+      self.make_job([], init_from=f'{self.folder}/run', run_dir=run_dir, data=data).run()
     with self.assertRaisesRegex(UserError, '--init_from .*: no finished checkpoint there'):
       self.make_job(['user'], init_from=self.folder, run_dir=f'{self.folder}/third').run()
     self.assertTrue(os.path.exists(f'{self.folder}/new/checkpoints'))

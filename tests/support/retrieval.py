@@ -156,7 +156,7 @@ def loss_of(
       positive -= batch.log_share[i] + np.log(count)
     negatives = np.array(negatives)
     if settings.loss == 'bpr':
-      losses.append(np.log1p(np.exp(negatives - positive)).sum() / len(drawn))
+      losses.append(np.log1p(np.exp(negatives - positive)).sum() / max(1, len(negatives)))
     elif settings.loss == 'nce':
       losses.append(np.log1p(np.exp(-positive)) + np.log1p(np.exp(negatives)).sum())
     else:

@@ -179,7 +179,8 @@ class Data(Section):
   weight: str | None = None
   """The column of the samples' weights; null: each weighs 1."""
   group: str | None = None
-  """The column, usually the user, over whose values GAUC averages."""
+  """The column, usually the user, over whose values GAUC averages. Samples in which it is blank are
+  left out of GAUC, and a warning tells their share."""
   slots: list[Slot]
   """The categorical columns."""
   dense: list[DenseColumn] = []

@@ -81,6 +81,10 @@ class Retrieval(Section):
   logq_positive: bool = False
   """Whether the positive's logit is lowered too, as in earlier work. The positive is not drawn, so
   false is right (arXiv 2507.09331)."""
+  leave_out: Literal['positives', 'seen'] = 'positives'
+  """What `ctr-predict --k` does not recommend to a user: the items of the user's positives in
+  data.train and data.valid, or the items of all its samples there. Evaluation leaves out positives.
+  """
   eval_at: list[PositiveInt] = [20]
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
 

@@ -68,8 +68,12 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
     public = [n for n in vars(module) if not n.startswith('_')]
     raise UserError(f"{key}: '{module_name}' has no '{name}'{nearest(name, public)}")
   if not (inspect.isclass(layer) and issubclass(layer, tf.keras.layers.Layer)):
+    bases = layer.__mro__ if inspect.isclass(layer) else ()
+    is_keras_3 = any(base.__module__.startswith('keras.') for base in bases)
+    found = 'a layer of Keras 3 (import keras)' if is_keras_3 else f'a {type(layer).__name__}'
     raise UserError(
-      f"{key}: '{kind}' is a {type(layer).__name__}; wanted a subclass of tf.keras.layers.Layer"
+      f"{key}: '{kind}' is {found}; wanted a subclass of tf.keras.layers.Layer "
+      '(import tensorflow as tf)'
     )
   needs = getattr(layer, 'needs', None)
   if not isinstance(needs, (set, frozenset, tuple, list)):
@@ -81,6 +85,16 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
     if need not in NEEDS:
       raise UserError(f"{key}: '{kind}' needs {need!r}{nearest(need, NEEDS)}")
   return layer
+
+
+def check_layers(cfg: Config) -> None:
+  """Checks that each layer of a config is one; a user's may not be. Arguments are not checked.
+
+  Raises:
+    UserError: as `layer_class` raises it.
+  """
+  for key, interaction in cfg.model.all_interactions().items():
+    layer_class(interaction.kind, key)
 
 
 def constructor_parameters(

@@ -43,9 +43,12 @@ def _log_sum_exp(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 def bpr(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
   """Pairwise loss: the mean over the negatives of −log σ(positive − negative).
 
-  Rendle et al. 2009, "BPR: Bayesian Personalized Ranking from Implicit Feedback".
+  Negatives that are left out (logit NEVER) do not count in the mean. Rendle et al. 2009, "BPR:
+  Bayesian Personalized Ranking from Implicit Feedback".
   """
-  return tf.reduce_mean(tf.nn.softplus(negatives - positive[:, None]), 1)
+  count = tf.reduce_sum(tf.cast(negatives > NEVER, negatives.dtype), 1)
+  total = tf.reduce_sum(tf.nn.softplus(negatives - positive[:, None]), 1)
+  return tf.math.divide_no_nan(total, count)
 
 
 def nce(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:

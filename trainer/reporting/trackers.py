@@ -7,7 +7,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from trainer import files
@@ -121,11 +121,35 @@ class WandbTracker:
 TRACKERS = {'mlflow': MlflowTracker, 'wandb': WandbTracker}
 
 
-def check_packages(names: Iterable[str]) -> None:
+def check_packages(names: Sequence[str]) -> None:
+  """Refuses trackers that cannot be used: not installed, or without a store.
+
+  Args:
+    names: the names in `report.to`.
+  """
   for name in names:
     if name in TRACKERS and importlib.util.find_spec(name) is None:
       wanted = f"pip install 'ctr-trainer[{name}]'"
       raise UserError(f"report.to: the package '{name}' is not installed; wanted {wanted}")
+  if 'mlflow' in names:
+    _check_mlflow()
+
+
+def _check_mlflow() -> None:
+  """Refuses a store that MLflow refuses. Only if it is a directory; a server may come up later."""
+  import mlflow
+
+  uri = mlflow.get_tracking_uri()
+  if uri.partition(':')[0] not in ('file', uri):
+    return
+  try:
+    mlflow.MlflowClient()
+  except mlflow.exceptions.MlflowException as e:
+    text = ' '.join(str(e).split()).partition('. ')[0]
+    raise UserError(
+      f'report.to: MLflow refuses {uri}: {text}; wanted MLFLOW_TRACKING_URI with a server or '
+      'sqlite:///mlflow.db, or MLFLOW_ALLOW_FILE_STORE=true'
+    ) from None
 
 
 class InBackground:

@@ -24,5 +24,7 @@ class Callback:
   def on_train_end(self, logs: JsonObject) -> None:
     """Called after the last epoch.
 
-    `logs` has the metrics of data.test; it is empty if the config has no data.test.
+    `logs` has the metrics of data.test for the state that the run keeps or, if the config has no
+    data.test, those of data.valid. It is empty if it has neither, or if an earlier start of the run
+    had evaluated data.valid.
     """

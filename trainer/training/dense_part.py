@@ -1,5 +1,6 @@
 """The dense part of a model: layers, loss and optimizer. It also pools the rows of a batch."""
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -203,8 +204,18 @@ class DensePart:
     Raises:
       UserError: if a variable is absent or has another shape; the message names it.
     """
+    saved = {_uncounted(name): array for name, array in arrays.items()}
     for name, variable in self._variables().items():
-      shape = tuple(variable.shape)
-      if name not in arrays or tuple(arrays[name].shape) != shape:
+      shape, array = tuple(variable.shape), saved.get(_uncounted(name))
+      if array is None or tuple(array.shape) != shape:
         raise UserError(f"the checkpoint has no variable '{name}' of shape {shape}")
-      variable.assign(arrays[name])
+      variable.assign(array)
+
+
+def _uncounted(name: str) -> str:
+  """Returns the name of a variable, which begins with its place, without the numbers of layers.
+
+  Keras numbers the layers of a process that have no name, such as those within a user's layer. So
+  their numbers differ between processes.
+  """
+  return re.sub(r'_\d+(?=/)', '', name)

@@ -11,6 +11,7 @@ from ops.tensors import to_tensor
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
+from trainer.data.parse import BLANK_GROUP
 from trainer.data.prepared import PreparedPass
 from trainer.model.calibration import (
   SlotCalibration,
@@ -41,7 +42,7 @@ class Evaluation:
     self._grouped = cfg.data.group is not None
     predicts_clicks = cfg.model.loss != 'squared_error'
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
-    self._metrics = MetricSums(cfg)
+    self._metrics, self._blank_told = MetricSums(cfg), False
     self._slots = [slot.name for slot in cfg.ordered_slots]
     # Each day or hour brings new values of these slots.
     self._times = {slot.name for slot in cfg.data.slots if isinstance(slot.made, config.Time)}
@@ -133,6 +134,8 @@ class Evaluation:
         values |= base if t == 0 else {}
         if 'tasks' in values:
           values['tasks'][label.name] |= base
+    if self._grouped:
+      columns = self._with_group(columns)
     if self._grouped and 'tasks' in values:
       for t, of_task in enumerate(values['tasks'].values()):
         some = [(group, *(c[:, t] for c in rest)) for group, *rest in columns]
@@ -141,6 +144,24 @@ class Evaluation:
     elif self._grouped:
       values['gauc'] = group_auc(columns, self._communicator)
     return values
+
+  def _with_group(self, columns: list[tuple[np.ndarray, ...]]) -> list[tuple[np.ndarray, ...]]:
+    """Leaves out the samples without a group, which are no group together; tells their share once.
+
+    Args:
+      columns: for each batch of this process: group, then other columns.
+    """
+    known = [group != BLANK_GROUP for group, *_ in columns]
+    counts = np.array([sum(k.sum() for k in known), sum(k.size for k in known)], np.float64)
+    kept, count = self._communicator.sum_arrays({'counts': counts})['counts']
+    if kept < count and not self._blank_told:
+      self._blank_told = True
+      if self._communicator.rank == 0:
+        logging.warning(
+          'GAUC leaves out %.1f %% of the samples, whose data.group, %s, is blank (reported once)',
+          *(100 * (1 - kept / count), self._inputs.cfg.data.group),
+        )
+    return [tuple(c[k] for c in batch) for k, batch in zip(known, columns)]
 
 
 def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:

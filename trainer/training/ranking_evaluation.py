@@ -44,7 +44,7 @@ class RankingEvaluation:
     self._communicator, self._step = inputs.communicator, inputs.step
     self.catalogue = inputs.step.dense.catalogue
     self._eval_at = inputs.cfg.model.retrieval.eval_at
-    self._positives_by_path: dict[str, pd.DataFrame] = {}
+    self._pairs_by_path: dict[tuple[str, bool], pd.DataFrame] = {}
     self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=0)
 
   def evaluate(
@@ -68,8 +68,8 @@ class RankingEvaluation:
     self._refresh()
     keys, most = self.catalogue.keys, max(self._eval_at)
     self._check_k('model.retrieval.eval_at', most)
-    seen = self._positives(self._seen_passes(prepared))
-    merged = self._positives(prepared).merge(seen, 'left', indicator='source')
+    seen = self._pairs(self._seen_passes(prepared))
+    merged = self._pairs(prepared).merge(seen, 'left', indicator='source')
     wanted = merged[merged['source'] == 'left_only']
     if not len(wanted):
       where = ', '.join(data_pass.name for data_pass in prepared)
@@ -91,10 +91,10 @@ class RankingEvaluation:
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the best k items of each sample, in the order of samples, for n samples at a time.
 
-    Items that the sample's user has as positives in data.train or data.valid are left out. In a run
-    that follows a stream (data.watch), no items are left out. A sample gets no items if none of its
-    query's features has a row and the query's vector is 0. A warning tells how many samples get
-    none.
+    Items that the sample's user has as positives in data.train or data.valid, or has at all there
+    (model.retrieval.leave_out), are left out. In a run that follows a stream (data.watch), no items
+    are left out. A sample gets no items if none of its query's features has a row and the query's
+    vector is 0. A warning tells how many samples get none.
 
     Yields:
       The keys of the items, int64 [n, k], −1 where there are fewer than k items, and their scores,
@@ -108,7 +108,8 @@ class RankingEvaluation:
     before = 0  # samples of earlier passes
     rank, size = self._communicator.rank, self._communicator.size
     keys, items = np.append(self.catalogue.keys, -1), self.item_vectors()
-    seen = self._positives(self._seen_passes(prepared))
+    has_all = self._cfg.model.retrieval.leave_out == 'seen'
+    seen = self._pairs(self._seen_passes(prepared), has_all)
     for data_pass in prepared:
       for start in range(0, data_pass.num_samples, _VECTORS_AT_ONCE):
         samples = np.arange(start, min(start + _VECTORS_AT_ONCE, data_pass.num_samples))
@@ -264,23 +265,27 @@ class RankingEvaluation:
       seen += self._inputs.prepared(listed, split)
     return [data_pass for data_pass in seen if data_pass.meta['source']['path'] not in evaluated]
 
-  def _positives(self, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
-    by_path = self._positives_by_path
-    for data_pass in prepared:
-      if data_pass.path not in by_path:
-        by_path[data_pass.path] = _distinct(
-          map(self._positives_of, data_pass.batches(_SAMPLES_AT_ONCE))
-        )
-    return _distinct(by_path[data_pass.path] for data_pass in prepared)
+  def _pairs(self, prepared: Sequence[PreparedPass], has_all: bool = False) -> pd.DataFrame:
+    """Returns the distinct pairs of a user and an item in passes, sorted.
 
-  def _positives_of(self, batch: SlotBatch) -> pd.DataFrame:
+    Args:
+      has_all: whether to return those of all samples; otherwise those of the positives.
+    """
+    known = self._pairs_by_path
+    for data_pass in prepared:
+      if (key := (data_pass.path, has_all)) not in known:
+        batches = data_pass.batches(_SAMPLES_AT_ONCE)
+        known[key] = _distinct(self._pairs_of(batch, has_all) for batch in batches)
+    return _distinct(known[data_pass.path, has_all] for data_pass in prepared)
+
+  def _pairs_of(self, batch: SlotBatch, has_all: bool) -> pd.DataFrame:
     items = sole_features(batch, self.catalogue.field, len(self._cfg.data.slots))
-    is_positive = (batch.label > 0.5) & (items >= 0)
-    return pd.DataFrame({'user': batch.group[is_positive], 'item': items[is_positive]})
+    is_pair = ((batch.label > 0.5) | has_all) & (items >= 0)
+    return pd.DataFrame({'user': batch.group[is_pair], 'item': items[is_pair]})
 
 
 def _distinct(parts: Iterable[pd.DataFrame]) -> pd.DataFrame:
-  """Joins tables of positives into one, sorted and without duplicates."""
+  """Joins tables of pairs into one, sorted and without duplicates."""
   none = pd.DataFrame({'user': [], 'item': []}, dtype=np.int64)
   pairs = pd.concat([none, *parts]).drop_duplicates()
   return pairs.sort_values(['user', 'item'], ignore_index=True)

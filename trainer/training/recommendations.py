@@ -50,7 +50,7 @@ def recommendations(
 ) -> Iterator[pa.Table]:
   """Yields, on rank 0, tables with the best k items of each sample. Every rank calls it.
 
-  A user's positives in data.train and data.valid are left out (see RankingEvaluation.recommend).
+  What RankingEvaluation.recommend says of a user's items in data.train and data.valid is left out.
 
   Yields:
     A table for each block of samples, with a row per item, the best item of a sample first. Its

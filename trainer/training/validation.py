@@ -28,6 +28,9 @@ class Validation:
 
   trained_auc: float | None = None
   _trained_auc_of_best: float | None = None
+  # The metrics of data.valid for the last and the best state, if this process evaluated them.
+  _valid_of_last: JsonObject = {}
+  _valid_of_best: JsonObject = {}
   _took_best = False  # whether the evaluated state is an earlier one than the last
 
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
@@ -71,7 +74,7 @@ class Validation:
     """
     progress, values = self._state.progress, {}
     if self._passes['valid'] and progress.unvalidated:
-      values = self._evaluate(self._passes['valid'], 'valid')
+      values = self._valid_of_last = self._evaluate(self._passes['valid'], 'valid')
       self._state.note_model()
       judged_by = self._judged_by()
       if progress.best is not None and progress.judged_by != judged_by:
@@ -84,7 +87,7 @@ class Validation:
         self._step.set_rates(progress.rate, progress.first_step)
       if progress.best_step == self._step.steps:
         self._log.write('best', epoch=progress.epoch)
-        self._trained_auc_of_best = self.trained_auc
+        self._trained_auc_of_best, self._valid_of_best = self.trained_auc, values
     progress.unvalidated = False
     return values
 
@@ -136,9 +139,11 @@ class Validation:
     Args:
       took_best: whether that state is an earlier one than the last.
     Returns:
-      The metrics of data.test; empty if the config has no data.test.
+      The metrics of data.test or, if the config has none, those of data.valid for this state; empty
+      if this process has not evaluated it.
     """
-    valid, test, values = self._passes['valid'], self._passes['test'], {}
+    valid, test = self._passes['valid'], self._passes['test']
+    values = self._valid_of_best if took_best else self._valid_of_last
     self._took_best = took_best
     if took_best:
       self.trained_auc = self._trained_auc_of_best

@@ -26,7 +26,7 @@ from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.embedding.embedding import table_specs
 from trainer.errors import short
-from trainer.model.builder import PASSED, constructor_parameters, layer_class
+from trainer.model.builder import BUILT_IN, PASSED, constructor_parameters, layer_class
 from trainer.plain_data import JsonObject
 
 # Keys and sections that may change when a run continues; * is any text. `may_change` decides about
@@ -39,7 +39,8 @@ _MAY_CHANGE = (
   *('data.label_negative', 'data.labels.*.negative'),
   *('data.max_bad_share', 'data.late', 'data.max_refused_passes', 'data.max_days_ahead'),
   *('data.close_day_after_hours', 'data.keep_prepared_passes', 'data.keep_texts', 'data.items'),
-  *('model.retrieval.eval_at', 'model.label_smoothing', 'model.focal_gamma'),
+  *('model.retrieval.eval_at', 'model.retrieval.leave_out'),
+  *('model.label_smoothing', 'model.focal_gamma'),
   *('model.interactions.*', 'model.dense_embedding'),
   *('sparse.store', 'sparse.gradient_scale', 'sparse.exchange_dtype', 'sparse.tables.*.dtype'),
   *('sparse.features_per_sample', 'sparse.shared_lists'),
@@ -83,6 +84,10 @@ def too_different(old: config.Config, new: config.Config) -> str | None:
   for a, b in zip(old.labels, new.labels):
     if (a.loss == 'squared_error') != (b.loss == 'squared_error'):
       return f"its label {a.name} has loss '{a.loss}', this config '{b.loss}'; wanted the same"
+  counted = [[slot.name for slot in cfg.data.slots if slot.counts] for cfg in (old, new)]
+  if bool(counted[0]) != bool(counted[1]):
+    was, now = (', '.join(names) or 'no slot' for names in counted)
+    return f'{was} has counts in it, {now} in this config; wanted counts in both or in neither'
   before = {slot.name: slot for slot in old.data.slots}
   for slot in new.data.slots:
     for key in ('table', 'shares'):
@@ -133,7 +138,8 @@ def rows(
   tables: dict[str, set[int]] = {}  # {table: old slot ids}
   for slot in old.data.slots:
     tables.setdefault(slot.table, set()).add(old_ids[slot.name])
-    if made.get(slot.name, ...) == slot.made:
+    # Slots that share the features of another one read its rows, so that one decides.
+    if slot.shares is None and made.get(slot.name, ...) == slot.made:
       new_id[old_ids[slot.name]] = new_ids[slot.name]
   own, before, now = shards_of(rank, size), _layouts(old), _layouts(new)
 
@@ -212,12 +218,15 @@ def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str,
 
   The variable '012/dnn_2/kernel_0/m:0' is named 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn, so
   the name does not depend on the layers of other kinds. In layers of kind din, a unit is named
-  after its history. Arrays whose name does not begin with a number are left out.
+  after its history. Layers within a layer of the user are numbered within it, because Keras'
+  numbers differ between processes: 'agegate_0/dense_7/kernel:0' is 'agegate 0/dense 0/kernel:0'.
+  Arrays whose name does not begin with a number are left out.
 
   Returns:
     {new name: name in the checkpoint}.
   """
-  names, layers, histories = {}, {}, _histories(cfg)
+  names, layers, histories, own = {}, {}, _histories(cfg), _own_layers(cfg)
+  within: dict[tuple[str, str], list[str]] = {}
   for name in arrays:
     if not re.match(r'\d+/', name):
       continue
@@ -230,8 +239,25 @@ def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str,
       layer = f'{kind} {of_kind.index(layer)}'
       if unit := re.match(r'din\w* \d+/unit_(\d+)', f'{layer}/{rest}'):
         rest = rest.replace(f'unit_{unit[1]}', f'unit of {histories[int(unit[1])]}', 1)
+      elif layer.startswith(own):
+        *sublayers, variable = rest.split('/')
+        for i, sublayer in enumerate(sublayers):
+          base = re.sub(r'_\d+$', '', sublayer)
+          of_base = within.setdefault((layer, base), [])
+          if sublayer not in of_base:
+            of_base.append(sublayer)
+          sublayers[i] = f'{base} {of_base.index(sublayer)}'
+        rest = '/'.join([*sublayers, variable])
     names[layer + slash + rest] = name
   return names
+
+
+def _own_layers(cfg: config.Config) -> tuple[str, ...]:
+  """Returns how the names of the layers that a user wrote begin, as we or Keras name them."""
+  names = {layer.kind.rpartition('.')[2] for layer in cfg.model.all_interactions().values()}
+  names = names.difference(BUILT_IN)
+  snake = [re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name) for name in names]
+  return tuple(name.lower() for name in (*names, *snake))
 
 
 def _histories(cfg: config.Config) -> list[str]:
@@ -349,8 +375,7 @@ def dense(
   state, was, wanted = dict(saved), _by_layer(saved, old), _by_layer(fresh, new)
   for name in was.values():
     del state[name]
-  kinds = {layer.kind for layer in new.model.all_interactions().values()}
-  own = tuple(kind.rpartition('.')[2].lower() for kind in kinds if '.' in kind)
+  own = _own_layers(new)
   before, now = _inputs(old), _inputs(new)
   fates: dict[str, set[str]] = {}
   for stable, name in wanted.items():
@@ -379,9 +404,11 @@ def dense(
   table += [Fate(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
   was_made, made = ({s.name: s.made for s in cfg.data.slots} for cfg in (old, new))
   slots = [Fate(f'slot {n}', 'taken over' if n in was_made else 'fresh') for n in made]
-  for i, (name, of) in enumerate(made.items()):
-    if was_made.get(name, of) != of:
-      slots[i] = Fate(f'slot {name}, which is made otherwise now', 'fresh')
+  for i, slot in enumerate(new.data.slots):
+    of = slot.shares or slot.name
+    if was_made.get(of, made[of]) != made[of]:
+      what = 'which is' if of == slot.name else f'which shares {of}, which is'
+      slots[i] = Fate(f'slot {slot.name}, {what} made otherwise now', 'fresh')
   slots += [Fate(f'slot {n}', 'dropped') for n in was_made if n not in made]
   return state, slots + _tables(old, new) + table
 
