@@ -123,6 +123,22 @@ class ApiTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, r'data.train: found a frame; .*train=frame'):
       api.fit({'data': {'train': frame}})
 
+  def test_gauc_leaves_out_samples_without_a_group(self):
+    frame = log(400).assign(who=lambda f: [f'w{i % 7}' if i % 4 else '' for i in range(len(f))])
+    run, _ = self.fit(frame, group='who')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      gauc = run.evaluate(frame)['gauc']
+    told = 'GAUC leaves out 25.0 % of the samples, whose data.group, who, is blank'
+    self.assertIn(told, str(logs.output))
+    known = frame[frame['who'] != ''].assign(p=lambda f: run.predict(f))
+    total = weight = 0
+    for _, of in known.groupby('who'):
+      clicked, not_clicked = (of['p'][of['click'] == c].to_numpy() for c in (1, 0))
+      above = clicked[:, None] - not_clicked
+      total += len(of) * ((above > 0) + 0.5 * (above == 0)).mean()
+      weight += len(of)
+    self.assertAllClose(gauc, total / weight, rtol=1e-6)
+
   def test_what_a_run_knows_of_its_features(self):
     run, path = self.fit(log(1000).assign(user=lambda f: 'u' + f['user'].astype(str)))
     frame, table = pd.read_csv(path), run.features('user')
