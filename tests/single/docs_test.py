@@ -25,6 +25,7 @@ BLOCK = re.compile(r'```(\w*)\n(.*?)```', re.DOTALL)
 SCRIPTS = tomli.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']['scripts']
 COMMAND = re.compile(
   r'-m trainer\.(\w+)|\b(ctr-\w+) |launch/(?:local|cluster|parameter_servers)\.sh '
+  r'(?:\S+ (evaluate|predict|inspect|doctor) )?'
 )
 REST = {
   'data': {'train': ['log.csv'], 'label': 'click', 'slots': [{'name': 'user'}, {'name': 'item'}]},
@@ -84,10 +85,10 @@ class DocsTest(tf.test.TestCase):
     self.assertGreater(len(found), 30)
     for page, line in found:
       with self.subTest(page=page.name, line=line):
-        module, script = COMMAND.search(line).groups()
+        module, script, launched = COMMAND.search(line).groups()
         if script:
           module = re.fullmatch(r'trainer\.(\w+):main', SCRIPTS[script])[1]
-        known = flags_of(module or 'run')
+        known = flags_of(module or launched or 'run')
         words = shlex.split(line)
         for i, word in enumerate(words):
           if word.startswith('--'):
