@@ -84,6 +84,12 @@ class LaunchedTest(tf.test.TestCase):
     self.assertEqual(here.rendezvous, 'http://[2001:db8::1]:4000')
     self.assertEqual((here.rank, here.size, here.local_rank, here.local_size), (3, 4, 1, 2))
 
+  def test_the_store_may_want_a_token(self):
+    """launch/rank.sh puts it behind the address; Gloo writes the port behind both."""
+    with interfaces('10.0.0.8'):
+      here = self.launched(HOROVOD_GLOO_RENDEZVOUS_ADDR='10.0.0.1:4000/ab12')
+    self.assertEqual(here.rendezvous, 'http://10.0.0.1:4000/ab12:4000')
+
   def test_mistakes(self):
     with (
       interfaces(),
