@@ -9,6 +9,7 @@ import os
 import random
 import re
 import signal
+import time
 import types
 from typing import Any
 
@@ -138,7 +139,8 @@ class Trainer:
     progress, ledger = Progress(**state['progress']), Ledger(state['ledger'])
     self.log = state['log']
     self.state = types.SimpleNamespace(progress=progress, ledger=ledger)
-    self._stream = Stream(self._cfg, SingleProcess(), self.state, lambda *_: None)
+    now = time.time()  # a clock that stands still, so that every look is a new one
+    self._stream = Stream(self._cfg, SingleProcess(), self.state, lambda *_: None, lambda: now)
 
   def look(self, actions: int | None = None) -> None:
     """Follows the stream until it waits, or for a number of actions."""

@@ -19,7 +19,8 @@ int64_t KeyOf(std::string_view text, int64_t slot_id) {
   return slot_id << kHashBits | static_cast<int64_t>(hash);
 }
 
-// Returns 12 for 12.00, 0 for -0.0, true for True and TRUE, false likewise; any other text as it is.
+// Returns 12 for 12.00, 0 for -0.0, true for True and TRUE, false likewise; any other text as it
+// is.
 std::string_view Canonical(std::string_view text) {
   if (text == "True" || text == "TRUE") return "true";
   if (text == "False" || text == "FALSE") return "false";
