@@ -105,7 +105,7 @@ class SharedEvaluationTest(tf.test.TestCase):
       done = commands.run(*command, '--data', path, '--by', 'topics')
       rows = {row['value']: row['samples'] for row in json.loads(done.stdout)['topics']}
       self.assertEqual(rows, {'a': 40, 'b0': 14, 'b1': 13, 'b2': 13, '(all)': 40})
-    nothing = pathlib.Path(lines).with_name('nothing.csv')
+    nothing = pathlib.Path(self.get_temp_dir()) / 'nothing.csv'
     nothing.write_text(','.join(frame) + '\n')
     done = commands.run(*command, '--data', nothing, '--by', 'tags')
     told = f'error: {nothing}: found no records; wanted at least one\n'
