@@ -11,6 +11,7 @@ import unittest
 import weakref
 from unittest import mock
 
+import lmdb
 import numpy as np
 import tensorflow as tf
 
@@ -18,7 +19,7 @@ from tests.support import commands
 from tests.support.exports import RedisServer, Run, contents, events
 from trainer import files
 from trainer.errors import DataLoss, UserError
-from trainer.serving import embedded_store, redis_store
+from trainer.serving import embedded_check, embedded_store, redis_store
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.versioned_store import (
@@ -295,6 +296,34 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
       store.close()
       self.check(reader, newest)
     self.assertBetween(refused, 6, 12)
+
+  def test_an_inner_page_that_changed_is_found(self):
+    """Else a search is led to the wrong page, and a row that is there counts as absent."""
+    rng, folder = np.random.default_rng(6), f'{self.folder}/inner'
+    keys = sorted(rng.bytes(8) for _ in range(500))
+    values = [embedded_check.sealed(key, rng.bytes(40)) for key in keys]
+    with lmdb.open(folder, map_size=1 << 24) as env, env.begin(write=True) as transaction:
+      transaction.cursor().putmulti(list(zip(keys, values)), append=True)
+      version = embedded_check.VERSION
+      transaction.put(version, embedded_check.sealed(version, b'{}'))
+    embedded_check.check(folder)
+    with open(f'{folder}/data.mdb', 'rb') as f:
+      data = f.read()
+    inner = [
+      at.start()
+      for key, value in zip(keys, values)
+      for at in re.finditer(re.escape(key), data)
+      if key[0] < 128 and not data.startswith(value, at.end())
+    ]
+    told = []
+    for place in inner:
+      with open(f'{folder}/data.mdb', 'r+b') as f:
+        f.write(data[:place] + bytes([data[place] | 128]) + data[place + 1 :])
+      try:
+        embedded_check.check(folder)  # bytes that no page uses may change
+      except embedded_check.Damaged as e:
+        told.append(str(e))
+    self.assertRegex(''.join(told), 'a search for key [0-9a-f]{16} does not find it')
 
   def test_a_row_that_is_damaged_while_it_is_served_is_refused_and_fetched_again(self):
     self.export('base')
