@@ -109,9 +109,8 @@ def _of_series(column: pd.Series, name: str) -> pa.ChunkedArray:
   if not isinstance(kind, (pd.PeriodDtype, pd.IntervalDtype)):  # whose Arrow types have no texts
     with contextlib.suppress(Exception):  # Arrow runs code of the objects that it finds
       array = pa.array(column, from_pandas=True)
-  if array is None or isinstance(
-    array.type, pa.BaseExtensionType
-  ):  # as newer versions make of UUIDs
+  # Newer versions of Arrow make a type of its own of UUIDs.
+  if array is None or isinstance(array.type, pa.BaseExtensionType):
     odd = next((v for v in column.dropna() if not isinstance(v, _MIXED)), None)
     if odd is not None:
       wanted = 'texts, numbers, booleans or times, or lists or dicts of one kind'

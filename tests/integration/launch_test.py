@@ -304,6 +304,22 @@ class RestartsTest(LaunchTestCase):
       'restart 2 of 2: 6 ranks on alpha, gamma; no answer from beta; wanted at least 8 ranks',
     )
 
+  def training_job(self, *flags):
+    """A job that trains until it is stopped."""
+    job = subprocess.Popen(
+      [LAUNCH / 'cluster.sh', *flags, '-i', 'eth0', 'hosts'],
+      stdout=subprocess.PIPE,
+      env=os.environ
+      | {
+        'PATH': f'{self.bin}:{os.environ["PATH"]}',
+        'STATUSES': 'wait 0',
+        'CTR_EXPORT': 'STATUSES',
+      },
+      cwd=self.folder,
+    )
+    self.assertEqual(job.stdout.readline(), b'trains\n')
+    return job
+
   def test_asked_to_stop(self):
     # Somebody else stopped a rank: its host is taken away.
     status, starts, _ = self.run_job('143 0', '--restarts', '1')
@@ -311,35 +327,13 @@ class RestartsTest(LaunchTestCase):
     self.assertLen(starts, 2)
     # The launcher is asked to.
     (self.folder / 'starts').unlink()
-    job = subprocess.Popen(
-      [LAUNCH / 'cluster.sh', '--restarts', '3', '-i', 'eth0', 'hosts'],
-      stdout=subprocess.PIPE,
-      env=os.environ
-      | {
-        'PATH': f'{self.bin}:{os.environ["PATH"]}',
-        'STATUSES': 'wait 0',
-        'CTR_EXPORT': 'STATUSES',
-      },
-      cwd=self.folder,
-    )
-    self.assertEqual(job.stdout.readline(), b'trains\n')
+    job = self.training_job('--restarts', '3')
     job.send_signal(signal.SIGTERM)
     self.assertEqual(job.wait(60), 143)
     self.assertLen((self.folder / 'starts').read_text().splitlines(), 1)
 
   def test_a_killed_launcher_leaves_no_files(self):
-    job = subprocess.Popen(
-      [LAUNCH / 'cluster.sh', '-i', 'eth0', 'hosts'],
-      stdout=subprocess.PIPE,
-      env=os.environ
-      | {
-        'PATH': f'{self.bin}:{os.environ["PATH"]}',
-        'STATUSES': 'wait 0',
-        'CTR_EXPORT': 'STATUSES',
-      },
-      cwd=self.folder,
-    )
-    self.assertEqual(job.stdout.readline(), b'trains\n')
+    job = self.training_job()
     directory = re.search('/tmp/ctr-[0-9a-f]+', (self.folder / 'starts').read_text())[0]
     self.assertEqual(os.stat(directory).st_mode & 0o777, 0o700)
     job.kill()

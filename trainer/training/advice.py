@@ -29,9 +29,8 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
     if largest > HUGE_VALUE and column.transform == 'none':
       found = f"dense column '{column.name}' holds values up to {largest:.3g}"
       return f'{found}; wanted transform: log1p_standardise, or such records left out'
-  values = np.abs(
-    batch.values.numpy()
-  )  # [0] if each slot of each sample has one feature of value 1
+  # Empty if each slot of each sample has one feature of value 1.
+  values = np.abs(batch.values.numpy())
   if (largest := np.max(values, initial=0)) > HUGE_VALUE:
     slot = cfg.ordered_slots[int(batch.segments.numpy()[values.argmax()]) % len(cfg.data.slots)]
     found = f"slot '{slot.name}' holds values up to {largest:.3g}"
