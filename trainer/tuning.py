@@ -25,6 +25,7 @@ from trainer import command_line, config, files
 from trainer.config import effects
 from trainer.errors import ConfigError, UserError, plain_errors
 from trainer.plain_data import Json
+from trainer.reporting import trackers
 
 try:
   import optuna
@@ -97,10 +98,23 @@ def tune(
       study = _open(study_dir, cfg, metric or cfg.deciding_metric, distributions)
       train = [*launcher, sys.executable, '-m', 'trainer.run', '--config', configuration]
       train += [f'--set={setting}' for setting in overrides]
-      _search(study, study_dir, distributions, cfg.seed, trials, train, lock)
-      table = _table(study, study_dir)
-      _write_report(study, table, f'Tuning of {configuration}', study_dir)
+      with _parent(study, study_dir, cfg, space) as parent:
+        _search(study, study_dir, distributions, cfg.seed, trials, train, lock, parent)
+        table = _table(study, study_dir)
+        _write_report(study, table, f'Tuning of {configuration}', study_dir)
       return table
+
+
+def _parent(
+  study: optuna.Study, study_dir: str, cfg: config.Config, space: Mapping[str, Choices | Range]
+) -> contextlib.AbstractContextManager[trackers.MlflowStudy | None]:
+  """Opens the study's own run in MLflow, if the config reports to it."""
+  trackers.check_packages(cfg.report.to)
+  if 'mlflow' not in cfg.report.to:
+    return contextlib.nullcontext()
+  parent = trackers.MlflowStudy(study_dir, space, study.user_attrs.get('mlflow_run'))
+  study.set_user_attr('mlflow_run', parent.id)
+  return parent
 
 
 def _without_effect(
@@ -149,6 +163,7 @@ def _search(
   trials: int,
   train: Sequence[str],
   lock: TextIO,
+  parent: trackers.MlflowStudy | None,
 ) -> None:
   """Runs the trials that are left, in the directories trial-000 and so on of `folder`."""
   known, started, metric = len(_done(study)), time.monotonic(), study.user_attrs['metric']
@@ -158,8 +173,10 @@ def _search(
       break
     run_dir = os.path.join(folder, f'trial-{number - 1:03}')
     trial.set_user_attr('run_dir', run_dir)
-    settings = [f'{key}={value}' for key, value in _settings(trial.params).items()]
+    drawn = _settings(trial.params)
+    settings = [f'{key}={value}' for key, value in drawn.items()]
     command = [*train, *(f'--set={setting}' for setting in settings), '--run_dir', run_dir]
+    command = [*(parent.of_trial(drawn) if parent else ()), *command]
     state, value, failed = _run(trial, command, metric, lock)
     if state == TrialState.FAIL and number == 1:  # most likely all would
       if _evaluations(run_dir, metric).empty:  # the next search begins anew, else it goes on

@@ -8,6 +8,7 @@ import tempfile
 import time
 from unittest import mock
 
+import mlflow
 import numpy as np
 import optuna
 import psutil
@@ -48,6 +49,10 @@ class TuneTest(tf.test.TestCase):
     self.study = f'{self.folder}/study'
 
   def test_a_search_and_what_it_leaves(self):
+    store = f'file://{self.folder}/mlruns'
+    variables = {'MLFLOW_TRACKING_URI': store, 'MLFLOW_ALLOW_FILE_STORE': 'true'}
+    self.enter_context(mock.patch.dict(os.environ, variables))
+    self.tree['report'] = {'to': ['mlflow']}
     first = trainer.tune(self.tree, SPACE, 2, self.study)
     self.assertLen(first, 2)
     rate, width = first[list(SPACE)[::-1]].loc[first['run_dir'].str.endswith('000')].iloc[0]
@@ -69,6 +74,21 @@ class TuneTest(tf.test.TestCase):
       more = trainer.tune(self.tree, SPACE, 3, self.study)
       self.assertLen(more, 3)
       self.assertContainsSubset(first['run_dir'], set(more['run_dir']))
+    with self.subTest('one run in MLflow is the parent of its trials'):
+      client = mlflow.MlflowClient(store)
+      runs = {run.info.run_name: run for run in client.search_runs(['0'])}
+      parent = runs.pop('study')
+      self.assertEqual({run.info.status for run in (parent, *runs.values())}, {'FINISHED'})
+      self.assertEqual(parent.data.tags['searched.sparse.tables.default.width'], '[2, 4]')
+      for row in more.to_dict('records'):
+        tags = runs.pop(os.path.basename(row['run_dir'])).data.tags
+        self.assertEqual(tags['mlflow.parentRunId'], parent.info.run_id)
+        self.assertEqual(
+          {key: tags[f'searched.{key}'] for key in SPACE}, {k: row[k] for k in SPACE}
+        )
+      self.assertEmpty(runs)
+      kept = {artifact.path for artifact in client.list_artifacts(parent.info.run_id)}
+      self.assertEqual(kept, {'report.html', 'trials.csv'})
     with (
       self.subTest('another search'),
       self.assertRaisesRegex(UserError, 'its trials had another'),

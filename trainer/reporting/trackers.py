@@ -2,17 +2,19 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from trainer import files
 from trainer.config import Config
-from trainer.errors import UserError
+from trainer.errors import UserError, one_line
+from trainer.plain_data import Json
 
 _MOST_PARAMS = 100  # params in one request
 _MOST_WAITING = 10_000  # calls that may wait for a slow tracker
@@ -77,6 +79,59 @@ class MlflowTracker:
       else:
         self._client.log_artifact(self.id, path)
     self._client.set_terminated(self.id, 'FINISHED' if is_finished else 'KILLED')
+
+
+class MlflowStudy:
+  """A run in MLflow whose children are the trials of a study. Errors are told, and end nothing.
+
+  As a context manager it ends the run, as killed if the `with` block raises.
+
+  Args:
+    searched: {config key: what it may be}, for tags.
+    known: the id of the run to continue, or None for a new run.
+
+  Attributes:
+    id: None if MLflow gave no run.
+  """
+
+  def __init__(self, study_dir: str, searched: Mapping[str, Json], known: str | None):
+    self.id, self._dir = None, study_dir
+    with self._told():
+      import mlflow
+
+      name = os.path.basename(os.path.normpath(study_dir))
+      # The caller of trainer.tune may have a run of its own, which becomes the parent of this one.
+      run = mlflow.start_run(known, run_name=name, nested=True, tags=_searched(searched))
+      self.id, self._mlflow = run.info.run_id, mlflow
+
+  def of_trial(self, settings: Mapping[str, Json]) -> list[str]:
+    """Returns words before a trial's command that make its run a child, tagged with settings."""
+    tags = {'mlflow.parentRunId': self.id} | _searched(settings)
+    return ['env', f'MLFLOW_RUN_CONTEXT={json.dumps(tags)}'] if self.id else []
+
+  def __enter__(self) -> 'MlflowStudy':
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    with self._told():
+      if self.id:
+        for name in () if kind else ('report.html', 'trials.csv'):
+          self._mlflow.log_artifact(os.path.join(self._dir, name), run_id=self.id)
+        self._mlflow.end_run('KILLED' if kind else 'FINISHED')
+
+  @contextlib.contextmanager
+  def _told(self) -> Iterator[None]:
+    try:
+      yield
+    except Exception as e:
+      print(f'warning: mlflow: {one_line(e)}; the search does not need it')
+
+
+def _searched(settings: Mapping[str, Json]) -> dict[str, str]:
+  return {
+    _key(f'searched.{key}'): value if isinstance(value, str) else json.dumps(value)
+    for key, value in settings.items()
+  }
 
 
 class WandbTracker:
