@@ -7,6 +7,8 @@ import os
 import pathlib
 import random
 import string
+import subprocess
+import sys
 from typing import Any
 
 import yaml
@@ -149,11 +151,11 @@ def _ops(draw: random.Random, folder: str, shared: str) -> Found:
 
   It must return a result or an error, and the process must live.
   """
-  from tests.support import fuzz_ops
-
-  ops, found = fuzz_ops.main(draw.randrange(1 << 30), OP_CALLS, f'{folder}/last_call'), Found()
-  found.trials = ops * OP_CALLS
-  found.outcomes['a result or an error'] = found.trials
+  # A process that imports TensorFlow anew: that of the unit has, with settings that this changes.
+  command = [sys.executable, '-m', 'tests.support.fuzz_ops', str(draw.randrange(1 << 30))]
+  command += [str(OP_CALLS), f'{folder}/last_call']
+  found, ops = Found(), subprocess.check_output(command, cwd=ROOT, text=True).split()
+  found.trials = found.outcomes['a result or an error'] = len(ops) * OP_CALLS
   return found
 
 

@@ -2,7 +2,7 @@
 
 Each op is called rightly first, then so many times with one or two arguments changed. It may give a
 result or an error, and nothing else. A call is written to LOG before it is made, so that the last
-one is there where the process dies. Prints the names of the ops that were called.
+one is there where the process dies or hangs. Prints the names of the ops that were called.
 """
 
 import os
@@ -10,7 +10,8 @@ import os
 os.environ['TF_USE_LEGACY_KERAS'] = '1'
 os.environ['TF_CPP_MIN_LOG_LEVEL'] = '3'
 os.environ['CUDA_VISIBLE_DEVICES'] = ''
-# Its allocator takes ever larger regions, and where memory is limited, as below, it throws.
+# Its allocator takes ever larger regions and throws where memory is limited, as below; TensorFlow
+# 2.21 then never unlocks it. This is read when TensorFlow is imported.
 os.environ['TF_ENABLE_ONEDNN_OPTS'] = '0'
 import contextlib
 import inspect
@@ -215,8 +216,7 @@ def wrong_array(array: np.ndarray, draw: random.Random) -> np.ndarray:
       return array
 
 
-def main(seed: int, calls: int, log: str) -> int:
-  """Calls every op. Returns: how many were called wrongly."""
+def main(seed: int, calls: int, log: str) -> None:
   recorder = Recorder()
   kept = right_calls(np.random.default_rng(seed))
   recorder.stop()
@@ -242,7 +242,6 @@ def main(seed: int, calls: int, log: str) -> int:
           if isinstance(result, tf.Tensor) and result.dtype != tf.resource:
             result.numpy()
     print(name)
-  return len(recorder.calls)
 
 
 if __name__ == '__main__':
