@@ -29,7 +29,7 @@ from trainer.config import effects
 from trainer.data.log_files import is_directory, is_remote, matching, normal
 from trainer.errors import ConfigError, UserError, short
 from trainer.frames import Frame
-from trainer.plain_data import Json, JsonObject
+from trainer.plain_data import Json
 from trainer.reporting import trackers
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checked before it
@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checke
 
 Data = str | os.PathLike | Sequence[str | os.PathLike] | Frame
 SPLITS = ('train', 'valid', 'test')
+_MAIN = ('auc', 'logloss', 'rmse', 'gauc', 'calibration')  # of an evaluation's figures
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +65,14 @@ class Run:
     is_nested = events.map(lambda value: isinstance(value, (dict, list))).any()
     return events.loc[:, ~is_nested]
 
-  def evaluate(self, data: Data | None = None) -> JsonObject:
+  def evaluate(self, data: Data | None = None) -> 'Figures':
     """Returns the metrics of the model on some data, {name: value}: auc, logloss and so on.
 
     Args:
       data: patterns of files, or a frame with the columns of the log; by default data.test.
     """
     with self._prepared(data) as (run, prepared):
-      return run.evaluation.evaluate(prepared)
+      return Figures(run.evaluation.evaluate(prepared))
 
   def predict(self, data: Data | None = None) -> np.ndarray:
     """Returns the predictions, in input order.
@@ -98,8 +99,7 @@ class Run:
     from trainer.training.recommendations import recommendations
 
     self._wants_retrieval('recommend')
-    if not isinstance(k, (int, np.integer)) or k < 1:
-      raise UserError(f'k: {frames.found(k)}; wanted a whole number of items above 0')
+    _check_count(k)
     with self._prepared(data, labelled=False) as (run, prepared):
       return pa.concat_tables(recommendations(run, prepared, k)).to_pandas()
 
@@ -160,6 +160,19 @@ class Run:
     factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)
     return pd.concat([table[['text', 'key']], factors], axis=1).reset_index(drop=True)
 
+  def neighbours(self, slot: str, text: str, k: int = 10) -> pd.DataFrame:
+    """Returns the features of a slot whose factors are most like those of one of them.
+
+    Columns: text, key, show and cosine, that of the two factors; the nearest first.
+
+    Args:
+      text: the feature, as written in the log; for a cross its parts, 'a × b'.
+    """
+    from trainer.reporting.inspection import Inspection
+
+    _check_count(k)
+    return Inspection(self.run_dir, self.checkpoint).neighbours(slot, str(text), k)
+
   def report(self) -> 'ReportPage':
     """Writes report.html. A notebook shows it if the call ends a cell."""
     from trainer.reporting import report
@@ -207,6 +220,28 @@ def _patterns(data: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str
       wanted = 'one frame (pandas, Polars, Arrow), or patterns of files'
       raise UserError(f'data: {frames.found(pattern)}{" in a list" * is_list}; wanted {wanted}')
   return [os.fsdecode(pattern) for pattern in some]
+
+
+def _check_count(k: int) -> None:
+  if not isinstance(k, (int, np.integer)) or k < 1:
+    raise UserError(f'k: {frames.found(k)}; wanted a whole number above 0')
+
+
+class Figures(dict[str, Json]):
+  """The figures of an evaluation, {name: value}, of which `repr` shows the main ones.
+
+  These are auc, logloss, gauc and calibration, or what the model has in their place, and those of
+  each task; of the others only the names are shown.
+  """
+
+  def __repr__(self) -> str:
+    main = [name for name in _MAIN if self.get(name) is not None]
+    main = main or [name for name, value in self.items() if isinstance(value, float)]
+    lines = ['  '.join(f'{name} {self[name]:.4g}' for name in main)]
+    tasks = self.get('tasks', {})
+    lines += [f'{name}: {Figures(values)!r}'.partition('\n')[0] for name, values in tasks.items()]
+    rest = ', '.join(name for name in self if name not in main)
+    return '\n'.join([*lines, f'also: {rest}'])
 
 
 @dataclasses.dataclass(frozen=True)

@@ -61,7 +61,13 @@ class ApiTest(tf.test.TestCase):
     self.assertAllEqual(run.predict(frame), by_file)
     self.assertAllEqual(run.predict(frame[['user']]), by_file)
     self.assertAllEqual(api.load(run.run_dir).predict(frame.astype(str)), by_file)
-    self.assertEqual(run.evaluate(frame)['auc'], run.evaluate(path)['auc'])
+    figures = run.evaluate(frame)
+    self.assertEqual(figures['auc'], run.evaluate(path)['auc'])
+    shown = f'auc {figures["auc"]:.4g}  logloss {figures["logloss"]:.4g}  calibration '
+    self.assertStartsWith(repr(figures), shown)
+    self.assertRegex(repr(figures), r'\nalso: .*deciles.*slots$')
+    of_tasks = api.Figures({'auc': 0.7, 'gauc': None, 'tasks': {'buy': {'auc': 0.6, 'ctr': 0.1}}})
+    self.assertEqual(repr(of_tasks), 'auc 0.7\nbuy: auc 0.6\nalso: gauc, tasks')
     self.assertEqual(repr(run), f"Run(run_dir='{run.run_dir}', checkpoint='best')")
     self.assertContainsSubset({'event', 'auc', 'pass'}, run.metrics)
     self.assertNotIn('slots', run.metrics, 'what is nested is left out')
@@ -150,6 +156,8 @@ class ApiTest(tf.test.TestCase):
     self.assertAllClose(table.set_index('text')['show'], counts['size'].loc[table['text']])
     self.assertAllClose(table.set_index('text')['click'], counts['sum'].loc[table['text']])
     self.assertEmpty(run.embeddings('user'), 'the model has no factors')
+    with self.assertRaisesRegex(UserError, "slot 'user' has no factors; wanted a model with fm"):
+      run.neighbours('user', 'u7')
     self.assertGreater(run.importance(path)['auc_worse_by']['user'], 0.1)
     self.assertIn('<iframe', run.report()._repr_html_())
     with self.assertRaisesRegex(

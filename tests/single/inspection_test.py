@@ -94,6 +94,29 @@ class InspectionTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, "the nearest valid name is 'strong'"):
       Inspection(self.run_dir).feature('strnog', '7')
 
+  def test_neighbours(self):
+    run = api.load(self.run_dir)
+    table = run.embeddings('strong').set_index('text').drop(columns='key')
+    own = table.loc['7'].to_numpy()
+    cosine = {
+      text: np.dot(own, of) / np.sqrt(np.dot(own, own) * np.dot(of, of))
+      for text, of in table.iterrows()
+      if text != '7'
+    }
+    wanted = sorted(cosine, key=cosine.get, reverse=True)[:5]
+    found = run.neighbours('strong', 7, k=5)
+    self.assertEqual(found['text'].tolist(), wanted)
+    self.assertAllClose(found['cosine'], [cosine[text] for text in wanted], 1e-5)
+    shows = run.features('strong').set_index('text')['show']
+    self.assertAllEqual(found['show'], shows[wanted])
+    for slot, text, k, message in (
+      ('strnog', '7', 5, "'strnog' is no slot of this model; the nearest valid name is 'strong'"),
+      ('strong', '77', 5, "slot 'strong': the run has no feature '77'; similar to it: '7'"),
+      ('strong', '7', 0, 'k: found 0; wanted a whole number above 0'),
+    ):
+      with self.assertRaisesRegex(UserError, message):
+        run.neighbours(slot, text, k)
+
   def test_against_itself(self):
     table = Inspection(self.run_dir).against(Inspection(self.run_dir))
     self.assertEqual(table[['only_here', 'only_there']].to_numpy().sum(), 0)

@@ -17,6 +17,7 @@ import yaml
 
 import trainer
 from tests.support import commands, runs
+from trainer import config
 from trainer.errors import UserError
 from trainer.reporting import comparison, findings, report, slot_figures
 from trainer.reporting.runs import read_run
@@ -495,6 +496,37 @@ class WordsTest(tf.test.TestCase):
     ):
       (found,) = findings.faults(self.run_of(events))
       self.assertStartsWith(found, wanted)
+
+  def test_overfitting_names_what_helps(self):
+    events = self.static_events((0.8, 0.97), (0.7, 0.67), features=6000)
+    columns = {
+      'user': {'auc': 0.05, 'auc_plus_minus': 0.001},
+      'item': {'auc': -0.01, 'auc_plus_minus': 0.002, 'logloss': -1e-4, 'logloss_plus_minus': 1e-3},
+      # Two of three intervals of 95 % would miss 0; those that hold for all three do not.
+      'query': {'auc': -0.001, 'auc_plus_minus': 0.0009},
+      # Better in one metric, worse in the other.
+      'age': {'auc': 0.01, 'auc_plus_minus': 0.002, 'logloss': -0.01, 'logloss_plus_minus': 1e-3},
+    }
+    slots, dense = ({n: columns[n] for n in names} for names in (runs.SLOTS, ('age',)))
+    measured = {'event': 'importance', 'split': 'valid', 'auc': 0.7, 'slots': slots, 'dense': dense}
+    harmful = (
+      "With 'item' permuted over the samples data.valid is predicted better, by more than chance: "
+      'leave it out, or make the values coarser.'
+    )
+    counts = "Slot 'user' holds many rare values, whose factors learn single samples by heart. "
+    counts += 'Counts may help: --set data.slots.0.counts=true.'
+    run = self.run_of([*events, measured | {'step': 20, 'time': 3.0}])
+    (found,) = findings.faults(run)
+    self.assertStartsWith(found, 'The model overfits: in the end AUC is 0.97 on data.train and ')
+    self.assertIn(f' 0.67 on data.valid. {harmful} {counts} Else use more samples, ', found)
+    self.assertTrue(config.load_of_run(run.directory, [counts[:-1].split()[-1]]).counted_fields())
+    text = pathlib.Path(f'{run.directory}/config.yaml').read_text()
+    geo = yaml.safe_load(text) | {'sync': {'mode': 'ps_geo'}}
+    runs.write_config(geo, run.directory)
+    (found,) = findings.faults(read_run(run.directory))
+    self.assertNotIn('counts', found, 'this mode refuses them')
+    run = self.run_of([*self.static_events(), measured | {'step': 20, 'time': 3.0}])
+    self.assertEqual(findings.faults(run), [harmful])
 
   def test_new_values_are_counted_against_impressions_without_the_decay_of_days(self):
     rng = np.random.default_rng(2)

@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from trainer.reporting.findings import of_scores
 from trainer.reporting.live_line import short_name
 from trainer.reporting.plots import COLOURS, DOTTED, SEQUENCE, new_figure
 from trainer.reporting.runs import SPLITS, RecordedRun
@@ -136,7 +135,7 @@ def _curve(
 def deciles(run: RecordedRun) -> go.Figure | None:
   """Draws the click rate against the mean prediction, for each tenth of the predictions."""
   figure, shown = new_figure('mean prediction', 'click rate'), []
-  for split, table in of_scores(run, 'deciles').items():
+  for split, table in run.of_scores('deciles').items():
     weight, predicted, ctr = (np.array(table[name]) for name in ('weight', 'predicted', 'ctr'))
     # Clicks are random, so even in a calibrated model a small tenth deviates by chance.
     deviation = np.sqrt(ctr * (1 - ctr) / weight)
@@ -165,7 +164,7 @@ def _diagonal(figure: go.Figure, low: float, high: float, name: str) -> None:
 def roc(run: RecordedRun) -> go.Figure | None:
   """Draws the ROC curve of each split: the true positive rate against the false positive rate."""
   figure = new_figure('share of the samples without a click', 'share of the clicks')
-  for split, table in of_scores(run, 'ranking').items():
+  for split, table in run.of_scores('ranking').items():
     if table:
       hover = '%{y:.1%} of the clicks, %{x:.1%} of the others'
       _curve(figure, split, table['others'], table['clicks'], hover)
@@ -182,7 +181,7 @@ def lift(run: RecordedRun) -> go.Figure | None:
   It is the click rate of these samples divided by the click rate of all samples.
   """
   figure = new_figure('share of the samples', 'times the click rate')
-  for split, table in of_scores(run, 'ranking').items():
+  for split, table in run.of_scores('ranking').items():
     if table:
       samples, clicks = (np.array(table[name])[1:] for name in ('samples', 'clicks'))
       hover = '%{y:.3~g} times, %{customdata:.1%} of the clicks'
@@ -199,7 +198,7 @@ def spread(run: RecordedRun) -> go.Figure | None:
 
   The samples are of the test split; if the run has none, of valid, or else of next.
   """
-  tables = {split: table for split, table in of_scores(run, 'spread').items() if table}
+  tables = {split: table for split, table in run.of_scores('spread').items() if table}
   if not tables:
     return None
   table = tables.get('test', next(iter(tables.values())))

@@ -1,47 +1,26 @@
 """Describes a run in sentences: what was trained, its metrics and speed, and what went wrong."""
 
-import math
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
 from trainer.config import METRICS
-from trainer.model.slices import Z, auc_interval_of
-from trainer.plain_data import Json
-from trainer.reporting.metric_text import (
-  clicks_of,
-  metric_text,
-  no_judge,
-  plus_minus,
-  worse_than_constant,
-)
+from trainer.model.slices import auc_interval_of
+from trainer.reporting import model_findings as of_model
+from trainer.reporting.metric_text import listed, metric_text, plus_minus
 from trainer.reporting.runs import RecordedRun
 
 NAMES = {name: metric.title for name, metric in METRICS.items()}
 
 # Thresholds beyond which a fault is reported.
-LEAK_AUC, LEAK_LOSS = 0.93, 0.15  # the model's AUC, and how much it falls without one slot
-COLLAPSED_SHARE = 0.25  # effective rank of a slot's factors, as a share of the width
 BLANK_JUMP = 0.5  # rise of a slot's blank share above the median of the earlier passes
 LABEL_FACTOR = 3.0  # ratio between a pass's click rate and the median of the others
 LABEL_AUC_DROP = 0.1  # how far a pass's AUC lies below the median of the others
 DRIFTED = 0.25  # population stability index, as in trainer.training.drift
-MISCALIBRATED = 0.1  # deviation of the calibration from 1
-WORSE_LOGLOSS = 0.01  # of the kept epoch, above the best epoch's, as a share
-OVERFITTING = 0.1  # AUC on data.train minus AUC on data.valid
-MOST_WEIGHTS = 20  # weights per sample
-LONG_STEPS = 1.35  # logloss of the first pass over that of predicting its share of clicks
-LARGE = 10  # root mean square of a dense column that may cause such a logloss
-LEAST_CLICKS = 100  # of the first pass; with fewer, its logloss may be chance
 UNIQUE, LEAST_UNIQUE = 0.5, 1000  # a slot's features per impression, and number of features
 DAYS_OF_A_FORECAST = 7  # the last days, whose growth tells when the disk will be full
-
-
-def _list(names: list[str], most: int = 6) -> str:
-  shown = names if len(names) <= most else [*names[: most - 1], f'{len(names) - most + 1} more']
-  return shown[0] if len(shown) == 1 else f'{", ".join(shown[:-1])} and {shown[-1]}'
 
 
 def _count(number: float, noun: str) -> str:
@@ -83,11 +62,11 @@ def summary(run: RecordedRun) -> list[str]:
     of_task = f' of {run_of_task.task}' if run_of_task.task else ''
     values = {m: f'{metric_text(m, last[m])}{plus_minus(m, last, bool(of_task))}' for m in shown}
     text = f'On the test data{of_task}, '
-    text += _list([f'{NAMES.get(m, m)} is {value}' for m, value in values.items()])
+    text += listed([f'{NAMES.get(m, m)} is {value}' for m, value in values.items()])
     reach = [(m, run_of_task.reachable(last['pass'], m)) for m in shown]
     reach = [f'{NAMES[m]} {metric_text(m, value)}' for m, value in reach if value is not None]
     if reach:
-      text += f'; the true probabilities reach {_list(reach)}'
+      text += f'; the true probabilities reach {listed(reach)}'
     told.append(text + '.')
   if len(trained):
     speed = f'{trained["examples_per_second"].median():,.0f} samples/s (median)'
@@ -162,32 +141,11 @@ def faults(run: RecordedRun) -> list[str]:
   return [text for check in _CHECKS for text in check(run)]
 
 
-def table_by_slot(run: RecordedRun, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
-  """Returns a table of one statistic of slots: a row for each event, a column for each slot.
-
-  Args:
-    event: the kind of events to take; those without statistics of slots are left out.
-    field: the name of the statistic. Slots without it are left out.
-    columns: 'dense' for dense columns in place of slots.
-  """
-  of_slots = run.of(event)[columns].dropna()
-  rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
-  return pd.DataFrame(rows, of_slots.index).dropna(axis=1, how='all')
-
-
-def of_scores(run: RecordedRun, field: str) -> dict[str, Mapping[str, Json]]:
-  """Returns a field of the evaluations of the state kept for prediction, {split: value}.
-
-  Only values that are dicts are returned.
-  """
-  return {s: row[field] for s, row in run.scores.items() if isinstance(row.get(field), dict)}
-
-
 def _interruptions(run: RecordedRun) -> Iterator[str]:
   steps = [step for step in run.of('start')['step'].iloc[1:] if step]
   if steps:
     times = 'once' if len(steps) == 1 else f'{len(steps)} times'
-    places = _list([f'{step:,.0f}' for step in steps])
+    places = listed([f'{step:,.0f}' for step in steps])
     yield f'The job ended and was continued {times}, at step {places}.'
 
 
@@ -201,7 +159,7 @@ def _bad_records(run: RecordedRun) -> Iterator[str]:
   trained = run.of('train')
   bad = trained[trained['bad'] > 0].drop_duplicates('pass')
   if len(bad):
-    names = _list([f'{name} ({records:,.0f})' for name, records in zip(bad['pass'], bad['bad'])])
+    names = listed([f'{name} ({records:,.0f})' for name, records in zip(bad['pass'], bad['bad'])])
     yield f'{bad["bad"].sum():,.0f} bad records were left out: {names}.'
 
 
@@ -259,15 +217,15 @@ def _broken_label(name: str, figure: str, value: float, others: str) -> str:
 
 def _never_filled(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence on the slots and dense columns that were blank in the whole training."""
-  kept, told, count = kept_slots(run), [], 0
+  kept, told, count = run.kept_slots(), [], 0
   for what, columns, field in (('slot', 'slots', 'blank'), ('dense column', 'dense', 'missing')):
-    shares = table_by_slot(run, 'train', field, columns)
+    shares = run.by_slot('train', field, columns)
     names = [name for name in shares if (shares[name].dropna() == 1).all()]
     if columns == 'slots' and not run.begins_with_another:
       # The shares are of the first samples of each pass; a later one may have had a feature.
       names = [name for name in names if not kept.get(name, {}).get('features')]
     if names:
-      quoted = _list([f"'{name}'" for name in names])
+      quoted = listed([f"'{name}'" for name in names])
       told.append(f'{what}{"s" * (len(names) > 1)} {quoted}')
     count += len(names)
   if told:
@@ -277,7 +235,7 @@ def _never_filled(run: RecordedRun) -> Iterator[str]:
 
 
 def _blank_slots(run: RecordedRun) -> Iterator[str]:
-  shares = table_by_slot(run, 'train', 'blank')
+  shares = run.by_slot('train', 'blank')
   names = run.of('train')['pass']
   for slot in shares:
     share = shares[slot]
@@ -304,205 +262,13 @@ def _drift(run: RecordedRun) -> Iterator[str]:
         )
 
 
-def _leaks(run: RecordedRun) -> Iterator[str]:
-  for _, last in run.of('importance').tail(1).iterrows():
-    for slot, loss in last['slots'].items() if last['auc'] > LEAK_AUC else ():
-      if (loss['auc'] or 0) - (loss.get('auc_plus_minus') or 0) > LEAK_LOSS:
-        yield (
-          f"Slot '{slot}' looks like a leak of the label: with it AUC is {last['auc']:.4f}, with "
-          f'its features permuted over samples {last["auc"] - loss["auc"]:.4f}.'
-        )
-
-
-def _factors(run: RecordedRun) -> Iterator[str]:
-  widths = {s.name: run.cfg.sparse.tables[s.table].width for s in run.cfg.ordered_slots}
-  for slot, values in kept_slots(run).items():
-    width = values.get('width') or widths[slot]
-    if (dead := values.get('dead_columns')) and width:
-      columns = f'column{"s" * (len(dead) > 1)} {_list([str(column) for column in dead])}'
-      yield f"The factors of slot '{slot}' are (almost) 0 in every row in {columns}."
-    rank = values.get('effective_rank')
-    if rank is None or values.get('admitted', 0) < 8 * width or width < 4:
-      continue
-    if rank < max(1.5, COLLAPSED_SHARE * (width - len(dead or ()))):
-      yield f"The factors of slot '{slot}' have collapsed to an effective rank of {rank:.1f}."
-
-
-def _calibration(run: RecordedRun) -> Iterator[str]:
-  for run_of_task in run.by_task():
-    for _, last in run_of_task.of('eval').tail(1).iterrows():
-      if is_miscalibrated(last, MISCALIBRATED):
-        how = 'above' if last['calibration'] > 1 else 'below'
-        off = f'{abs(last["calibration"] - 1):.0%} {how} {run_of_task.task or "the clicks"}'
-        yield f'Predictions of the {last["split"]} split ({last["pass"]}) lie {off}.'
-
-
-def _uncalibrated(run: RecordedRun) -> Iterator[str]:
-  if reason := run.cfg.uncalibrated():
-    yield f'{reason[0].upper()}{reason[1:]}.'
-
-
-def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
-  """Returns whether calibration differs from 1 by more than `tolerance`, and not by chance."""
-  calibration, clicks = values.get('calibration'), clicks_of(values)
-  if calibration is None or not calibration > 0:
-    return False
-  by_chance = Z / clicks**0.5 if clicks else 0  # the 95 % bound of an error of log(clicks)
-  return abs(calibration - 1) > tolerance and abs(math.log(calibration)) > by_chance
-
-
-def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
-  """Returns whether AUC on new samples is far below that on training samples, and not by chance.
-
-  Args:
-    trained_auc: the AUC on training samples; None if unknown.
-    values: the metrics on new samples.
-  """
-  auc, interval = values.get('auc'), auc_interval_of(values)
-  if auc is None or trained_auc is None:
-    return False
-  return trained_auc - auc > OVERFITTING and not (interval and trained_auc < interval[1])
-
-
-def _constant(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence for each split that judges no model, or on which a constant is better."""
-  for run_of_task in run.by_task():
-    for split, row in run_of_task.scores.items():
-      of_task = f' of {run_of_task.task}' * bool(run_of_task.task)
-      if split != 'next' and (told := no_judge(row, of_task)):
-        yield f'On data.{split}, {told}.'
-      elif split != 'next' and (told := worse_than_constant(row)):
-        yield f'On data.{split}, the kept state does not help: {told}{of_task}.'
-
-
-def _better_logloss(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence if another epoch has a clearly better logloss than the kept one.
-
-  The AUC of that epoch must be as high as the kept one's, up to chance.
-  """
-  run = run.deciding
-  kept, valid = run.best, run.evaluated('valid')
-  if kept is None or run.metric != 'auc' or not (interval := auc_interval_of(kept)):
-    return
-  other = valid.loc[valid['logloss'].fillna(math.inf).idxmin()]
-  if other['auc'] > interval[0] and kept['logloss'] > (1 + WORSE_LOGLOSS) * other['logloss']:
-    yield (
-      f'The kept epoch {kept["epoch"]:.0f} has the best AUC, {kept["auc"]:.4f}, but a logloss of '
-      f'{kept["logloss"]:.4f}; epoch {other["epoch"]:.0f} has AUC {other["auc"]:.4f} and logloss '
-      f'{other["logloss"]:.4f}. If probabilities matter: train.plateau.metric: logloss.'
-    )
-
-
-def overfitting(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence if the AUC is far higher on data.train than on data.valid."""
-  run = run.deciding
-  trained, valid = run.of('train'), run.evaluated('valid')
-  if not len(trained) or not len(valid) or run.cfg.data.watch:
-    return
-  own, new = trained['auc'].iloc[-1], valid['auc'].iloc[-1]
-  if overfits(own, valid.iloc[-1]):
-    yield (
-      f'The model overfits: in the end AUC is {own:.2f} on data.train and {new:.2f} on data.valid. '
-      'Use more samples, or a model that memorises less: no dnn or a smaller one, a smaller width, '
-      'l2, dropout, or admission of frequent features alone (lifecycle.admission).'
-    )
-
-
-def _long_steps(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence if the first pass has a far worse logloss than a constant prediction.
-
-  Then dense columns have large values, or the steps of the rows are probably too long. On two
-  made-up logs in which this was so, about half of the default learning rate raised the test AUC by
-  0.01 to 0.03. With another config of one of them, the first pass was as good as a constant, and a
-  lower rate cost 0.01.
-  """
-  run = run.deciding
-  trained = run.of('train')
-  if run.begins_with_another or not len(trained):
-    return
-  first = trained.iloc[0]
-  own, base = first.get('logloss'), first.get('base_logloss')
-  if base and own > LONG_STEPS * base and (clicks_of(first) or 0) >= LEAST_CLICKS:
-    of_task = f' of {run.task}' if run.task else ''
-    told = (
-      f'In the first pass logloss{of_task} is {own:.2f}, far above the {base:.2f} of predicting '
-      f'the share of {"positives" if run.task else "clicks"} for all: '
-    )
-    if large := _large_columns(run, first):
-      yield f'{told}{large}. Give such columns transform: standardise.'
-    else:
-      yield f'{told}steps look too long. Try half of the learning rates: {_halved_rates(run)}.'
-
-
-def _large_columns(run: RecordedRun, first: pd.Series) -> str:
-  """Returns which dense columns had large values in the first pass, in words; '' if none."""
-  figures = first.get('dense')
-  if not isinstance(figures, dict):
-    return ''
-  sizes = {name: of.get('size', 0) for name, of in figures.items()}
-  usual = {c.name for c in run.cfg.data.dense if 'standardise' in c.transform}
-  large = [f"'{n}' is about {s:.3g}" for n, s in sizes.items() if s > LARGE and n not in usual]
-  return f'dense column {_list(large)} (root mean square)' if large else ''
-
-
-def _halved_rates(run: RecordedRun) -> str:
-  """Returns the learning rates of the rows, each with its half; one table's to copy as `--set`."""
-  rules = [(f'{key}.learning_rate', rule) for key, rule, _ in run.cfg.sparse.optimizers()]
-  if {i.kind for i in run.cfg.model.all_interactions().values()} == {'linear'}:
-    rules = [(key, rule) for key, rule in rules if key.endswith('.linear.learning_rate')]
-  pairs = [
-    (key, f'{rule.learning_rate / 2:.2g}', f'{rule.learning_rate:.3g}') for key, rule in rules
-  ]
-  if len(pairs) > 2:
-    return _list([f'{key} {half} in place of {rate}' for key, half, rate in pairs])
-  settings = ' '.join(f'--set {key}={half}' for key, half, _ in pairs)
-  return f'{settings} in place of {" and ".join(dict.fromkeys(rate for *_, rate in pairs))}'
-
-
-def _finds_less(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence if a retrieval model finds far fewer items on data.test than on data.valid.
-
-  Recall and the other metrics are means over users of values between 0 and 1. The variance of such
-  a value is at most p (1 − p), where p is the mean.
-  """
-  valid, test = (run.scores.get(split, {}) for split in ('valid', 'test'))
-  found = [(of.get(run.metric), of.get('queries')) for of in (valid, test)]
-  if not run.cfg.model.retrieval or any(None in pair for pair in found):
-    return
-  (before, _), (now, _) = found
-  errors = [math.sqrt(max(0.0, p * (1 - p)) / users) for p, users in found]
-  if now < before / 2 and before - now > Z * math.hypot(*errors):
-    values = [metric_text(run.metric, value) for value in (now, before)]
-    yield (
-      f'On data.test {run.metric} is {values[0]}, on data.valid {values[1]}. If the samples of '
-      'data.test are later, train on the days between, too.'
-    )
-
-
-def _weights(run: RecordedRun) -> Iterator[str]:
-  """Yields a sentence if the tables hold far more weights than the log has samples."""
-  slots = kept_slots(run)
-  of_slots = {
-    slot: of.get('features', 0) + of.get('admitted', 0) * (of.get('width') or 0)
-    for slot, of in slots.items()
-  }
-  weights = sum(of_slots.values())
-  if run.samples and weights > MOST_WEIGHTS * run.samples:
-    largest = max(of_slots, key=of_slots.get)
-    yield (
-      f'The tables hold {weights:,.0f} weights, but the log has only {run.samples:,.0f} samples to '
-      f"train them; {of_slots[largest] / weights:.0%} are of slot '{largest}'. Use a smaller width "
-      'or a higher lifecycle.admission_threshold.'
-    )
-
-
 def _unique_values(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence for each slot that has a new value in half of its impressions or more."""
   scored = next(iter(run.scores.values()), {}).get('slots')
   of_items = run.cfg.columns_of_items()
   if run.cfg.data.items is not None:
     of_items.add(run.cfg.item_slot.name)
-  kept = kept_slots(run)
+  kept = run.kept_slots()
   for slot, (features, shows) in _unique_slots(run).items():
     # An item of data.items may get a row before it is ever shown.
     if slot in of_items:
@@ -538,7 +304,7 @@ def _unique_slots(run: RecordedRun) -> dict[str, tuple[int, float]]:
     {slot: (its features, its impressions)}. The impressions are those of one epoch, undecayed.
   """
   unique, undecayed = {}, None
-  for slot, values in kept_slots(run).items():
+  for slot, values in run.kept_slots().items():
     features, shows = values.get('features', 0), values.get('shows', 0)
     if features >= LEAST_UNIQUE:
       undecayed = undecayed or _undecayed(run)
@@ -557,41 +323,22 @@ def _undecayed(run: RecordedRun) -> float:
   return trained['examples'].sum() / left.sum()
 
 
-def kept_slots(run: RecordedRun) -> dict[str, dict]:
-  """Returns statistics of each slot's rows in the state kept for prediction, {slot: {name: value}}.
-
-  `shows` and `clicks` are those of one epoch; if the run began with the model of another, they are
-  those of all epochs of both. The result is {} before the first pass is trained.
-  """
-  trained = run.of_kept('train')
-  statistics = trained['slots'].dropna()
-  if not len(statistics):
-    return {}
-  # If a slot has the key `counts`, shows are reset at the start of each epoch.
-  is_one = run.cfg.counted_fields() or run.begins_with_another
-  epochs = 1 if is_one else max(1, trained['epoch'].nunique())
-  return {
-    slot: values | {name: values[name] / epochs for name in ('shows', 'clicks') if name in values}
-    for slot, values in statistics.iloc[-1].items()
-  }
-
-
 _CHECKS = (
-  _uncalibrated,
+  of_model.uncalibrated,
   _labels,
   _never_filled,
   _blank_slots,
   _unseen_values,
   _drift,
-  _leaks,
-  _factors,
-  _long_steps,
-  overfitting,
-  _better_logloss,
-  _calibration,
-  _constant,
-  _finds_less,
-  _weights,
+  of_model.leaks,
+  of_model.factors,
+  of_model.long_steps,
+  of_model.overfitting,
+  of_model.better_logloss,
+  of_model.calibration,
+  of_model.constant,
+  of_model.finds_less,
+  of_model.weights,
   _unique_values,
   _bad_records,
   _passes_set_aside,

@@ -180,9 +180,7 @@ class Inspection:
     Raises:
       UserError: if there is no such slot.
     """
-    slot_id, made = self._slot_id(slot), self.cfg.data.made.get(slot)
-    hashed = cross.feature_of(text, made) if isinstance(made, config.SlotCross) else text
-    key = int(hash_keys(np.array([hashed]), slot_id)[0])
+    key, made = self._key(slot, text), self.cfg.data.made.get(slot)
     shard = int(shard_of(np.array([key]))[0])
     owner = int(owner_of(shard, self._manifest['parts']))
     known: JsonObject = {'known': False}
@@ -197,6 +195,39 @@ class Inspection:
     place = {'slot': slot, 'text': text, 'key': key, 'shard': shard, 'owner': owner}
     place |= {'from': briefly(made)} if made else {}
     return place | known | {'last_export': self._export_of(key)}
+
+  def _key(self, slot: str, text: str) -> int:
+    slot_id, made = self._slot_id(slot), self.cfg.data.made.get(slot)
+    hashed = cross.feature_of(text, made) if isinstance(made, config.SlotCross) else text
+    return int(hash_keys(np.array([hashed]), slot_id)[0])
+
+  def neighbours(self, slot: str, text: str, k: int) -> pd.DataFrame:
+    """Returns the k features of a slot whose factors have the highest cosine with those of `text`.
+
+    Columns: text (None if it is not known), key, show and cosine, the nearest first.
+
+    Raises:
+      UserError: if there is no such slot or feature, or if it has no factors.
+    """
+    key, table = self._key(slot, text), self.features(slot)
+    own = table[table['key'] == key]
+    if not len(own):
+      near = ', '.join(map(repr, self._near(slot, text).get('near', [])))
+      also = f'; similar to it: {near}' if near else ''
+      raise UserError(f"slot '{slot}': the run has no feature '{text}'{also}")
+    if 'factors' not in table:
+      raise UserError(f"slot '{slot}' has no factors; wanted a model with fm, dnn or the like")
+    if own['factors'].iloc[0] is None:
+      raise UserError(f"slot '{slot}': '{text}' has no factors, because it is not admitted yet")
+    table = table[table['factors'].notna()]
+    factors = np.stack(table['factors'].tolist()).astype(np.float64)
+    factors /= np.maximum(np.linalg.norm(factors, axis=1, keepdims=True), 1e-30)
+    cosine = factors @ factors[np.flatnonzero(table['key'] == key)[0]]
+    table = table[['key', 'show']].assign(cosine=cosine)[(table['key'] != key).to_numpy()]
+    table = table.nlargest(k, 'cosine').reset_index(drop=True)
+    texts = self.texts(slot, table['key'].to_numpy())
+    table.insert(0, 'text', [texts.get(of) for of in table['key']])
+    return table
 
   def _near(self, slot: str, text: str) -> JsonObject:
     """Returns {'near': up to three texts of the slot's features that are similar to `text`}.

@@ -19,6 +19,12 @@ def decimals(name: str, least: float) -> int:
   return 6 if name in _ERRORS and abs(least) < SMALL_ERROR else 4
 
 
+def listed(names: list[str], most: int = 6) -> str:
+  """Returns names as 'a, b and c'. If there are more than `most`, the last are only counted."""
+  shown = names if len(names) <= most else [*names[: most - 1], f'{len(names) - most + 1} more']
+  return shown[0] if len(shown) == 1 else f'{", ".join(shown[:-1])} and {shown[-1]}'
+
+
 def metric_text(name: str, value: float) -> str:
   return f'{value:.{decimals(name, value)}f}'
 

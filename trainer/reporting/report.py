@@ -179,7 +179,7 @@ def _section(
 
 
 def _slots(run: RecordedRun) -> str | None:
-  slots = findings.kept_slots(run)
+  slots = run.kept_slots()
   if not slots:
     return None
   table = pd.DataFrame(slots).T.infer_objects()

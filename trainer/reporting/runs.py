@@ -4,11 +4,13 @@ import dataclasses
 import functools
 import json
 import os
+from collections.abc import Mapping
 
 import pandas as pd
 
 from trainer import config
 from trainer.errors import UserError
+from trainer.plain_data import Json
 from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
@@ -133,6 +135,40 @@ class RecordedRun:
   def samples(self) -> float:
     """The number of samples trained on. A sample counts once, however many epochs there are."""
     return self.of('train').drop_duplicates('pass')['examples'].sum()
+
+  def by_slot(self, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
+    """Returns a table of one statistic of slots: a row for each event, a column for each slot.
+
+    Args:
+      event: the kind of events to take; those without statistics of slots are left out.
+      field: the name of the statistic. Slots without it are left out.
+      columns: 'dense' for dense columns in place of slots.
+    """
+    of_slots = self.of(event)[columns].dropna()
+    rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
+    return pd.DataFrame(rows, of_slots.index).dropna(axis=1, how='all')
+
+  def of_scores(self, field: str) -> dict[str, Mapping[str, Json]]:
+    """Returns a field of the evaluations in `scores`, {split: value}, where it is a dict."""
+    return {s: row[field] for s, row in self.scores.items() if isinstance(row.get(field), dict)}
+
+  def kept_slots(self) -> dict[str, dict]:
+    """Returns statistics of each slot's rows in the kept state, {slot: {name: value}}.
+
+    `shows` and `clicks` are those of one epoch; if the run began with the model of another, they
+    are those of all epochs of both. The result is {} before the first pass is trained.
+    """
+    trained = self.of_kept('train')
+    statistics = trained['slots'].dropna()
+    if not len(statistics):
+      return {}
+    # If a slot has the key `counts`, shows are reset at the start of each epoch.
+    is_one = self.cfg.counted_fields() or self.begins_with_another
+    epochs = 1 if is_one else max(1, trained['epoch'].nunique())
+    return {
+      slot: values | {name: values[name] / epochs for name in ('shows', 'clicks') if name in values}
+      for slot, values in statistics.iloc[-1].items()
+    }
 
   def reachable(self, name: str, metric: str) -> float | None:
     """Returns the best value of `metric` that a model can reach on the pass `name`.

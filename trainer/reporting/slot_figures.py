@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from trainer.reporting.findings import of_scores, table_by_slot
 from trainer.reporting.plots import COLOURS, DOTTED, bars, new_figure
 from trainer.reporting.runs import RecordedRun
 
@@ -17,7 +16,7 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
 
   A feature is known if its linear weight is not 0 or it has factors.
   """
-  slots = next(iter(of_scores(run, 'slots').values()), {})
+  slots = next(iter(run.of_scores('slots').values()), {})
   figure = bars(list(slots), 'Σ predicted / Σ clicked')
   for field, name in (('known', 'feature known'), ('unknown', 'feature unknown or blank')):
     shown = {slot: of_slot.get(f'calibration_{field}') for slot, of_slot in slots.items()}
@@ -35,10 +34,10 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
 
 def funnel(run: RecordedRun) -> go.Figure | None:
   """Draws how many features of each slot were seen, admitted, evicted and exported."""
-  features, admitted = (table_by_slot(run, 'train', f) for f in ('features', 'admitted'))
+  features, admitted = (run.by_slot('train', f) for f in ('features', 'admitted'))
   if not len(features):
     return None
-  evicted, exported = table_by_slot(run, 'day_end', 'evicted'), table_by_slot(run, 'export', 'rows')
+  evicted, exported = run.by_slot('day_end', 'evicted'), run.by_slot('export', 'rows')
   gone = evicted[evicted.index < features.index[-1]].sum()
   numbers = {
     'seen': features.iloc[-1].add(gone.reindex(features.columns).fillna(0)),
@@ -64,7 +63,7 @@ def unknown(run: RecordedRun) -> go.Figure | None:
   The evaluations are of passes before the model trained on them. If there are none, they are of the
   state kept for prediction.
   """
-  shares = table_by_slot(run, 'eval', 'unknown')
+  shares = run.by_slot('eval', 'unknown')
   if not len(shares):
     return None
   rows = run.evaluated('next')
