@@ -166,12 +166,7 @@ def _times(texts: pd.Series, name: str) -> np.ndarray:
 
 
 def _bounds(are_times: bool, first: str) -> list:
-  """Returns the two times of --at.
-
-  Args:
-    are_times: whether the log's times are datetime64; else numbers.
-    first: the first time of the log, for messages.
-  """
+  """Returns the two times of --at; `first` is the first time of the log, for messages."""
   wanted = 'times as 2024-01-30 or 2024-01-30 12:00'
   if TIME_FORMAT.value:
     wanted = (
@@ -259,11 +254,8 @@ def _all_or_none(paths: Sequence[str]) -> Iterator[list[str]]:
 def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
   """Returns where each sample goes.
 
-  Args:
-    kind: the format of the log.
-  Returns:
-    The place of each line or row in SPLITS by its number, from 1, or _ALL or _NONE, int8; how many
-    samples each split gets; and a text for each split about its times.
+  That is: the place in SPLITS of each line or row by its number from 1, or _ALL or _NONE, int8; how
+  many samples each split gets; and a text for each split about its times.
   """
   from trainer.data.conversion import READERS, warn_of_headers, warn_of_quotes
   from trainer.data.csv_format import delimiter_of, header_lines

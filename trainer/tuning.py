@@ -273,10 +273,9 @@ def _run(
 ) -> tuple[TrialState, float | None, str | None]:
   """Trains a trial, which the pruner may end early; returns its state, best metric and error.
 
-  If this process is asked to end, the trial saves its state first.
+  If this process is asked to end, the trial saves its state first. The trial holds `lock` too, so
+  that no search begins beside a trial whose search was killed.
 
-  Args:
-    lock: held by the trial too, so that no search begins beside a trial whose search was killed.
   Raises:
     UserError: if the trial did not end by itself.
   """

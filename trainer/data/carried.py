@@ -19,13 +19,7 @@ from trainer.errors import UserError
 
 
 def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
-  """Returns a column without dictionary encoding, and with bytes viewed as text.
-
-  Args:
-    as_text: whether to convert values of other types to text too.
-  Raises:
-    UserError: if the column has a type, such as lists, that has no text.
-  """
+  """Returns a column without dictionary encoding; if `as_text`, values of all types as texts."""
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   if pa.types.is_binary(array.type):

@@ -60,9 +60,7 @@ def config_of_table(
 ) -> config.Config:
   """Returns a config that reads the table at `path`, such as data.items, in place of the log.
 
-  Args:
-    names: columns that the table has; in a csv file, they show which delimiter it uses.
-    changes: keys of the section `data` that get other values.
+  `changes` are other values of keys of `data`; in a csv file, `names` show the delimiter.
   """
   files_of(path)  # refuses a pipe or a device, from which reading might never end
   update = {'group': None, 'format': None, 'columns': None, 'delimiter': None, **changes}
@@ -72,11 +70,7 @@ def config_of_table(
 
 
 def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> Block:
-  """Reads a block, and adds columns that have one text in all records.
-
-  Args:
-    partitions: {name: text}, from a path such as dt=31/part.csv.
-  """
+  """Reads a block, and adds a path's {column: text}, as of dt=31/part.csv, to all records."""
   block = read()
   n = len(block.lines)
   columns = {
@@ -116,10 +110,6 @@ def _parsed_blocks(
   """Yields the parsed blocks of a file, in order.
 
   Threads parse, and only a few blocks are in memory at a time.
-
-  Args:
-    path: the file, for messages.
-    reads: functions that return its blocks.
   """
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   headers: list[int] = []
@@ -264,11 +254,7 @@ def _convert(
 def prepare_table(
   cfg: config.Config, table: pa.Table, name: str, out_dir: str, labelled: bool = True
 ) -> None:
-  """Converts a table in memory that has all wanted columns; the rest is as in `prepare_pass`.
-
-  Args:
-    name: what messages call the table.
-  """
+  """Converts a table in memory, called `name` in messages; the rest is as in `prepare_pass`."""
   with _writing(cfg, name, out_dir) as (writer, bad):
     reads = parquet_format.table_blocks(table, wanted_columns(cfg, labelled))
     _convert(cfg, name, reads, labelled, writer, bad)

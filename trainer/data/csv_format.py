@@ -72,11 +72,7 @@ class _Dialect(NamedTuple):
     return [f.encode('latin-1') for f in rows[0]] if len(rows) == 2 else None
 
   def stray_quote(self, raw: bytes) -> int | None:
-    """Returns where a quote is neither at a border of a field nor beside a quote, or None.
-
-    Args:
-      raw: whole lines.
-    """
+    """Returns where a quote is neither at a border of a field nor beside a quote, or None."""
     if not self.is_quoted or b'"' not in raw:
       return None
     data = np.frombuffer(raw, np.uint8)
@@ -182,16 +178,7 @@ def _block(
   numbers: Collection[str],
   to_arrow: Callable[..., tuple[dict[str, pa.Array], int]],
 ) -> Block:
-  """Parses whole lines to a Block.
-
-  Args:
-    raw: the lines, which all end in LF.
-    numbered: the numbers of these lines in the file.
-    header: the names of the columns.
-    wanted: the names of the columns to read.
-    numbers: the columns that may become float64; the others are binary.
-    to_arrow: `_to_arrow` with the settings of this file.
-  """
+  """Parses whole lines, of which those in `numbers` may become float64, the others binary."""
   lines = np.arange(numbered.start, numbered.stop)
   repeated, kept, at, row = [], [], 0, 0
   for begin, end, names in _lines_of_names(raw, header, wanted, dialect):

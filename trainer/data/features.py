@@ -52,10 +52,7 @@ def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
 def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
   """Returns the keys of a slot that has at most one feature a sample, int64 [B], −1 where blank.
 
-  Args:
-    batch: NumPy arrays.
-    slot: the index of the slot in `Config.ordered_slots`.
-    slots: the number of slots, F.
+  The slot is the index in `Config.ordered_slots`, of `slots`; the batch holds NumPy arrays.
   """
   if not len(batch.segments):
     return batch.keys.reshape(-1, slots)[:, slot]

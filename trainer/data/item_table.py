@@ -72,10 +72,8 @@ class ItemTable:
     return dict(zip(keys.tolist(), texts))
 
   def columns(self, keys: np.ndarray) -> tuple[np.ndarray, SlotBatch]:
-    """Looks up the columns of items.
+    """Looks up the columns of items by their keys, int64 [n].
 
-    Args:
-      keys: int64 [n], the items' keys.
     Returns:
       The indices in `keys` of the m items that the table has, int64 [m], ascending; and a batch of
       these m items.

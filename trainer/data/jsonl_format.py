@@ -166,10 +166,7 @@ def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
 def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, pa.Array] | None:
   """Parses lines with Arrow; returns None if parsing them one by one might give another result.
 
-  Args:
-    lines: the lines that are not blank, stripped.
-    raw: the text that these lines are from.
-    wanted: column -> whether it is a slot.
+  `wanted` says of each column whether it is a slot; `lines` has no blank ones.
   """
   # A line that begins with { and ends with } cannot continue in the next one.
   if not all(line.startswith(b'{') and line.endswith(b'}') for line in lines):
@@ -210,12 +207,7 @@ def _schema(types: Mapping[tuple[str, ...], pa.DataType]) -> list[tuple[str, pa.
 
 
 def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -> Block:
-  """Parses whole lines to a Block.
-
-  Args:
-    wanted: column -> whether it is a slot.
-    decimal: the decimal mark to write numbers with.
-  """
+  """Parses whole lines to a Block; `wanted` says of each column whether it is a slot."""
   all_lines = [line.strip() for line in raw.split(b'\n')[:-1]]
   rows = np.flatnonzero([bool(line) for line in all_lines])
   lines = [all_lines[row] for row in rows]
@@ -273,13 +265,9 @@ def blocks(
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
-  """Returns the entries of `unseen` whose columns do not occur in `raw`.
+  """Returns the entries of `unseen` whose columns do not occur in `raw`, some lines of the file.
 
-  Args:
-    unseen: {column: the config key that needs it}.
-    raw: lines of the file.
-    whole: true if a path such as ctx.device.os must occur as a whole; false if its last part, os,
-      is enough.
+  Unless `whole`, the last part of a path such as ctx.device.os is enough.
   """
 
   def occurs(name: str) -> bool:

@@ -32,11 +32,7 @@ def _lines(raw: bytes) -> pa.Array:
 
 
 def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: int) -> Block:
-  """Parses whole lines to a Block.
-
-  Args:
-    parts: the number of parts of a token: 2 in libsvm (index:value), 3 in libffm.
-  """
+  """Parses lines; a token has 2 `parts` in libsvm (index:value), 3 in libffm."""
   clean = re.sub(rb'#[^\n]*', b'', raw) if b'#' in raw else raw
   words = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(_lines(clean)))
   labels, tokens = pc.list_element(words, 0), pc.list_slice(words, 1)
@@ -90,8 +86,7 @@ def blocks(
 ) -> Iterator[Callable[[], Block]]:
   """Reads a file in blocks; arguments and results are those of `csv_format.blocks`.
 
-  Args:
-    parts: the number of parts of a token: 2 in libsvm (index:value), 3 in libffm.
+  A token has 2 `parts` in libsvm (index:value), 3 in libffm.
   """
   known = [data.label, *([FEATURES, QUERY] if parts == 2 else [])]
   for column, key in wanted.items():

@@ -245,11 +245,7 @@ def listed(folder: str, recursive: bool = True) -> list[str]:
 
 @contextlib.contextmanager
 def open_table(path: str, kind: str) -> Iterator[pa.NativeFile]:
-  """Opens a Parquet or ORC file; an error in reading it within the `with` becomes a BadPass.
-
-  Args:
-    kind: the file's format in messages, such as 'an ORC'.
-  """
+  """Opens a Parquet or ORC file; an error in reading it within the `with` becomes a BadPass."""
   try:
     with open_file(path) as f:
       yield f
@@ -385,8 +381,7 @@ def walk(
 ) -> Iterator[tuple[str, list[str], list[str]]]:
   """Does what os.walk does, for remote directories too, and passes over some names.
 
-  Args:
-    skip: {directory: names in it to pass over}; names that are gone are removed from the sets.
+  These are in `skip`, {directory: names}, from which names that are gone are removed.
   """
   if not is_remote(directory):
     yield from _walk_here(directory, onerror, skip)

@@ -109,10 +109,8 @@ def open_values(
 ) -> JsonObject:
   """Reads the look-up tables and measures the bins whose values the config does not give.
 
-  Args:
-    known: {key of the config: its value}, for tables and bins that need not be read or measured.
-  Returns:
-    {key of the config: its value}, for all other tables and bins.
+  Tables and bins in `known`, {key of the config: value}, are left out; returns the others so.
+
   Raises:
     UserError: if a table cannot be read, or bins cannot be measured.
   """

@@ -68,12 +68,9 @@ class Parsed(NamedTuple):
 def _assemble(
   slots: Sequence[np.ndarray | SlotFeatures], n: int
 ) -> tuple[np.ndarray | None, np.ndarray, np.ndarray | None]:
-  """Joins the features of all slots.
+  """Joins the features of all slots to the `counts`, `keys` and `values` of `Parsed`.
 
-  Args:
-    slots: for each slot, its keys [n], NO_FEATURE where a record has none; or a `SlotFeatures`.
-  Returns:
-    `counts`, `keys` and `values` of `Parsed`.
+  A slot is given as its keys [n], NO_FEATURE where a record has none, or as a `SlotFeatures`.
   """
   if not any(isinstance(s, SlotFeatures) for s in slots):
     keys = aligned([len(slots), n], np.int64)
@@ -173,9 +170,7 @@ class _Records:
 def _label_hint(value: Json, positive: str, loss: str | None) -> str:
   """Returns the end of a message about a label that is neither 0 nor 1: how such labels are read.
 
-  Args:
-    positive: the config key that says what text is a 1.
-    loss: the key by which the model may predict numbers; None: it cannot.
+  `positive` and `loss` are config keys; `loss` is None if the model cannot predict numbers.
   """
   if value is None or isinstance(value, list) or not str(value).strip():
     return ''
@@ -210,9 +205,8 @@ def _classes(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Reads labels by the regular expressions `positive` and `negative`.
 
-  Returns:
-    float64 [n]: 1 or 0, NaN where blank or missing, infinity where neither expression matches; and
-    bool [n], true where neither matches.
+  Returns float64 [n]: 1 or 0, NaN where blank or missing, infinity where neither matches; and bool
+  [n], true where neither matches.
   """
   markers = {label_text(marker.strip()) for marker in missing}
 

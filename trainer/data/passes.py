@@ -140,11 +140,7 @@ def _fixed(pattern: str) -> str:
 
 
 def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
-  """Returns the pass at a path; its name is the path relative to the directory `below`.
-
-  Args:
-    key: the config key that names the pass.
-  """
+  """Returns the pass at a path; its name is the path relative to the directory `below`."""
   name = printable(SUFFIX.sub('', os.path.relpath(path, below)))
   if is_prepared(cfg.data, path):
     day = read_meta(path).get('day')
@@ -168,11 +164,9 @@ def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """Makes the passes at `paths`; leaves out those with a mistake.
+  """Makes the passes at `paths` that have no mistake.
 
-  Args:
-    pass_of: path -> pass; a mistake raises an error.
-    wrong: receives the mistakes, {path: text}; None: the first mistake is raised.
+  `wrong` receives the mistakes, {path: text}; without it, the first one is raised.
   """
   good = []
   for path in paths:

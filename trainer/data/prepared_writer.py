@@ -200,12 +200,7 @@ class Writer:
       self._writing.popleft().result()
 
   def _copy(self, prepared: PreparedPass, samples: int, features: int) -> None:
-    """Copies full chunks of a prepared pass.
-
-    Args:
-      samples: the number of samples to copy, from the first on; a multiple of CHUNK.
-      features: how many features these samples have.
-    """
+    """Copies the first samples, a multiple of CHUNK, which have `features` features, of a pass."""
     arrays = prepared.chunks(samples // CHUNK)
     arrays['bases'] = arrays['bases'] + [self._columns['splits'].rows, self._columns['keys'].rows]
     for name, array in arrays.items():

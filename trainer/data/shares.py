@@ -53,11 +53,9 @@ def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list
 
 
 def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
-  """Returns the byte offset at which a line of a text file begins.
+  """Returns the byte offset at which a line begins, counted from 0, at least 1.
 
-  Args:
-    counts: int64, how many line ends each block of SCAN_BYTES has.
-    line: the number of the line, counted from 0; at least 1.
+  `counts` says how many line ends each block of SCAN_BYTES has.
   """
   ends = np.cumsum(counts)
   block = int(np.searchsorted(ends, line))
@@ -70,9 +68,7 @@ def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
 def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: int) -> list[Part]:
   """Cuts a file into at most `size` parts; each but the last has a multiple of CHUNK records.
 
-  Args:
-    file: a result of `shareable`.
-    counted: the results of `count_lines` on all ranks.
+  `counted` has the results of `count_lines` on all ranks.
   """
   kind = format_of(cfg.data, file.path)
   is_text = kind in TEXTS

@@ -80,14 +80,9 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 
 
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
-  """Finds the kinds of features, each in the first record that has a value of it.
+  """Finds {name: dtype} of the features in `missing`, each in the first record that has a value.
 
-  Args:
-    records: serialised tf.Examples, object [n].
-    missing: the names of the features whose kinds to find.
-    names: receives the names of features that occur, for messages.
-  Returns:
-    {name: dtype}; a feature that no record has is left out.
+  `names` receives the names of all features that occur, for messages.
   """
   kinds: dict[str, tf.DType] = {}
   for record in records:

@@ -179,11 +179,7 @@ def texts_from(data: bytes | np.ndarray, offsets: np.ndarray) -> pa.Array:
 
 
 def offsets_of(counts: np.ndarray) -> np.ndarray:
-  """Returns the offsets of n lists that are stored one after another, int32 [n + 1].
-
-  Args:
-    counts: [n], the lengths of the lists.
-  """
+  """Returns the offsets of n lists of these lengths, one after another, int32 [n + 1]."""
   return np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
 
 
@@ -197,13 +193,7 @@ def _marker_keys(missing_values: tuple[str, ...], slot_id: int) -> np.ndarray:
 def feature_keys(
   array: pa.Array, column: str, slot_id: int, missing_values: Sequence[str]
 ) -> np.ndarray:
-  """Returns the key of each value's feature, int64 [n]; NO_FEATURE where it is blank or missing.
-
-  Args:
-    array: [n], each value is one feature.
-    column: the name of the column, for messages.
-    missing_values: texts that stand for a missing value.
-  """
+  """Returns the key of each value's feature, int64 [n]; NO_FEATURE where it is blank or missing."""
   t = array.type
   if pa.types.is_null(t):
     return np.full([len(array)], NO_FEATURE)
@@ -488,11 +478,7 @@ def several_features(
 
 
 def _joined(parts: Sequence[SlotFeatures], places: np.ndarray) -> SlotFeatures:
-  """Joins the features of several columns.
-
-  Args:
-    places: int64 [n], the place that each record has in the columns, one after another.
-  """
+  """Joins columns of features; `places` [n] has each record's place in them, one after another."""
   cells = np.cumsum([0, *(len(p.counts) for p in parts)])
   keys = np.cumsum([0, *(len(p.keys) for p in parts)])
   values = None

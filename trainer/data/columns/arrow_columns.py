@@ -225,12 +225,6 @@ def only_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 def by_text(texts: pa.DictionaryArray, values: np.ndarray, missing: float) -> np.ndarray:
-  """Returns a value for each record, found by the record's text.
-
-  Args:
-    texts: a result of `ArrowReader.texts`, [n].
-    values: the value of each text in the dictionary of `texts`.
-    missing: the value of records without a text.
-  """
+  """Returns a value for each record, found by the record's text; `missing` where it has none."""
   values = np.append(values, values.dtype.type(missing))
   return values[texts.indices.fill_null(len(values) - 1).to_numpy()]

@@ -32,9 +32,8 @@ def encoded(table: Mapping[str, str]) -> str:
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
   """Decodes the `content` of a look-up table.
 
-  Returns:
-    The hashes of the keys, int64, ascending, and the value of each. The last hash is above all
-    others and has the value ''; the search for an unknown key ends there.
+  Returns the hashes of the keys, int64, ascending, and their values. The last hash is above all
+  others, with the value ''; the search for an unknown key ends there.
   """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))

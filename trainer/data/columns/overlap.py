@@ -10,12 +10,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 
 def _distinct(hashes: np.ndarray, counts: np.ndarray) -> np.ndarray:
-  """Returns the distinct pairs (record, hash), int64 [d, 2], in ascending order.
-
-  Args:
-    hashes: int64 [m], the hashes of the features of all records.
-    counts: int64 [n], how many of them each record has.
-  """
+  """Returns the distinct pairs (record, hash), int64 [d, 2], ascending; the hashes are [m]."""
   records = np.repeat(np.arange(len(counts)), counts)
   order = np.lexsort((hashes, records))
   pairs = np.stack([records[order], hashes[order]], 1)

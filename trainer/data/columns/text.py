@@ -22,12 +22,9 @@ def _pattern(made: config.Text) -> str:
 
 
 def _pieces(texts: pa.Array, made: config.Text) -> pa.Array:
-  """Returns the character n-grams or the prefixes of each text, as a list array [u].
+  """Returns the character n-grams or prefixes of texts without nulls, as a list array [u].
 
   The lengths that exceed the length of a text give, all together, the whole text once.
-
-  Args:
-    texts: string [u], without nulls.
   """
   length = pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
   begin = np.cumsum(length) - length  # of each text, in characters of all texts joined
