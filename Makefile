@@ -44,7 +44,7 @@ ifneq ($(missing),)
 $(error $(missing))
 endif
 
-.PHONY: train data-demo data-flights test setup wheel fresh test-cc test-single test-parallel test-integration lint format bench quality campaign campaign-short clean
+.PHONY: train data-demo data-flights test test-long setup wheel fresh test-cc test-python test-single test-parallel test-integration lint format bench quality campaign campaign-short clean
 
 # The demo, or another log that lies here or can be installed: make train DATA=flights.
 DATA ?= demo
@@ -52,12 +52,20 @@ train: setup data-$(DATA)
 	launch/local.sh 2 --config configs/$(DATA).yaml --run_dir runs/$(DATA)
 	@echo 'ctr-train, ctr-evaluate and so on are found after: source $(VENV)/bin/activate'
 
-test: setup test-cc test-single test-parallel test-integration
-	@# The lines of ranks come behind the launcher's prefix.
-	@for log in single parallel-2 parallel-3 integration; do \
-	  sed -nE 's/^(\[[0-9]+\]<std(out|err)>:)?=* ?([0-9]+ .* in [0-9.]+s).*/\3/p' $(LOGS)/$$log.log | tail -n 1; done | tee $(LOGS)/summary.log
-	@awk '{ for (i = 2; i <= NF; i++) n[substr($$i, 1, 4)] += $$(i - 1) } \
-	  END { printf "tests: %d passed, %d failed, %d skipped\n", n["pass"], n["fail"] + n["erro"], n["skip"] }' $(LOGS)/summary.log
+test: setup test-cc test-parallel test-python
+	@$(call SUM,python parallel-2 parallel-3)
+
+# What the mark `long` keeps out of `make test`: campaigns, many ranks, several hosts, most kills, noise, what is proved in more
+# variants; and the C++ suite as the op library is compiled.
+test-long: setup | $(LOGS)
+	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc plain
+	$(call PYTEST,long,2400) -m long tests/single tests/integration 2>&1 | tee $(LOGS)/long.log
+	@$(call SUM,long)
+
+# Prints the last line of each log of pytest, and their sum. The lines of ranks come behind the launcher's prefix.
+SUM = for log in $(1); do sed -nE 's/^(\[[0-9]+\]<std(out|err)>:)?=* ?([0-9]+ .* in [0-9.]+s).*/\3/p' $(LOGS)/$$log.log | tail -n 1; done | \
+  tee $(LOGS)/summary.log; awk '{ for (i = 2; i <= NF; i++) n[substr($$i, 1, 4)] += $$(i - 1) } \
+  END { printf "tests: %d passed, %d failed, %d skipped\n", n["pass"], n["fail"] + n["erro"], n["skip"] }' $(LOGS)/summary.log
 
 # --- set-up ---
 
@@ -123,19 +131,23 @@ $(LOGS):
 	mkdir -p $@
 
 test-cc: setup
-	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc
+	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc address thread
 
-# Two files at a time, here and below: within one TensorFlow uses more cores by itself, but not often.
-# Those of test-integration in the order of their names: by default a file of few tests, however long, comes last.
-test-single: setup | $(LOGS)
-	timeout -k 10 1200 $(PY) -m pytest -n 2 --dist loadfile tests/single 2>&1 | tee $(LOGS)/single.log
+# Two files at a time, those that take longest first (tests/conftest.py): within one TensorFlow uses more cores by itself, but not
+# often. $(1) names the files that are kept in $(LOGS), and $(2) is the limit in seconds.
+PYTEST = timeout -k 10 $(2) $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=60 --junitxml=$(LOGS)/$(1).xml
+SHORT := -m 'not long'
+
+# test-single and test-integration in one queue
+test-python: setup | $(LOGS)
+	$(call PYTEST,python,1800) $(SHORT) tests/single tests/integration 2>&1 | tee $(LOGS)/python.log
+
+test-single test-integration: test-%: setup | $(LOGS)
+	$(call PYTEST,$*,1800) $(SHORT) tests/$* 2>&1 | tee $(LOGS)/$*.log
 
 test-parallel: setup | $(LOGS)
 	tests/parallel.sh 2 tests/parallel -k 'communicator or traffic or uneven' 2>&1 | tee $(LOGS)/parallel-2.log
 	tests/parallel.sh 3 2>&1 | tee $(LOGS)/parallel-3.log
-
-test-integration: setup | $(LOGS)
-	timeout -k 10 1800 $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder tests/integration 2>&1 | tee $(LOGS)/integration.log
 
 PAGES := $(filter-out docs/config.md,$(wildcard *.md docs/*.md docs/*/*.md examples/*/*.md))  # config.md is generated
 

@@ -3,7 +3,7 @@
 # Rank 0's output is shown; another rank's only where it failed. The status is not 0 where any rank failed.
 set -euo pipefail
 if [ -n "${HOROVOD_RANK:-}" ]; then  # one rank of the job started below
-  [ "$HOROVOD_RANK" = 0 ] && exec python -m pytest -x "$@"
+  [ "$HOROVOD_RANK" = 0 ] && exec python -m pytest -x --durations=20 "$@"
   log=$(mktemp)
   trap 'rm -f "$log"' EXIT
   python -m pytest -x "$@" >"$log" 2>&1 && exit

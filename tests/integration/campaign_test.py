@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 
 KINDS = (
@@ -26,6 +27,7 @@ KINDS = (
 )
 
 
+@pytest.mark.long
 class CampaignTest(tf.test.TestCase):
   def test_no_fault_goes_unnoticed(self):
     results = os.path.join(self.get_temp_dir(), 'results.jsonl')

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pandas as pd
+import pytest
 import requests
 import tensorflow as tf
 import yaml
@@ -101,6 +102,7 @@ class CommandsTest(tf.test.TestCase):
     }
     self.assertContainsSubset({'base', 'delta', 'saved_model'}, written)
 
+  @pytest.mark.long
   def test_tutorial(self):
     folder, commands = self.prepare('docs/tutorial.md')
     serve = [c for c in commands if c.startswith('ctr-serve')]

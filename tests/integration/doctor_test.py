@@ -1,6 +1,5 @@
 """ctr-doctor: what it finds, alone and between two ranks, and what it calls wrong."""
 
-import errno
 import json
 import os
 import pathlib
@@ -8,18 +7,26 @@ import re
 import socket
 import tempfile
 import time
-from unittest import mock
 
 import tensorflow as tf
 
 from tests.support import commands, jobs
-from trainer import doctor
-from trainer.comm.communicator import SingleProcess
 from trainer.storage import run_lock
 
 PROGRAM = '-m', 'trainer.doctor'
 ALONE = 'versions', 'op library', 'ranks', 'processor', 'threads', 'memory', 'open files', 'GPUs'
 BETWEEN = 'all-reduce', 'all-to-all', 'clock', 'run_dir'
+
+
+# Runs ctr-doctor where files can neither be written nor removed.
+NOT_WRITABLE = """
+import errno, os, runpy
+from unittest import mock
+error = OSError(errno.EROFS, os.strerror(errno.EROFS), 'x')
+with mock.patch('trainer.files.write_synced', side_effect=error):
+  with mock.patch('os.remove', side_effect=error):
+    runpy.run_module('trainer.doctor', run_name='__main__', alter_sys=True)
+"""
 
 
 class DoctorTest(tf.test.TestCase):
@@ -105,12 +112,11 @@ class DoctorTest(tf.test.TestCase):
 
   def test_a_directory_that_cannot_be_written(self):
     """Where nothing can be written, its probe cannot be removed either."""
-    error = OSError(errno.EROFS, os.strerror(errno.EROFS), 'x')
-    with mock.patch.object(doctor.files, 'write_synced', side_effect=error):
-      with mock.patch.object(doctor.os, 'remove', side_effect=error):
-        check = doctor._run_dir(SingleProcess(), str(self.folder))
-    self.assertEqual((check.state, check.wanted), ('wrong', 'another --run_dir'))
-    self.assertIn('Read-only file system', check.found)
+    done = commands.run('-c', NOT_WRITABLE, '--run_dir', str(self.folder))
+    self.assertEqual(done.returncode, 2, done.stderr)
+    self.assertRegex(
+      done.stdout, 'wrong  run_dir  .*Read-only file system.*; wanted another --run_dir'
+    )
 
   def test_a_file_is_no_run_dir(self):
     path = self.folder / 'small.csv'

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 
+import pytest
 import tensorflow as tf
 
 from tests.support import commands, jobs
@@ -108,6 +109,7 @@ class KillTest(tf.test.TestCase):
 
   trials = int(os.environ.get('KILL_TRIALS', '4'))
 
+  @pytest.mark.long
   def test_one_process(self):
     self.check(1, 'float32', range(0, self.trials, 2))
 
@@ -121,6 +123,7 @@ class KillTest(tf.test.TestCase):
       time.sleep(0.05)
     return ranks
 
+  @pytest.mark.long
   def test_a_lost_rank_begins_the_job_again(self):
     """Both ranks are killed one after the other, and nobody starts the job again by hand."""
     _, expected = self.reference(2, 'bfloat16')

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import tensorflow as tf
 
 from tests.support import commands, jobs
@@ -9,6 +10,7 @@ from tests.support import commands, jobs
 LOST_SECONDS = 8  # within which busy processors start all processes
 
 
+@pytest.mark.long
 class KilledStartsTest(tf.test.TestCase):
   def test_each_process_at_each_stage(self):
     folder = self.get_temp_dir()

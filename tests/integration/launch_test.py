@@ -15,6 +15,7 @@ import tempfile
 import time
 
 import jsonschema
+import pytest
 import tensorflow as tf
 import yaml
 
@@ -198,6 +199,7 @@ class JobTest(LaunchTestCase):
       self.assertEqual(answers, [403] * 4, 'the store answers strangers')
     self.assertIn('continuing after step', output)
 
+  @pytest.mark.long
   def test_a_mistake_is_one_line(self):
     """One that every rank sees before it knows the others, and one that is found together."""
     for section, pattern in (

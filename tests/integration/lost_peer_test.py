@@ -14,6 +14,7 @@ import time
 import urllib.request
 
 import psutil
+import pytest
 import tensorflow as tf
 
 from tests.support import jobs
@@ -70,12 +71,14 @@ class LostPeerTest(tf.test.TestCase):
   def test_a_killed_rank_is_named(self):
     self.assertRegex(self.lose(signal.SIGKILL), r'rank 1 \(process \d+ on \S+\) was lost')
 
+  @pytest.mark.long
   def test_a_frozen_rank_is_named(self):
     self.assertRegex(
       self.lose(signal.SIGSTOP),
       rf'rank 1 \(process \d+ on \S+\) was lost: it was silent for {LOST_SECONDS} s',
     )
 
+  @pytest.mark.long
   def test_frozen_at_every_stage_of_the_start(self):
     seconds = 10  # within which busy processors start both ranks
     never_came = rf'rank {{rank}} was lost: it did not start within {seconds} s'
@@ -135,6 +138,7 @@ class LostPeerTest(tf.test.TestCase):
           messages.connect(record['address'], secret, LOST_SECONDS)
       self.assertIsNone(first.poll())
 
+  @pytest.mark.long
   def test_who_knows_only_the_ports_that_are_open(self):
     for mode, launcher in (
       ('allreduce', ['launch/local.sh', '2']),

@@ -20,6 +20,7 @@ import unittest
 
 import numpy as np
 import psutil
+import pytest
 import tensorflow as tf
 
 from tests.support import jobs
@@ -48,6 +49,7 @@ def _run(*args, **kwargs):
   )
 
 
+@pytest.mark.long
 class MultiHostTest(tf.test.TestCase):
   @classmethod
   def setUpClass(cls):

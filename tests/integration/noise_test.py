@@ -4,12 +4,14 @@ import json
 import os
 import tempfile
 
+import pytest
 import tensorflow as tf
 import yaml
 
 from tests.support import jobs, noise
 
 
+@pytest.mark.long
 class NoiseTest(tf.test.TestCase):
   def test_noise_stays_noise_on_two_ranks(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 import tensorflow as tf
 
 from tests.support import commands
@@ -9,6 +10,7 @@ from tests.support import commands
 DRAWN = '40'  # calls
 
 
+@pytest.mark.long
 class OddCallsTest(tf.test.TestCase):
   def test_each_ends_in_its_result_or_one_line(self):
     ended = commands.run(

@@ -4,11 +4,13 @@ import pathlib
 import re
 import subprocess
 
+import pytest
 import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.long
 class OnlineTest(tf.test.TestCase):
   def test_clicks_change_scores(self):
     done = subprocess.run(

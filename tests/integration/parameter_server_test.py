@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import yaml
 
@@ -222,6 +223,7 @@ class ParameterServerTest(tf.test.TestCase):
         if name in b:
           self.assertAllClose(a[name], b[name], rtol=1e-4)
 
+  @pytest.mark.long
   def test_a_run_goes_on_with_any_number_of_ranks_or_servers(self):
     """Each day on another number of ranks, one on servers: as one process that trains all days."""
     one, many = self.directory('alone'), self.directory('many')
@@ -287,6 +289,7 @@ class ParameterServerTest(tf.test.TestCase):
     # Every batch was a step; the one under way perhaps twice.
     self.assertBetween(progress['step'], steps := epochs * -(-20000 // 64), steps + 1)
 
+  @pytest.mark.long
   def test_async_goes_on_without_a_worker_that_was_lost_between_passes(self):
     """The other one restarts itself, which takes longer than a silence may last."""
     run_dir, config = self.directory('between'), self.config([0], sync={'lost_peer_seconds': 6})
@@ -305,6 +308,7 @@ class ParameterServerTest(tf.test.TestCase):
     frozen.send_signal(signal.SIGCONT)
     self.finish({'frozen': frozen}, 3)
 
+  @pytest.mark.long
   def test_the_lock_of_a_lost_worker_0_goes_to_the_next(self):
     run_dir = self.directory('followed')
     config = self.config([9], checkpoint={'every_steps': 40}, train={'epochs': 1000})
@@ -368,6 +372,7 @@ class ParameterServerTest(tf.test.TestCase):
     step = state(run_dir)[2]['step']
     self.assertIn(f'stopped at step {step};', self.text(job['worker 0']))
 
+  @pytest.mark.long
   def test_a_process_that_freezes_at_the_start_is_named(self):
     places = {
       'ps 1': 'trainer.parameter_server.client:CoordinatorClient.wait:call',

@@ -5,6 +5,7 @@ import os
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.support import jobs
@@ -44,6 +45,7 @@ class Features:
       )
 
 
+@pytest.mark.long
 class SameSetsTest(tf.test.TestCase):
   def test_frappe_as_three_days(self):
     if not os.path.exists(FRAPPE):

@@ -4,6 +4,7 @@
 
 import unittest
 
+import pytest
 import tensorflow as tf
 
 from tests.support import commands
@@ -20,12 +21,15 @@ class ServingTest(tf.test.TestCase):
     self.campaign('--kills', '5')
 
   @unittest.skipUnless(RedisServer.installed(), 'redis-server is not installed')
+  @pytest.mark.long
   def test_the_same_with_redis(self):
     self.campaign('--kills', '5', '--source', 'redis', '--seed', '2')
 
+  @pytest.mark.long
   def test_the_same_without_a_publisher(self):
     self.campaign('--kills', '5', '--source', 'run', '--seed', '4')
 
+  @pytest.mark.long
   def test_the_same_with_the_trainer(self):
     self.campaign('--trainer', '--kills', '4', '--seconds_between_kills', '2', '--seed', '3')
 

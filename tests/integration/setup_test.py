@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 import tensorflow as tf
 import tomli
 from packaging.requirements import Requirement
@@ -147,6 +148,7 @@ class DockerfileTest(tf.test.TestCase):
       self.assertIn('!' + source.partition('/')[0], ignored)
 
 
+@pytest.mark.long
 class InstallTest(tf.test.TestCase):
   def test_pip_install_builds_the_op_library_and_asks_for_its_tensorflow(self):
     target = pathlib.Path(self.get_temp_dir()) / 'site'
@@ -177,7 +179,7 @@ class InstallTest(tf.test.TestCase):
       self.assertTrue(requirement.specifier.contains(version), requirement)
     env = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
     probe = (
-      'import ops.library as o, trainer.config as c; '
+      'from ops import library as o; import trainer.config as c; '
       'print(o.__file__, c.__file__, o.load().__name__, sep="\\n")'
     )
     found = subprocess.run(

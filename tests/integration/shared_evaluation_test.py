@@ -6,6 +6,7 @@ import tempfile
 
 import numpy as np
 import pandas as pd
+import pytest
 import tensorflow as tf
 import yaml
 
@@ -82,6 +83,7 @@ class SharedEvaluationTest(tf.test.TestCase):
     wanted = "no column 'contry' (--by) among 5 columns; the nearest valid name is"
     self.assertIn(wanted, done.stderr)
 
+  @pytest.mark.long
   def test_slices_of_lists(self):
     rows = [{'device': 'tv', 'item': i, 'click': i % 2, 'country': 'X'} for i in range(40)]
     for row in rows:

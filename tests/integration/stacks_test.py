@@ -12,6 +12,7 @@ import sys
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -41,6 +42,7 @@ print(json.dumps({name: value.numpy().tolist() for name, value in model(**column
 """
 
 
+@pytest.mark.long
 class StacksTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()

@@ -125,68 +125,59 @@ class EqualityTest(tf.test.TestCase):
   keep = {'lifecycle': {'admission': 'none', 'eviction': 'none', 'decay': 1.0}}
 
   def test_uneven_data_adagrad(self):
-    self.check(self.keep, self.uneven())
-
-  def test_uneven_data_with_a_schedule(self):
-    schedule = {'kind': 'cosine', 'period': 4, 'warmup_steps': 2}
-    self.check(self.keep | {'train.schedule': schedule}, self.uneven())
+    """Shows count every occurrence."""
+    rows = self.check(self.keep, self.uneven())
+    if rows is not None:
+      total = sum(len(b.keys) for r in range(self.communicator.size) for b in self.uneven()(r)[0])
+      self.assertEqual(sum(r[0] for r in rows.values()), total)
 
   def test_uneven_data_sgd_one_feature_a_slot(self):
+    """The layers read counts."""
     rule = {'kind': 'sgd', 'learning_rate': 0.5, 'clip': None}
-    self.check(
-      self.keep | {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule},
-      self.uneven(single=True, one_has_none=False),
-    )
+    rules = {'sparse.tables.default.linear': rule, 'sparse.tables.default.factors': rule}
+    batches = self.uneven(single=True, one_has_none=False)
+    self.check(self.keep | COUNTS | rules, batches, atol=1e-5)
 
-  def test_adam(self):
+  def test_adam_with_a_schedule_and_gradient_scale_feature(self):
     rule = {'kind': 'adam', 'learning_rate': 0.01}
     self.check(
       self.keep
       | {
         'sparse.tables.default.linear': rule,
         'sparse.tables.default.factors': rule,
+        'sparse.gradient_scale': 'feature',
         'train.dense_optimizer': {'kind': 'adam', 'learning_rate': 0.01},
+        'train.schedule': {'kind': 'cosine', 'period': 4, 'warmup_steps': 2},
       },
       self.uneven(),
       rtol=1e-4,
     )
 
-  def test_gradient_scale_feature(self):
-    self.check(self.keep | {'sparse.gradient_scale': 'feature'}, self.uneven())
-
-  def test_nobody_has_data_on_some_day(self):
-    self.check(self.keep, lambda rank: [[], [make_batch(np.random.default_rng(rank), 4)]], days=2)
-
   def test_admission_and_eviction_are_the_same_sets(self):
+    """On the second day nobody has data."""
     lifecycle = {
       'admission_threshold': 3.0,
       'delete_threshold': 0.4,
       'delete_after_unseen_days': 1,
       'decay': 0.8,
     }
-    self.check({'lifecycle': lifecycle}, self.uneven(days=3))
+
+    def batches_of(rank):
+      first, *others = self.uneven(days=3)(rank)
+      return [first, [], *others]
+
+    self.check({'lifecycle': lifecycle}, batches_of, days=4)
 
   def test_capacity_is_over_all_ranks(self):
-    self.check(
-      {
-        'lifecycle': {
-          'admission': 'count',
-          'admission_count': 4.0,
-          'eviction': 'none',
-          'capacity': 25,
-        }
-      },
-      self.uneven(days=2),
-    )
-
-  def test_shows_count_every_occurrence(self):
-    rows = self.check(self.keep, self.uneven())
-    if rows is not None:
-      total = sum(len(b.keys) for r in range(self.communicator.size) for b in self.uneven()(r)[0])
-      self.assertEqual(sum(r[0] for r in rows.values()), total)
+    """Of two tasks with blank labels."""
+    lifecycle = {'admission': 'count', 'admission_count': 4.0, 'eviction': 'none', 'capacity': 25}
+    shared = {'mmoe': {'experts': 3, 'hidden': [8, 4], 'dropout': 0.3}}
+    tasks = TASKS | {'model.shared': shared, 'lifecycle': lifecycle}
+    self.check(tasks, self.uneven(days=2, tasks=2), atol=1e-5)
 
   def test_tfra_store(self):
-    self.check(self.keep | {'sparse.store': 'tfra'}, self.uneven())
+    tfra = self.keep | COUNTS | {'sparse.store': 'tfra', 'train.dense_optimizer': {'kind': 'adam'}}
+    self.check(tfra, self.uneven(days=2), days=2, rtol=1e-4, atol=1e-5)
 
   normed = {
     'model': {
@@ -196,15 +187,15 @@ class EqualityTest(tf.test.TestCase):
 
   def test_batch_norm_and_dropout_of_the_global_batch(self):
     self.check(self.keep | self.normed, self.uneven(one_has_none=False), rtol=1e-4)
-    self.check(self.keep | self.normed, self.uneven(), rtol=1e-4)
 
-  def test_several_tasks_with_blank_labels(self):
-    shared = {'mmoe': {'experts': 3, 'hidden': [8, 4], 'dropout': 0.3}}
-    self.check(self.keep | TASKS | {'model.shared': shared}, self.uneven(tasks=2), atol=1e-5)
+  def test_everything_by_horovod(self):
+    """One rank has no samples; the layers read counts."""
     self.check(
-      self.keep | TASKS | {'model.shared': {'shared_bottom': {'hidden': [8]}}},
-      self.uneven(tasks=2, one_has_none=False),
+      self.keep | COUNTS | self.normed,
+      self.uneven(),
+      rtol=1e-4,
       atol=1e-5,
+      communicator=ranks(row_exchange='horovod'),
     )
 
   def test_labels_that_come_late_and_a_tower_of_the_users(self):
@@ -222,14 +213,6 @@ class EqualityTest(tf.test.TestCase):
 
   def test_histories_equal_one_process(self):
     self.check(self.keep | HISTORY, self.uneven(ids=HISTORY_IDS), atol=1e-5)
-
-  def test_counts_equal_one_process(self):
-    self.check(self.keep | COUNTS, self.uneven(), atol=1e-5)
-    self.check(self.keep | COUNTS, self.uneven(single=True, one_has_none=False), atol=1e-5)
-    by_horovod = ranks(row_exchange='horovod')
-    self.check(self.keep | COUNTS, self.uneven(), atol=1e-5, communicator=by_horovod)
-    tfra = self.keep | COUNTS | {'sparse.store': 'tfra', 'train.dense_optimizer': {'kind': 'adam'}}
-    self.check(tfra, self.uneven(days=2), days=2, rtol=1e-4, atol=1e-5)
 
   def test_a_pass_that_ruins_the_state_is_refused_by_all(self):
     """One record's value overflows on one rank, or only in the sum over ranks, at the row's owner.
@@ -276,11 +259,6 @@ class EqualityTest(tf.test.TestCase):
     """Where sums differ in their last digit, a number now and then is rounded the other way."""
     rule = {'width': 4, 'init_scale': 0.1, 'dtype': 'bfloat16', 'factors': {'kind': 'adagrad_row'}}
     self.check(self.keep | {'sparse.tables.default': rule}, self.uneven(), rtol=2.0**-7)
-
-  def test_everything_by_horovod(self):
-    self.check(
-      self.keep | self.normed, self.uneven(), rtol=1e-4, communicator=ranks(row_exchange='horovod')
-    )
 
   def test_everything_by_our_connections(self):
     self.check(

@@ -13,6 +13,7 @@ import types
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import yaml
 from absl import flags
@@ -98,6 +99,7 @@ class ContenderTest(tf.test.TestCase):
     flags.FLAGS.mark_as_parsed()
     self.enter_context(flagsaver.flagsaver((run.ROUNDS, 2)))
 
+  @pytest.mark.long
   def test_ours_takes_turns_with_its_dense_part(self):
     spec = run.Bench().spec(TOY)
     contenders = {
@@ -114,6 +116,7 @@ class ContenderTest(tf.test.TestCase):
     self.assertGreater(hellos['ours']['startup_seconds'], 0)
     self.assertLen(rounds.ratios('floor', 'ours'), 2)
 
+  @pytest.mark.long
   def test_din_beside_plain_ops(self):
     shape = dataclasses.replace(TOY, slots=3, vocabulary=(50, 10, 50), history=4)
     self.enter_context(mock.patch.object(run, 'HISTORIES', {4: shape}))

@@ -9,6 +9,7 @@ import tempfile
 
 import numpy as np
 import pandas as pd
+import pytest
 import tensorflow as tf
 
 from trainer import api
@@ -144,6 +145,7 @@ class ContinuedRunTest(tf.test.TestCase):
     self.assertIn('kept: the last state, after day_2', told)
     self.assertFalse(os.path.exists(f'{self.run_dir}/best'))
 
+  @pytest.mark.long
   def test_a_delta_never_follows_the_export_of_another_state(self):
     self.fit(export={'delta_every_passes': None})
     for kind, checkpoint, wanted in (

@@ -5,6 +5,7 @@ import os
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from ops.row_store import RowStore
@@ -84,6 +85,7 @@ class CountsTest(tf.test.TestCase):
     self.assertNear(held_out['auc'].iloc[-1], 0.5, 0.04)
     return events['auc'].tolist()
 
+  @pytest.mark.long
   def test_noise_stays_noise(self):
     """Three epochs on labels by chance: what the counts tell of them is nothing."""
     # Rows that learn nothing leave the counts alone with the layers.

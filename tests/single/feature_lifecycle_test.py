@@ -213,6 +213,7 @@ class VectorsTest(tf.test.TestCase):
 
 
 class ShadowModelTest(tf.test.TestCase):
+  @pytest.mark.long
   def test_a_million_operations(self):
     """1.1 million random operations, in batches, over all policies."""
     seed = int(os.environ.get('LIFECYCLE_TEST_SEED', time.time_ns() % 2**32))

@@ -5,12 +5,14 @@ import pathlib
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 
 CALLS = os.environ.get('FUZZ_CALLS', '40')  # of each op
 
 
 class FuzzTest(tf.test.TestCase):
+  @pytest.mark.long
   def test_wrong_arguments(self):
     log = pathlib.Path(self.get_temp_dir(), 'last_call')
     log.touch()

@@ -7,6 +7,7 @@ import tempfile
 
 import numpy as np
 import pandas as pd
+import pytest
 import tensorflow as tf
 import yaml
 
@@ -144,6 +145,7 @@ class InspectionTest(tf.test.TestCase):
     names = {'only_here': 'only_there', 'only_there': 'only_here'}
     pd.testing.assert_frame_equal(turned.rename(columns=names)[list(table)].loc[table.index], table)
 
+  @pytest.mark.long
   def test_it_says_of_which_epochs_impressions_and_clicks_are(self):
     folder = self.get_temp_dir()
 
@@ -341,6 +343,7 @@ inspect.main()
 
 
 class TrueImportanceTest(tf.test.TestCase):
+  @pytest.mark.long
   def test_importances_recover_the_generators(self):
     folder = self.get_temp_dir()
     truth = synthesize(folder, 3, 80_000, seed=1, users=100, items=200)['importance']

@@ -5,6 +5,7 @@ import pathlib
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 import yaml
 
@@ -86,6 +87,7 @@ class KeptTextsTest(tf.test.TestCase):
     self.assertLess(len(admitted), len([t for t, n in self.shows(*range(5)).items() if n >= 50]))
     self.assertEqual(set(run.features('user')['text']), {None})
 
+  @pytest.mark.long
   def test_an_export_with_texts_as_whole_numbers(self):
     self.write(0)
     run = api.fit(self.tree, ['data.keep_texts=[user, tags]', 'lifecycle.admission_count=1'])

@@ -5,6 +5,8 @@ import os
 import pathlib
 import tempfile
 
+import pytest
+
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 import numpy as np
 import pandas as pd
@@ -107,6 +109,7 @@ class MadeColumnsTest(tf.test.TestCase):
   def test_predicted_served_and_exported_are_one_number(self):
     self.compare()
 
+  @pytest.mark.long
   def test_with_autodis(self):
     self.tree['model']['dense_embedding'] = {'autodis': {'bins': 4}}
     self.tree['data']['slots'] = self.tree['data']['slots'][:2]

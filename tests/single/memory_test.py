@@ -9,6 +9,7 @@ import tempfile
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from tests.support.steps import make_config
@@ -53,6 +54,7 @@ def held() -> tuple[int, int]:
   return info.uordblks + info.hblkhd, sys.getallocatedblocks()
 
 
+@pytest.mark.long
 class MemoryTest(tf.test.TestCase):
   def test_a_pass_leaves_no_memory_behind(self):
     if not hasattr(ctypes.CDLL(None), 'mallinfo2'):

@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from trainer import config, errors
@@ -154,6 +155,7 @@ class ModelTest(tf.test.TestCase):
     one(batch(3), training=True)
     self.assertLen(one.variables, before)
 
+  @pytest.mark.long
   def test_trains_in_a_function_with_batches_of_any_size(self):
     model = build(make_config(ALL))
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.orc
 import pyarrow.parquet
+import pytest
 import tensorflow as tf
 
 from trainer import config
@@ -234,6 +235,7 @@ class OddEntriesTest(tf.test.TestCase):
     self.check(output, good)
     self.assertNotIn('refused:', self.run_job(self.make_job(**data)))
 
+  @pytest.mark.long
   def test_one_alone_ends_a_run_that_may_refuse_none(self):
     self.put(b'day_0.csv', _bytes(_text(10)))
     for name, make in ODD.items():
@@ -250,6 +252,7 @@ class OddEntriesTest(tf.test.TestCase):
         self.assertNotIn('\n', str(raised.exception))
         str(raised.exception).encode()
 
+  @pytest.mark.long
   def test_a_file_that_vanishes_while_it_is_read(self):
     """The stream goes on, and it is trained on once it is there again."""
     good = [b'day_1_a.csv', b'day_1_c.csv']

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import unittest.mock
 
+import pytest
 import tensorflow as tf
 import tomli
 import yaml
@@ -104,6 +105,7 @@ class OutputTest(tf.test.TestCase):
       done = commands.run('-m', f'trainer.{arguments[0]}', *arguments[1:])
       self.assertEqual((done.returncode, done.stderr), (2, f'error: {told}\n'))
 
+  @pytest.mark.long
   def test_a_job_goes_on_without(self):
     folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
     config = write_config(folder)

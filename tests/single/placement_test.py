@@ -9,9 +9,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 import tensorflow as tf
 
 
+@pytest.mark.long
 class PlacementTest(tf.test.TestCase):
   @classmethod
   def setUpClass(cls):

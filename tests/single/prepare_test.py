@@ -12,6 +12,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
+import pytest
 import tensorflow as tf
 
 from tests.support import commands
@@ -923,6 +924,7 @@ class PublicLogsTest(PrepareTestCase):
     )
     self.assertEqual((one.num_samples, sum(b.label.sum() for b in one.batches(999))), (10000, 2182))
 
+  @pytest.mark.long
   def test_avazu(self):
     cfg, text, one = self.convert('avazu', 'test')
     self.assert_equals_oracle(one, oracle(text, cfg, cfg.data.columns)[0], 100)

@@ -6,11 +6,13 @@ import subprocess
 import sys
 import tempfile
 
+import pytest
 import tensorflow as tf
 
 NOTEBOOK = pathlib.Path(__file__).resolve().parents[2] / 'examples' / 'quickstart.ipynb'
 
 
+@pytest.mark.long
 class QuickstartTest(tf.test.TestCase):
   def test_the_notebook_runs(self):
     cells = json.loads(NOTEBOOK.read_text(encoding='utf-8'))['cells']

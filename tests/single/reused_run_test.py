@@ -8,6 +8,7 @@ import tempfile
 
 import numpy as np
 import pandas as pd
+import pytest
 import tensorflow as tf
 from absl import logging
 
@@ -110,6 +111,7 @@ class ReusedRunTest(tf.test.TestCase):
     told = self.warnings(lambda: self.fit(more, init_from=source))
     self.assertEmpty(told, 'trained since, though it was new once')
 
+  @pytest.mark.long
   def test_every_kind_of_change_to_a_finished_run(self):
     """Each is found where the run is opened with it; what leaves the model as it is passes."""
     self.fit(('linear', 'fm', {'dnn': {'hidden': [4, 4]}}), data={'slots': [USER, ITEM]})
@@ -176,6 +178,7 @@ class ReusedRunTest(tf.test.TestCase):
           stack.enter_context(self.assertRaisesRegex(UserError, untrained(told)))
         stack.enter_context(open_run(self.run_dir, [change], only_trained=True))
 
+  @pytest.mark.long
   def test_the_first_layers_with_factors(self):
     """All factors of all features begin with it."""
     self.fit(('linear',))
@@ -191,6 +194,7 @@ class ReusedRunTest(tf.test.TestCase):
     self.check_trained()
     self.assertNotAllClose(before, self.predict())
 
+  @pytest.mark.long
   def test_a_best_state_of_another_model_counts_no_more(self):
     """Not where the changed model is trained but validates worse, nor where it never validates."""
     valid = {'data': {'valid': [f'{self.folder}/log.csv']}}

@@ -7,6 +7,7 @@ import sys
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -80,6 +81,7 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
   @parameterized.product(
     setting=['at_once', 'admission'], kind=['adagrad', 'adam'], add=[False, True]
   )
+  @pytest.mark.long
   def test_equal_pushes_of_rows_that_others_have_changed(self, setting, kind, add):
     """Workers of parameter servers:
 

@@ -15,6 +15,7 @@ import unittest
 from unittest import mock
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl import logging
 from absl.testing import parameterized
@@ -666,6 +667,7 @@ class ScorerTest(tf.test.TestCase):
     store = open_store(os.path.join(self.folder, 'changing'), '--to', writable=True)
     self._answers_while_versions_change(store)
 
+  @pytest.mark.long
   def test_every_answer_from_memory_is_of_one_version(self):
     self._answers_while_versions_change(MemoryStore())
 

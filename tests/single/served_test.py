@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -127,6 +128,7 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     return np.stack([outputs[label.name] for label in self.cfg.labels], 1)
 
   @parameterized.parameters(SHIPPED)
+  @pytest.mark.long
   def test_shipped_configs(self, name):
     """A score differs only where a filter is told, and only by what it left out."""
     self.train_shipped(name)

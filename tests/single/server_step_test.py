@@ -4,6 +4,7 @@ import functools
 import itertools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -147,6 +148,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
 
     return batches_of
 
+  @pytest.mark.long
   def test_sgd(self):
     rule = {'kind': 'sgd', 'learning_rate': 0.1, 'clip': None}
     self.check(
@@ -168,6 +170,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     self.check(self.rules('adagrad', 0.05), 2, 3, self.uneven(3, steps=50))
 
   @STORES
+  @pytest.mark.long
   def test_adam(self, store):
     self.check(
       self.rules('adam', 0.002) | {'sparse.store': store},
@@ -181,6 +184,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     rule = {'width': 4, 'init_scale': 0.1, 'dtype': 'bfloat16', 'factors': {'kind': 'adagrad_row'}}
     self.check(KEEP | {'sparse.tables.default': rule}, 2, 2, self.uneven(2), rtol=2.0**-7)
 
+  @pytest.mark.long
   def test_a_schedule(self):
     schedule = {'kind': 'cosine', 'period': 6, 'warmup_steps': 3}
     self.check(self.rules('adagrad', 0.05) | {'train.schedule': schedule}, 2, 2, self.uneven(2))
@@ -209,6 +213,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       for name, value in expected.items():
         self.assertAllClose(found[name], value, rtol=1e-5, atol=1e-7, msg=name)
 
+  @pytest.mark.long
   def test_ftrl_one_worker(self):
     self.check(self.rules('ftrl', 0.05), 1, 1, self.uneven(1, steps=50))
 
@@ -237,10 +242,12 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     rules = self.rules('sgd', 0.05) | steps.TASKS | {'model.shared': shared}
     self.check(rules, 1, 2, self.uneven(2, steps=8, tasks=2))
 
+  @pytest.mark.long
   def test_histories_equal_one_process(self):
     batches = self.uneven(2, steps=8, ids=steps.HISTORY_IDS)
     self.check(self.rules('sgd', 0.05) | steps.HISTORY, 1, 2, batches)
 
+  @pytest.mark.long
   def test_batch_norm_over_all_workers(self):
     """Worker 0 has no samples any more in the last two steps."""
     self.check(
@@ -251,6 +258,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
       self.uneven(2, steps=8, one_has_none=False),
     )
 
+  @pytest.mark.long
   def test_half_precision_costs_fewer_bytes_and_little_accuracy(self):
     batches = [make_batch(np.random.default_rng(i), 32) for i in range(3)]
 
@@ -379,7 +387,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
   @STORES
   def test_colliding_pushes_all_count(self, store):
     """With SGD and a linear model the sums of three workers' pushes do not depend on the order."""
-    steps, rate = 400, 0.001
+    steps, rate = 100, 0.004
     cfg = make_config(
       self.rules('sgd', rate)
       | {
@@ -424,6 +432,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         self.assertAllClose(value, np.full(value.shape, -rate * 3 * steps), rtol=1e-4)
 
   @STORES
+  @pytest.mark.long
   def test_geo_with_one_worker_is_local_training(self, store):
     """One worker's differences are whole: after each merge the servers have what it has."""
     tree = self.rules('adagrad', 0.05)
