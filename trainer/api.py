@@ -491,7 +491,7 @@ def train_here(
   with contextlib.ExitStack() as stack:
     # The heartbeat starts before TensorFlow, so that other ranks notice if this one dies early.
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
-    _start(cfg, here)
+    _start(cfg, here, heartbeat and heartbeat.end)
     from trainer.comm import horovod
     from trainer.model.builder import check_layers
     from trainer.storage.bucket import Bucket
@@ -543,8 +543,10 @@ def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Itera
   run.evaluation.tell_unknown()
 
 
-def _start(cfg: config.Config, here: runtime.Runtime = runtime.Runtime()) -> None:
-  runtime.start(cfg, here)
+def _start(
+  cfg: config.Config, here: runtime.Runtime = runtime.Runtime(), end: Callable | None = None
+) -> None:
+  runtime.start(cfg, here, end)
   import tensorflow as tf
 
   if (version := getattr(tf.keras, '__version__', '2')) >= '3':  # legacy Keras has no __version__

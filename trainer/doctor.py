@@ -57,9 +57,8 @@ def main() -> int:
   here = runtime.launched()
   cfg = config.load(CONFIG.value) if CONFIG.value else config.parse(_ANY_CONFIG, 'doctor')
   with contextlib.ExitStack() as stack:
-    if here.size > 1:
-      stack.enter_context(Heartbeat(here, cfg))
-    runtime.start(cfg, here)
+    heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
+    runtime.start(cfg, here, heartbeat and heartbeat.end)
     from trainer.comm import horovod
 
     communicator = horovod.communicator(here, cfg.sync)

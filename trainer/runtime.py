@@ -14,7 +14,8 @@ import random
 import re
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from typing import NoReturn, TypeVar
 
 import numpy as np
@@ -38,6 +39,7 @@ os.environ.setdefault('GRPC_VERBOSITY', 'NONE')  # else C++ also tells that a po
 # (docs/performance.md); a job whose steps do not use Horovod should rarely be interrupted.
 _CYCLE_MILLISECONDS, _IDLE_CYCLE_MILLISECONDS = 1, 200
 
+_LOST = 3  # the exit status of a job whose ranks have not met
 HOST = 'CPU:0'  # the device of rows, of the ops on rows, and of metrics
 
 # Options of glibc's mallopt and their bytes: M_MMAP_THRESHOLD (larger blocks go back to the system
@@ -232,11 +234,13 @@ def inherited_connection() -> int | None:
   return connection
 
 
-def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
+def start(cfg: Config, runtime: Runtime = Runtime(), end: Callable | None = None) -> None:
   """Imports TensorFlow, connects to the other ranks, and sets the GPU, threads and seeds.
 
   Call this once, before any op of TensorFlow runs.
 
+  Args:
+    end: called in a thread, with a reason and an exit status, where ranks do not meet in time.
   Raises:
     UserError: if this host has too few GPUs, its own name has no address, or CTR_THREADS is not a
       number.
@@ -246,7 +250,7 @@ def start(cfg: Config, runtime: Runtime = Runtime()) -> None:
 
   gpus = tf.config.list_physical_devices('GPU')
   if runtime.size > 1:
-    _join_horovod(runtime, cfg.sync, gpus)
+    _join_horovod(runtime, cfg.sync, gpus, end)
   gpu = visible_gpu(runtime.local_rank, gpus)
   if gpu is not None:
     tf.config.set_visible_devices(gpu, 'GPU')
@@ -282,7 +286,9 @@ def start_serving() -> None:
   tf.config.threading.set_intra_op_parallelism_threads(1)
 
 
-def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
+def _join_horovod(
+  runtime: Runtime, sync: Sync, gpus: Sequence[Device], end: Callable | None
+) -> None:
   name = socket.gethostname()
   try:  # Gloo does the same, and ends with a segmentation fault if it fails
     socket.getaddrinfo(name, None)
@@ -298,12 +304,21 @@ def _join_horovod(runtime: Runtime, sync: Sync, gpus: Sequence[Device]) -> None:
   # Gloo's error does not name the lost rank; the heartbeat's does, so Gloo must wait longer.
   patience = str(int(sync.lost_peer_seconds) + 60)
   os.environ.setdefault('HOROVOD_GLOO_TIMEOUT_SECONDS', patience)
+  seconds = 0.95 * _number('HOROVOD_GLOO_TIMEOUT_SECONDS', least=1)  # before Gloo aborts this rank
+  why = (
+    f'the ranks did not meet within {seconds:.0f} s: one is slower, or what is no rank has '
+    "connected to Gloo's port. The job ends; run the same command again"
+  )
+  late = threading.Timer(seconds, end, (why, _LOST))
+  late.daemon = True
   import horovod.tensorflow as hvd
 
   own_threads = '/proc/self/task'  # Linux lists this process's threads there
   before = set(os.listdir(own_threads))
   faulthandler.disable()  # Gloo aborts where another rank is gone; its own line says so
+  late.start()
   hvd.init()
+  late.cancel()
   faulthandler.enable()
   if hvd.nccl_built() and not gpus and not runtime.rank:
     logging.warning('Horovod is built for GPUs, but TensorFlow finds none: the job trains on CPUs')

@@ -1,4 +1,4 @@
-"""A rank that is killed or frozen ends the whole job, named; a stranger never does."""
+"""A rank that is killed or frozen ends the whole job, named; strangers at our ports never do."""
 
 import concurrent.futures
 import contextlib
@@ -106,6 +106,34 @@ class LostPeerTest(tf.test.TestCase):
           place, frozen = case
           self.assertEqual(status, 3, output)
           self.assertRegex(output, stages[place].format(rank=frozen))
+
+  def test_ranks_that_do_not_meet_end_in_time(self):
+    """Gloo takes whoever comes first to its port for a rank, and a rank may be too slow."""
+    env = {'HOROVOD_GLOO_TIMEOUT_SECONDS': '15'}
+    slow = (
+      'import runpy, time, horovod.tensorflow as hvd\n'
+      'hvd.init = lambda: time.sleep(600)\n'
+      'runpy.run_module("trainer.run", run_name="__main__", alter_sys=True)'
+    )
+    with self.job(lost_peer_seconds=60) as ranks:
+      ranks.start(0, env=env)
+      ranks.start(1, ['-c', slow], env=env)
+      self.assertEqual([ranks.wait(rank) for rank in range(2)], [3, 3])
+      self.assertRegex(ranks.output(0), 'the ranks did not meet within 14 s: .* run the same comm')
+      self.assertLen(ranks.output(0).splitlines(), 1)
+      self.assertEmpty(ranks.output(1))
+    with self.job() as ranks, contextlib.ExitStack() as stack:
+      first = ranks.start(0, env=env)
+      while not (ports := _ports([psutil.Process(first.pid)])):
+        self.assertIsNone(first.poll(), ranks.output(0))
+        time.sleep(0.02)
+      for address in ports:
+        stack.enter_context(socket.create_connection(address)).sendall(bytes(64))
+      ranks.start(1, env=env)
+      statuses = [ranks.wait(rank) for rank in range(2)]
+      output = ranks.output(0) + ranks.output(1)
+      self.assertContainsSubset(statuses, [3, -signal.SIGABRT], output)
+      self.assertRegex(output, 'did not meet|was lost|gloo::')
 
   def test_strangers_do_not_end_the_job(self):
     with self.job() as ranks:

@@ -141,7 +141,7 @@ class StartTest(tf.test.TestCase):
       runtime.start(make_config({}), place)
     visible.assert_called_once_with(gpus[1], 'GPU')
     grows.assert_called_once_with(gpus[1], True)
-    join.assert_called_once_with(place, mock.ANY, gpus)
+    join.assert_called_once_with(place, mock.ANY, gpus, mock.ANY)
 
   def test_layers_are_on_a_gpu_that_is_visible(self):
     self.assertEqual(runtime.dense_device(), runtime.HOST)

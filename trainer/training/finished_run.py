@@ -73,10 +73,11 @@ def open_run(
   with contextlib.ExitStack() as stack:
     run_dir = stack.enter_context(bucket.copy_of(run_dir, bucket.STATE))
     cfg = config.load_of_run(run_dir, overrides)
-    progress_made = lambda: None
+    progress_made, end = (lambda: None), None
     if here.size > 1:
-      progress_made = stack.enter_context(Heartbeat(here, cfg)).progress
-    runtime.start(cfg, here)
+      heartbeat = stack.enter_context(Heartbeat(here, cfg))
+      progress_made, end = heartbeat.progress, heartbeat.end
+    runtime.start(cfg, here, end)
     communicator = horovod.communicator(here, cfg.sync)
     where = here.host and run_dir
     folder = stack.enter_context(files.temporary_directory(where or None))
