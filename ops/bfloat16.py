@@ -29,7 +29,7 @@ def product(
   relu: bool = False,
   transpose_b: bool = False,
 ) -> tf.Tensor:
-  """Returns a·b + bias, where a and b are first rounded to bfloat16.
+  """Returns a·b + bias, float32 [m, n], where a and b are first rounded to bfloat16.
 
   On CPUs with avx512_bf16, row i of the result depends only on row i of a, to the last bit. Other
   CPUs multiply the rounded numbers in float32, which is slower, and add the terms in another order.
@@ -40,9 +40,6 @@ def product(
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
     b: float32 [k, n], or [n, k] with `transpose_b`.
     bias: float32 [n]; not with `transpose_b`.
-    relu: whether to apply a ReLU to the result.
-  Returns:
-    float32 [m, n].
   """
   parts = a if isinstance(a, (list, tuple)) else [a]
   if tf.config.get_visible_devices('GPU'):
@@ -75,11 +72,7 @@ def _product_of_rounded(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable
 
 
 def seconds() -> dict[str, float]:
-  """Measures how long a typical layer and its gradients take in float32 and in bfloat16.
-
-  Returns:
-    {'float32': seconds, 'bfloat16': seconds}, each the least of several measurements.
-  """
+  """Returns the least of several measured times of a layer and its gradients, for either dtype."""
   random = np.random.default_rng(0)
   a, b, bias = (
     tf.identity(to_tensor(random.normal(size=shape).astype(np.float32)))  # on the GPU, if any

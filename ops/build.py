@@ -34,10 +34,7 @@ def digest() -> str | None:
 def build(library: str | None = None) -> str:
   """Builds the op library with CMake, which compiles only changed files; returns its path.
 
-  Args:
-    library: the path to write; None for `library_path()`.
-  Raises:
-    SystemExit: if CMake or the compiler fails; it has then printed the reason.
+  If CMake or the compiler fails, it has printed the reason, and this raises SystemExit.
   """
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf

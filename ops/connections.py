@@ -1,7 +1,6 @@
 """Collectives between ranks over sockets: all-to-alls of rows, and sums.
 
-Ranks do not negotiate: every rank runs the same operations in the same order. A rank that waits for
-another one sleeps.
+Ranks do not negotiate. A rank that waits for another one sleeps.
 """
 
 import uuid
@@ -15,13 +14,13 @@ from ops import library
 class Connections:
   """A set of connections, one to every other rank, that carries one collective at a time.
 
-  Every rank must run the collectives of a set in the same order. Collectives of different sets may
-  overlap.
+  Every rank runs the collectives of a set in the same order; those of different sets may overlap. A
+  collective raises AbortedError if a connection ended, and DataLossError if a rank runs another
+  operation; the message names the rank.
 
   Args:
     fds: for each rank, the file descriptor of a stream socket that is connected to it; -1 at
       `rank`. This object closes them.
-    rank: the rank of this process.
   """
 
   def __init__(self, fds: Sequence[int], rank: int):
@@ -41,23 +40,14 @@ class Connections:
         rows for rank 0, then those for rank 1, and so on.
       counts: int32 [N], how many rows go to each rank; they sum to n.
     Returns:
-      The rows that were sent to this rank, in the order of the ranks: a tensor [m, …] for each of
-      `values`; and how many rows each rank sent, int32 [N].
-    Raises:
-      InvalidArgumentError: if `counts` do not fit `values`.
-      AbortedError: if a connection ended; the message names the rank.
-      DataLossError: if a rank runs another operation; the message names the rank.
+      For each of `values`, the rows [m, …] from all ranks in order; how many each sent, int32 [N].
     """
     return library.load().ctr_all_to_all(self._handle, values, counts)
 
   def all_reduce(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the sums of tensors over all ranks. All ranks must call this, and get the same bits.
+    """Returns the sums of tensors over all ranks, the same bits on each; every rank calls this.
 
-    Args:
-      values: tensors of one type, float32, float64 or int64, of the same shapes on every rank.
-    Raises:
-      AbortedError: if a connection ended; the message names the rank.
-      DataLossError: if a rank runs another operation or has another number of values.
+    The tensors have one type, float32, float64 or int64, and the same shapes on every rank.
     """
     return library.load().ctr_all_reduce(self._handle, values)
 

@@ -1,7 +1,4 @@
-"""The feature lifecycle's rules and thresholds.
-
-Imports no TensorFlow, so that the config can be checked before TensorFlow is loaded.
-"""
+"""The feature lifecycle's rules and thresholds; imports no TensorFlow."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -38,9 +35,6 @@ class Policy:
 
   PaddlePaddle's CTR accessor has the same rules. Most depend on the feature's score,
   (show - click) * nonclk_coeff + click * clk_coeff.
-
-  Raises:
-    ValueError: if a value is wrong; the message names the field, the value and what is wanted.
   """
 
   admission: Literal['score', 'count', 'probability', 'none'] = 'score'
@@ -103,8 +97,8 @@ class Policy:
   def serialize(self) -> str:
     """Returns this policy as a text for the C++ table; equal policies give the same text.
 
-    The first line has pairs `name=value`. Each slot with thresholds of its own has a further line,
-    `slot name=value ...`. Numbers have all their digits.
+    The first line has pairs `name=value`, with all digits. Each slot with thresholds of its own has
+    a further line, `slot name=value ...`.
     """
 
     def text(value: str | float | None) -> str:

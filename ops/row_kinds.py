@@ -17,7 +17,6 @@ class Hyperparameter:
   Attributes:
     default: its value if a preset gives none. With None, the hyperparameter has no effect.
     meaning: its description in docs/config.md.
-    low: its smallest value.
     high: its largest value; None: there is none.
     excludes: the bound that is itself not allowed, 'low' or 'high'; '' if both are allowed.
   """
@@ -87,7 +86,7 @@ class RowKind:
   def has_decaying_state(self) -> bool:
     """Whether the state holds moving averages of gradients or of their squares.
 
-    Such state changes even in a step without a gradient, so l2_mode has an effect even without l2.
+    It changes even in a step without a gradient, so l2_mode has an effect even without l2.
     """
     return 'beta2' in self.reads
 
@@ -179,8 +178,6 @@ def row_defaults(
   lowered for more than TUNED_FEATURES features.
 
   Args:
-    kind: a key of ROW_OPTIMIZERS.
-    preset: a key of the optimizer's presets.
     batch_size: the number of samples in a step.
     width: the number of weights in a row that the optimizer updates.
     features: the mean number of features of a sample, of all tables.

@@ -33,11 +33,8 @@ class Communicator(abc.ABC):
   def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Sums tensors over the processes, inside or outside a tf.function.
 
-    Args:
-      tensors: one or more tensors of one dtype (float32, float64 or int64), of any shapes; every
-        process passes the same dtype and shapes.
-    Returns:
-      The sum of each tensor, bit for bit the same on every process.
+    The tensors have one dtype (float32, float64 or int64), and the same shapes on every process.
+    The sums are the same on every process, bit for bit.
     """
 
     def total_of(*values: np.ndarray) -> list[np.ndarray]:
@@ -56,22 +53,14 @@ class Communicator(abc.ABC):
 
   @abc.abstractmethod
   def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Sums arrays over the processes.
+    """Returns {name: sum over the processes} of arrays of float32, float64 or int64.
 
-    Args:
-      arrays: {name: array of float32, float64 or int64}; every process passes the same names and
-        shapes.
-    Returns:
-      {name: sum}, the same on every process.
+    Every process passes the same names and shapes, and gets the same sums.
     """
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
-    """Sends `per_process[r]` to each process r.
-
-    Returns:
-      The values that the processes have sent to this one, in the order of ranks.
-    """
+    """Sends `per_process[r]` to each process r; returns what this one got, by rank."""
 
   def gather(self, value: Plain) -> list[Plain]:
     """Returns the values of all processes, in the order of ranks."""
@@ -88,14 +77,12 @@ class Communicator(abc.ABC):
   def together(self, what: str, action: Callable[[], Value]) -> Value:
     """Runs `action` on every process; if it fails on any process, raises an error on all of them.
 
+    A process raises its own error or, if it has none, the UserError of the lowest rank on which
+    `action` failed.
+
     Args:
       what: begins the message on an error of the operating system, such as 'cannot read F'.
       action: a function that calls no method of this communicator.
-    Returns:
-      The result of this process's `action`.
-    Raises:
-      UserError: if `action` fails on any process. A process raises its own error or, if it has
-        none, the error of the lowest rank on which `action` failed.
     """
     value, own = None, None
     try:
@@ -111,12 +98,9 @@ class Communicator(abc.ABC):
     return value
 
   def on_first(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action` on process 0 alone, and returns its result on every process.
+    """Runs `action` on process 0 alone, and returns its result, plain data, on every process.
 
-    Args:
-      what, action: as in `together`; the result of `action` must be plain data.
-    Raises:
-      UserError: on every process, if `action` fails.
+    If it fails, it raises a UserError on every process, as `together` does.
     """
     return self.broadcast(self.together(what, action if self.rank == 0 else lambda: None))
 
@@ -148,8 +132,7 @@ class RowExchange(Protocol):
       values: tensors [n, …], each of which holds the rows for rank 0, then for rank 1, and so on.
       counts: int32 [N], how many rows go to each rank; they sum to n.
     Returns:
-      The received rows, a tensor [m, …] for each of `values`, in the order of ranks; and how many
-      rows each rank sent, int32 [N].
+      For each of `values`, the rows [m, …] from all ranks in order; how many each sent, int32 [N].
     """
     ...
 
@@ -161,8 +144,7 @@ _ROW_BYTES = 64
 class RankCommunicator(Communicator):
   """A communicator of N ranks, which can also open RowExchanges.
 
-  Args:
-    plain_data: the RowExchange that carries plain data, encoded as rows of bytes.
+  `plain_data` is the RowExchange that carries plain data, encoded as rows of bytes.
   """
 
   def __init__(self, rank: int, size: int, plain_data: RowExchange):

@@ -20,14 +20,10 @@ _WANTED = 'wanted the ports of sync.ports, or all ports, open between hosts'
 class Connector:
   """Connects all ranks of a job with one another.
 
-  If all ranks are on one machine they use Unix sockets, which take half the time of TCP. Otherwise
-  they use TCP; the system reports a broken link within `sync.lost_peer_seconds`.
-
-  Args:
-    communicator: exchanges the ranks' addresses.
-    host: the address at which the other ranks reach this one; None: all are on one machine.
-  Raises:
-    UserError: on every rank, if one of them has no free port.
+  If all ranks are on one machine (`host` is None), they use Unix sockets, which take half the time
+  of TCP. Otherwise they use TCP, and `host` is the address at which the other ranks reach this one;
+  the system reports a broken link within `sync.lost_peer_seconds`. If a rank has no free port,
+  every rank raises a UserError.
   """
 
   def __init__(self, communicator: RankCommunicator, host: str | None, sync: Sync):
@@ -43,12 +39,9 @@ class Connector:
     self._addresses = communicator.gather(self._listener.address)
 
   def connect(self, name: str) -> Connections:
-    """Makes a set of connections, one to every other rank. Every rank calls it, and waits for all.
+    """Makes a new set of connections, one to every other rank; every rank calls it and waits.
 
-    Args:
-      name: the name of the set; no other set may have it.
-    Raises:
-      ConnectionError: if a rank, named in the message, cannot be reached or connects too late.
+    Raises ConnectionError if a rank, named in the message, cannot be reached or connects too late.
     """
     connections = {}
     for rank, address in enumerate(self._addresses[: self._rank]):

@@ -119,13 +119,8 @@ class Heartbeat(contextlib.AbstractContextManager):
   def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
     """Publishes the address of rank 0 in horovodrun's key-value store, or waits to read it there.
 
-    After `sync.lost_peer_seconds` without success, it prints why and ends the process.
-
-    Args:
-      rendezvous: the URL of the key-value store.
-      data: on rank 0, its address and name, as JSON; None on other ranks.
-    Returns:
-      On ranks other than 0, the `data` of rank 0.
+    `data`, on rank 0, is its address and name, as JSON; other ranks return it. After
+    `sync.lost_peer_seconds` without success, it prints why and ends the process.
     """
     method = 'GET' if data is None else 'PUT'
     request = urllib.request.Request(f'{rendezvous}/{_RENDEZVOUS_KEY}', data, method=method)

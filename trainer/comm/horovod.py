@@ -17,9 +17,7 @@ from trainer.runtime import Runtime
 class HorovodCommunicator(RankCommunicator):
   """The communicator of ranks that Horovod started; `hvd.init` must have been called.
 
-  Args:
-    open_row_exchange: opens the RowExchange of a given name; None: RowExchanges use Horovod's
-      all-to-all.
+  `open_row_exchange` opens the RowExchange of a name; None: Horovod's all-to-all carries rows.
   """
 
   def __init__(self, open_row_exchange: Callable[[str], RowExchange] | None = None):
@@ -42,11 +40,8 @@ class HorovodRowExchange:
   """A RowExchange that uses Horovod's all-to-all.
 
   Horovod negotiates every tensor separately and never fuses all-to-alls, so all values travel as
-  one tensor of bytes.
-
-  Args:
-    name: distinguishes all-to-alls that overlap in a graph. Eager ops have no names, so outside of
-      graphs only one all-to-all may run at a time.
+  one tensor of bytes. `name` distinguishes all-to-alls that overlap in a graph. Eager ops have no
+  names, so outside of graphs only one all-to-all may run at a time.
   """
 
   def __init__(self, name: str):
@@ -82,11 +77,8 @@ def _of_bytes(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def communicator(runtime: Runtime, sync: Sync) -> Communicator:
   """Makes the communicator that the config asks for; connects the ranks if it uses our connections.
 
-  Every rank calls it, after trainer.runtime.start.
-
-  Raises:
-    UserError: on every rank, if a rank has no free port.
-    ConnectionError: if a rank cannot be reached; the message names it.
+  Every rank calls it, after trainer.runtime.start. It raises a UserError on every rank if one has
+  no free port, and a ConnectionError that names a rank that cannot be reached.
   """
   if runtime.size == 1:
     return SingleProcess()

@@ -36,11 +36,7 @@ Address = str | list[str | int]  # a Unix socket's name in hexadecimal, or [host
 
 
 def encode(value: Plain) -> bytes:
-  """Returns the message that carries plain data, which trainer.comm.communicator defines.
-
-  Raises:
-    TypeError: if `value` is not plain data.
-  """
+  """Returns the message of plain data (trainer.comm.communicator); TypeError for anything else."""
   arrays = []
 
   def plain(v: Plain) -> Json:
@@ -65,10 +61,7 @@ def encode(value: Plain) -> bytes:
 def decode(data: bytes | bytearray | memoryview) -> Plain:
   """Returns the plain data of a message that `encode` made; its arrays are views of `data`.
 
-  Args:
-    data: a message. Bytes that follow the message are ignored.
-  Raises:
-    ValueError: if `data` does not begin with a whole message.
+  Bytes that follow the message are ignored. ValueError: `data` does not begin with a whole message.
   """
   view = memoryview(data)
   if len(view) < _HEADER.size:
@@ -105,14 +98,12 @@ class Listener:
   Args:
     host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
       this machine can reach.
-    ports: the first and the last port to try; None: any port.
+    ports: the first and the last port to try; None: any port. UserError: none of them is free.
     secret: the secret that all processes of the job know.
     lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
   Attributes:
     address: the address to give to `connect`.
-  Raises:
-    UserError: if no port of `ports` is free.
   """
 
   def __init__(
@@ -148,15 +139,9 @@ class Listener:
 
 
 def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
-  """Connects to a Listener.
+  """Connects to a Listener by its `address`; ConnectionError if none that knows the secret answers.
 
-  Args:
-    address: the `address` of the Listener.
-    secret: the secret that all processes of the job know.
-    lost_seconds: the time limit for connecting, for authentication, and for the rest of a message
-      that has begun.
-  Raises:
-    ConnectionError: if no process that knows the secret answers; the message says why.
+  `lost_seconds` limits connecting, authentication, and the rest of a message that has begun.
   """
   try:
     if isinstance(address, str):
@@ -178,12 +163,8 @@ class MessageConnection:
   """Sends and receives messages over one connection.
 
   A thread sends the messages, so `send` never waits. Each side also sends ten beats within
-  `lost_seconds`, which show that it is alive.
-
-  Args:
-    lost_seconds: after this time without a message, the other side counts as lost.
-  Attributes:
-    beat: returns the message to send as the next beat; it may be replaced.
+  `lost_seconds`, which show that it is alive; after this time without a message, the other side
+  counts as lost. `beat` returns the message to send as the next beat; it may be replaced.
   """
 
   def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Plain]):
@@ -193,21 +174,14 @@ class MessageConnection:
     self._sender.start()
 
   def send(self, message: Plain) -> None:
-    """Queues a message with plain data, and returns at once.
-
-    Raises:
-      TypeError: if `message` is not plain data.
-    """
+    """Queues a message with plain data, and returns at once; TypeError if it is anything else."""
     self._outgoing.put(encode(message))
 
   def receive(self) -> list[Plain]:
-    """Waits for a message, which may be a beat.
+    """Waits for a message, which may be a beat; returns its kind and its arguments as a flat list.
 
-    Returns:
-      A flat list: the kind of the message, a str, then its arguments.
-    Raises:
-      ConnectionError: if the other side was silent for `lost_seconds`, hung up, or sent bytes that
-        are no message; the error's text says which.
+    ConnectionError says that the other side was silent for `lost_seconds`, hung up, or sent bytes
+    that are no message.
     """
     try:
       # Several short waits: if this process itself was stopped for long, only one wait is used up,
@@ -233,11 +207,7 @@ class MessageConnection:
     _shut_down(self._connection, socket.SHUT_WR)
 
   def hand_over(self) -> int:
-    """Sends the queued messages, then leaves the connection to a program that replaces this one.
-
-    Returns:
-      Its file descriptor, which a program that this process executes inherits.
-    """
+    """Sends the queued messages; returns a descriptor that an executed program inherits."""
     self._stop_sending()
     os.set_inheritable(self._connection.fileno(), True)
     return self._connection.fileno()
@@ -293,13 +263,10 @@ def _authenticated(
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Authenticates both sides of a connection.
+  """Lets both sides prove that they know the secret; ConnectionError if the other does not in time.
 
-  Args:
-    seconds: how long to wait for each answer of the other side.
-    steps: `deliver_challenge` and `answer_challenge`; the other side runs them in reverse order.
-  Raises:
-    ConnectionError: if the other side did not prove in time that it knows the secret.
+  `seconds` limits each answer. The other side runs `steps` (`deliver_challenge` and
+  `answer_challenge`) in reverse order.
   """
   connected.setblocking(True)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))

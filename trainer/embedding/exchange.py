@@ -15,11 +15,7 @@ from trainer.runtime import HOST
 
 
 class Routed(NamedTuple):
-  """The result of `route` on one of N ranks: the keys that the rank has sent and received.
-
-  A rank sends keys to their owners, and receives the keys that it owns. With a single process, the
-  result of `route` is ().
-  """
+  """The keys that one of N ranks has sent to their owners, and those that it owns and received."""
 
   sent: tf.Tensor  # int32 [N], how many keys went to each owner
   received: tf.Tensor  # int32 [N], how many keys came from each rank
@@ -43,7 +39,7 @@ Routing = Routed | tuple[()]
 
 
 def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
-  """Returns the factor by which the gradients of rows are multiplied (sparse.gradient_scale).
+  """Returns the factor of the gradients of rows, float32 [1] or [u] (sparse.gradient_scale).
 
   With 'batch', the factor is `scale`. With 'feature', it is 1 / the feature's shows in the step, so
   the steps of a rare feature do not shrink when the batch or the job grows.
@@ -51,8 +47,6 @@ def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor
   Args:
     scale: float32 [], 1 / the weight of the step's samples.
     shows: float32 [u], the shows of the features in this step.
-  Returns:
-    float32 [1] for 'batch', [u] for 'feature'.
   """
   is_by_feature = cfg.sparse.gradient_scale == 'feature'
   return 1 / tf.maximum(shows, 1) if is_by_feature else tf.reshape(scale, [1])
@@ -82,8 +76,7 @@ class LocalRows:
     batch is still training.
 
     Args:
-      deduped: the distinct keys of this process's samples.
-      weight: float32 [B], the weights of these samples; [B, T] with several tasks.
+      weight: float32 [B], the weights of the samples; [B, T] with several tasks.
     Returns:
       The argument `routed` of `weight_and_samples` and `pull`.
     """
@@ -94,20 +87,15 @@ class LocalRows:
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the weight and the number of the samples of all ranks in this step.
 
-    Returns:
-      The total weight, float32 [] ([T] with several tasks); the number of samples on lower ranks,
-      int64 []; the number of samples on all ranks, int64 [].
+    They are the total weight, float32 [] ([T] with several tasks); the number of samples on lower
+    ranks, int64 []; and on all ranks, int64 [].
     """
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
   def pull(self, deduped: Deduped, routed: Routing, train: bool) -> PulledRows | ShardedPull:
     """Reads the rows of the unique keys without changing them; every rank calls it.
 
-    Args:
-      deduped: the distinct keys of this process's samples.
-      routed: the result of `route` for these keys.
-      train: whether the rows are read for training. If so, and if admission is `none`, the factors
-        of new features are their initial ones; otherwise they are 0.
+    If `train` and admission is `none`, the factors of new features are their initial ones, else 0.
     """
     return self._pull(deduped.unique, train)
 
@@ -129,7 +117,6 @@ class LocalRows:
     """Updates rows, adds shows and clicks to features, and admits features; every rank calls it.
 
     Args:
-      deduped: the distinct keys of this process's samples.
       rows: the result of `pull` for these keys.
       linear_gradient: float32 [u], summed over this process's samples.
       factors_gradient: float32, laid out as rows.factors, summed over this process's samples.
@@ -150,9 +137,7 @@ class ShardedRows(LocalRows):
   A step takes four all-to-alls: keys with their shows and clicks go to the keys' owners, weights of
   samples go to all ranks, rows come back from the owners, and gradients go to the owners, which sum
   them. Each unique key of a rank travels once, and only admitted features have factors to send.
-
-  Args:
-    spans: measures how long a step waits for rows and gradients.
+  `spans` measures how long a step waits for rows and gradients.
   """
 
   def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config, spans: Spans):

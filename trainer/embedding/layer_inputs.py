@@ -64,10 +64,9 @@ class LayerInputs(NamedTuple):
 
 
 def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
-  """Adds C slots to the inputs of a batch; in each slot, a sample has one feature of value 1.
+  """Adds C slots with one feature of value 1 each, whose factors are `vectors`, float32 [B, C, D].
 
-  Args:
-    vectors: float32 [B, C, D], the factors of these features. They come after the tables' factors.
+  They come after the tables' factors.
   """
   factors, totals, squares, norm = inputs.factors, inputs.totals, inputs.squares, inputs.norm
   if factors:
@@ -82,12 +81,8 @@ def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
 def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
   """Returns the pooled slot vectors and the dense columns, which `dnn` and `cross` read.
 
-  A slot vector is the slot sum divided by `norm` (sum, mean or sqrt-n pooling); it is 0 for an
-  empty slot.
-
-  Returns:
-    One float32 [B, F_t·D_t] for each table, then LayerInputs.dense if it has columns;
-    `tf.concat(parts, 1)` joins them.
+  These are a float32 [B, F_t·D_t] for each table, then LayerInputs.dense if it has columns. A slot
+  vector is the slot sum divided by `norm` (sum, mean or sqrt-n pooling); it is 0 for an empty slot.
   """
   parts, start = [], 0
   for sums in inputs.factors:
@@ -102,11 +97,10 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Finds the features of each sample in a flat list of the features of all samples.
+  """Finds the features of each of `size` samples in a flat list of the features of all samples.
 
   Args:
     samples: int32 or int64 [n], the sample of each feature in the list, ascending.
-    size: int32 or int64 [], the number of samples, B.
   Returns:
     The indices of each sample's features in the list, int32 [B, L], ascending, padded with −1.
   """
@@ -117,9 +111,5 @@ def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 def vector_width(shapes: LayerInputs) -> int:
-  """Returns the number of columns of the joined `slot_vectors`.
-
-  Args:
-    shapes: LayerInputs with a TensorShape in place of each tensor, as Keras passes it to `build`.
-  """
+  """Returns the number of columns of the joined `slot_vectors`, from the shapes of LayerInputs."""
   return sum(s[1] * s[2] for s in shapes.factors) + shapes.dense[1]

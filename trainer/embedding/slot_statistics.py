@@ -16,7 +16,7 @@ _DEAD = 1e-3
 
 
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
-  """Chooses the logical shards that this process reads, as a sample of its features.
+  """Chooses the logical shards that this process reads; returns them and their share of `own`.
 
   All processes together read about MOST_FEATURES features. A hash spreads the keys over the shards,
   so the features in some shards are a fair sample of all features.
@@ -24,8 +24,6 @@ def shards_to_read(features: int, own: range) -> tuple[range, float]:
   Args:
     features: the number of features of all processes.
     own: the shards of this process; all processes have nearly the same number.
-  Returns:
-    The chosen shards, and their share of `own`.
   """
   share = min(1.0, MOST_FEATURES / max(features, 1))
   count = max(1, round(share * len(own)))
@@ -38,8 +36,7 @@ Figure = float | list[int] | None
 class SlotStatistics:
   """Sums over the rows of each slot. The sums of several processes or parts can be added.
 
-  Args:
-    widths: {name of a table: the number of factors in its rows, which is F·D for ffm}.
+  `widths` is {name of a table: the number of factors in its rows, which is F·D for ffm}.
   """
 
   def __init__(self, cfg: Config, widths: Mapping[str, int]):
@@ -92,15 +89,15 @@ class SlotStatistics:
   def result(
     self, state: Mapping[str, np.ndarray], share: float = 1.0
   ) -> dict[str, dict[str, Figure]]:
-    """Returns the figures of each slot.
+    """Returns {slot: figures}.
+
+    They are features, admitted, shows, clicks, ctr, norm (the mean norm of a feature's factors),
+    effective_rank, width, dead_columns (the columns of factors that are almost 0 in all rows) and
+    bytes_share (the slot's share of the bytes of all slots).
 
     Args:
       state: the result of `state`, or the sum of several results.
       share: the share of all features that was read; counts are divided by it.
-    Returns:
-      {slot: figures}: features, admitted, shows, clicks, ctr, norm (the mean norm of a feature's
-      factors), effective_rank, width, dead_columns (the columns of factors that are almost 0 in all
-      rows) and bytes_share (the slot's share of the bytes of all slots).
     """
     figures: dict[str, dict[str, Figure]] = {}
     total_bytes = max(state['bytes'].sum(), 1)
@@ -128,10 +125,9 @@ class SlotStatistics:
     return figures
 
   def norm_histograms(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a histogram of the norms of rows' factors for each slot; edges are powers of 2.
+    """Returns a histogram of the norms of each slot's factors, {slot: float64 [bins, 3]}.
 
-    Returns:
-      {slot: float64 [bins, 3]}: for each bin its left edge, its right edge and its number of rows.
+    A bin has a left edge, a right edge, both powers of 2, and a number of rows.
     """
     edges = 2.0 ** (_LEAST_OCTAVE + np.arange(_OCTAVES + 1))
     histograms = {}
@@ -144,12 +140,10 @@ class SlotStatistics:
 
 
 def effective_rank(gram: np.ndarray) -> float:
-  """Returns the effective rank of a matrix: exp of the entropy of its normalised singular values.
+  """Returns exp of the entropy of the normalised singular values of a matrix.
 
-  Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality".
-
-  Args:
-    gram: float64 [D, D], Σ v vᵀ over the rows v of the matrix.
+  Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality". `gram` is
+  float64 [D, D], Σ v vᵀ over the rows v of the matrix.
   """
   values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
   if not values.sum():

@@ -1,5 +1,3 @@
-"""Makes the store of a process's rows: our RowStore (the default), or TFRA's hash tables."""
-
 from ops.row_store import RowStore
 from trainer.config import Config
 from trainer.embedding.embedding import Embedding
@@ -7,11 +5,7 @@ from trainer.errors import UserError
 
 
 def store_class(cfg: Config) -> type[RowStore]:
-  """Returns the class that `sparse.store` names: RowStore, or TfraStore with the same methods.
-
-  Raises:
-    UserError: if `sparse.store` is tfra, and TFRA is not installed.
-  """
+  """Returns the class that `sparse.store` names; UserError if it is tfra, and not installed."""
   if cfg.sparse.store == 'rows':
     return RowStore
   try:
@@ -28,12 +22,9 @@ def store_class(cfg: Config) -> type[RowStore]:
 
 
 def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> RowStore:
-  """Makes the store that `sparse.store` names.
+  """Makes the store that `sparse.store` names: our RowStore (the default), or TFRA's hash tables.
 
-  Args:
-    name: a name by which the v1 graphs of all workers share the store; None: it is not shared.
-  Raises:
-    UserError: if `sparse.store` is tfra, and TFRA is not installed.
+  By `name`, the v1 graphs of all workers share the store; None: it is not shared.
   """
   return store_class(cfg)(
     cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name

@@ -14,7 +14,7 @@ _NO_FLAGS = StepFlags(False, False, False)
 
 
 class AsynchronousJob(Job):
-  """A job in which workers claim units of a pass, and do not wait for one another within the pass.
+  """A job whose workers claim units of a pass, and do not wait for one another within the pass.
 
   The next unit goes to the worker that asks next, so a slow worker delays nobody. If a worker is
   lost, its units go to others. All workers meet before and after a pass, and for checkpoints.
@@ -81,8 +81,7 @@ class AsynchronousJob(Job):
   def _let_first_report(self) -> None:
     """Makes the first of the present workers own the run_dir and the reports. All workers call it.
 
-    Raises:
-      UserError: on all workers, if the first one cannot lock the run_dir.
+    On all of them it raises a UserError if the first one cannot lock the run_dir.
     """
     is_first = self.communicator.rank == 0
     begins, ends = is_first and not self._reported, self._reported and not is_first

@@ -43,7 +43,6 @@ class CoordinatorClient(Communicator):
   A thread of its own ends this process if the coordinator is lost or ends the job.
 
   Args:
-    connection: this process's connection to the coordinator.
     settings: {name: value}; all processes must have the same.
   Attributes:
     rank, size: this worker's rank and the number of workers; `close_pass` may change both.
@@ -106,10 +105,9 @@ class CoordinatorClient(Communicator):
   # Work
 
   def enter(self) -> Plain:
-    """Lets a late worker join the others' pass; waits until they are within a pass.
+    """Lets a late worker join the others' pass; returns the `state` of their `open_pass`.
 
-    Returns:
-      The argument `state` with which the others called `open_pass`.
+    It waits until they are within a pass.
     """
     self._connection.send(['enter'])
     state = self._replies.get()
@@ -119,11 +117,9 @@ class CoordinatorClient(Communicator):
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
     """Begins a pass, whose units workers then claim. All workers call it, and wait for one another.
 
-    A worker that has called `enter` is in the pass already, and does not wait.
-
-    Args:
-      work: the arguments slices, first, total and pause_after of WorkQueue.
-      state: the value that a worker receives if it enters the pass later.
+    A worker that has called `enter` is in the pass already, and does not wait. `work` has the
+    arguments slices, first, total and pause_after of WorkQueue; a worker that enters the pass later
+    receives `state`.
     """
     if self._entered:
       self._entered = False
@@ -132,13 +128,7 @@ class CoordinatorClient(Communicator):
     self.independent = True
 
   def claim(self, stop: bool, save: bool, is_merged: bool = True) -> Claimed:
-    """Reports this worker's last unit as done, and waits for the next one.
-
-    Args:
-      stop: whether this worker was asked to stop.
-      save: whether this worker wants a checkpoint.
-      is_merged: whether the servers have the changes of all units that this worker has done.
-    """
+    """Reports this worker's last unit as done, and waits for the next one; see WorkQueue.claim."""
     self._connection.send(['claim', stop, save, is_merged])
     return Claimed(*self._replies.get())
 

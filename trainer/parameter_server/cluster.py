@@ -42,13 +42,9 @@ class Cluster:
 
   @classmethod
   def from_tf_config(cls, tf_config: Json, mode: str) -> 'Cluster':
-    """Returns the cluster that `TF_CONFIG` describes.
+    """Returns the cluster that `TF_CONFIG` describes; None: it is not set.
 
-    Args:
-      tf_config: the value of `TF_CONFIG`, decoded from JSON; None if it is not set.
-      mode: `sync.mode`, for messages.
-    Raises:
-      UserError: if `tf_config` is malformed; the message names the key.
+    A UserError about a malformed one names the key and `mode`, which is `sync.mode`.
     """
     if tf_config is None:
       raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
@@ -92,8 +88,7 @@ class Cluster:
   def host(self, patience: float) -> str:
     """Returns the IP address of this process's host.
 
-    Raises:
-      UserError: if the host's name in TF_CONFIG cannot be resolved within `patience` seconds.
+    It raises a UserError if the name in TF_CONFIG cannot be resolved within `patience` seconds.
     """
     host, began = self.address.rpartition(':')[0].strip('[]'), time.monotonic()
     while True:
@@ -108,11 +103,7 @@ class Cluster:
       time.sleep(1)
 
   def start_server(self) -> tf.distribute.Server:
-    """Starts and returns this process's TensorFlow server.
-
-    Raises:
-      UserError: if the server's port is in use.
-    """
+    """Starts and returns this process's TensorFlow server; UserError if the port is in use."""
     port = int(self.address.rpartition(':')[2])
     in_use = UserError(
       f'{_VARIABLE}: the port {port} of {self.name} is in use on this host; wanted a free one, or '
@@ -135,8 +126,7 @@ class Cluster:
   def say(self, text: str, status: int = 0) -> None:
     """Prints a line with the time and this process's name, or with 'error:' if status is 2.
 
-    Args:
-      status: the exit status that the process is about to end with; 2 means a user's mistake.
+    A process that is about to end gives its exit status; 2 means a user's mistake.
     """
     line = f'error: {text}' if status == 2 else timed(f'[{self.name}] {text}')
     sys.stderr.write(f'{line}\n')  # in one piece: several threads may print

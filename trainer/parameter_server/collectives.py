@@ -36,10 +36,8 @@ _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
 def replies(calls: Mapping[int, tuple[str, Plain]]) -> dict[int, Plain]:
   """Returns {number of a worker: its reply}. The worker with the lowest number is rank 0.
 
-  Args:
-    calls: {number of a worker: (kind of collective, value that it sent)}.
-  Raises:
-    ValueError: if the workers call different collectives.
+  `calls` is {number of a worker: (kind of collective, value that it sent)}; ValueError if the kinds
+  differ.
   """
   workers = sorted(calls)
   kinds, values = zip(*(calls[worker] for worker in workers))

@@ -55,12 +55,11 @@ class Coordinator:
 
   Args:
     settings: {name: value}; all processes must have the same.
-    host: the address at which the other processes reach the coordinator.
+    host: the address at which the other processes reach the coordinator. UserError: it has no free
+      port of sync.ports.
     secret: the secret that all processes of the job know; by default a random one.
   Attributes:
     address, secret: arguments for CoordinatorClient.
-  Raises:
-    UserError: if no port of sync.ports is free.
   """
 
   def __init__(
@@ -289,11 +288,7 @@ class Coordinator:
     self._advance()
 
   def _send_back(self, text: str) -> None:
-    """Restarts all workers at the last checkpoint; the job forms again once they have joined.
-
-    Args:
-      text: the line that says so.
-    """
+    """Restarts all workers at the last checkpoint; the job forms again once they have joined."""
     self._cluster.say(text)
     for member in self._members.values():
       if member.kind == 'worker':

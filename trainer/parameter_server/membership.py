@@ -14,22 +14,15 @@ from trainer.comm import messages
 
 
 def connect(address: messages.Address, secret: bytes, seconds: float) -> messages.MessageConnection:
-  """Connects to a coordinator.
+  """Connects to a coordinator; ConnectionError if none that knows the secret answers.
 
-  Args:
-    seconds: `sync.lost_peer_seconds`.
-  Raises:
-    ConnectionError: if no coordinator that knows the secret answers; the message says why.
+  `seconds` is `sync.lost_peer_seconds`, here and in `inherited`.
   """
   return _with_beats(messages.connect(address, secret, seconds), seconds)
 
 
 def inherited(seconds: float) -> messages.MessageConnection | None:
-  """Returns the connection of the program that this one replaces; None if it replaces none.
-
-  Args:
-    seconds: `sync.lost_peer_seconds`.
-  """
+  """Returns the connection of the program that this one replaces; None if it replaces none."""
   descriptor = runtime.inherited_connection()
   if descriptor is None:
     return None

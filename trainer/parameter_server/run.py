@@ -51,12 +51,9 @@ v1 = tf.compat.v1
 def run(cfg: Config, cluster: Cluster, inherited: MessageConnection | None = None) -> int:
   """Runs this process's part of a job until the job ends; returns the exit status.
 
-  After the processes have met, an error or a lost process ends this process at once.
-
-  Args:
-    inherited: the connection to the coordinator, if this process has restarted itself.
-  Raises:
-    UserError: if a user's mistake is found before the processes meet.
+  After the processes have met, an error or a lost process ends this process at once; before, a
+  user's mistake is a UserError. `inherited` is the connection to the coordinator of a process that
+  has restarted itself.
   """
   # The servers need our ops too, and TFRA's if it keeps the rows.
   library.load()
@@ -131,9 +128,7 @@ def _publish(target: str, coordinator: Coordinator) -> None:
 def _connect(cluster: Cluster, patience: float) -> MessageConnection:
   """Waits until server 0 has published the coordinator's address and secret; connects to it.
 
-  Raises:
-    ConnectionError: if server 0 has not published them within `patience` seconds, or the
-      coordinator cannot be reached; the message says what is wanted.
+  A ConnectionError says what is wanted if that takes more than `patience` seconds or fails.
   """
   began = reminded = time.monotonic()
   config = cpu_config(device_filters=['/job:ps/task:0'], operation_timeout_in_ms=5000)

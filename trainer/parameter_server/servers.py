@@ -57,8 +57,7 @@ class Servers:
     target: the address of this worker's tf.distribute.Server.
     dense: this worker's dense part; the servers' dense variables have the same shapes.
   Attributes:
-    count: the number of servers.
-    stores: for each server, its store of rows, within the graph.
+    stores: for each of `count` servers, its store of rows, within the graph.
     bytes: how many bytes this worker's steps have sent and received.
     patience: how many seconds to wait for the answer to a request.
   """
@@ -179,11 +178,9 @@ class Servers:
     return fetches, [keys]
 
   def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
-    """Adds the placeholders of a push.
+    """Adds the placeholders of a push; returns them, and their parts for each server.
 
-    Returns:
-      The placeholders; and for each server, the keys, shows, clicks and values of `Push.buffer`
-      that go to it.
+    The parts are keys, shows, clicks and values of `Push.buffer`.
     """
     with self._on_worker():
       feeds = Push(
@@ -257,11 +254,9 @@ class Servers:
   def _push_at_once_graph(self, differences: bool) -> tuple[tf.Tensor, list[tf.Tensor]]:
     """Adds the push of modes ps_async and ps_geo: servers apply it without waiting for others.
 
-    Args:
-      differences: whether a push carries changes instead of gradients. False (ps_async): it carries
-        gradients, which the servers divide by the weight of this worker's samples. True (ps_geo):
-        it carries changes to add to rows and dense variables, and `counts[0]` is the number of
-        steps that made the changes.
+    Without `differences` (ps_async), it carries gradients, which the servers divide by the weight
+    of this worker's samples. With them (ps_geo), it carries changes to add to rows and dense
+    variables, and `counts[0]` is the number of steps that made the changes.
     """
     feeds, parts = self._push_feeds()
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
@@ -295,10 +290,8 @@ class Servers:
   def start(self, state: Sequence[np.ndarray]) -> None:
     """Initialises the servers' variables and, in mode ps, prepares the chief's queues.
 
-    Only the first worker calls it.
-
-    Args:
-      state: the values of the dense variables, then those of the optimizer's variables.
+    Only the first worker calls it. `state` has the values of the dense variables, then those of the
+    optimizer's variables.
     """
     self.session.run(self._initialize)
     self.assign(state=state)
@@ -398,11 +391,7 @@ class Servers:
     return parts['state'], parts['step']
 
   def assign(self, **parts: Fetched) -> None:
-    """Sets parts of the state on the servers; call it while no worker trains.
-
-    Args:
-      parts: new values for any of `state` (as in `start`), `step`, `rate` and `first_step`.
-    """
+    """Sets `state` (as in `start`), `step`, `rate` or `first_step` while no worker trains."""
     values = tf.nest.flatten(self._read_state() | parts)
     self.session.run(self._assign_state, dict(zip(self._state_feeds, values)))
 
@@ -416,11 +405,9 @@ class Servers:
   ) -> Fetched | None:
     """Runs an op on a server, and returns its outputs as eager tensors.
 
-    Args:
-      only_reads: whether the op changes nothing, so that it may run again if it gets no answer.
-      function: makes the op from `args` and `kwargs`. Arguments that are arrays are fed at each
-        call. The other arguments become part of the graph, which gets one op for each function and
-        each set of such arguments.
+    An op that `only_reads` may run again if it gets no answer. `function` makes the op. Arguments
+    that are arrays are fed at each call. The others become part of the graph, which gets one op for
+    each function and each set of such arguments.
     """
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))

@@ -28,8 +28,7 @@ class WorkQueue:
   Args:
     workers: the numbers of the workers that begin the pass.
     slices: the number of units in a batch.
-    first: the first unit to hand out.
-    total: the number of units in the whole pass.
+    first, total: the first unit to hand out, and the number of units in the whole pass.
     pause_after: after how many units to pause for a checkpoint; None: do not pause.
     max_ahead: how many more units a worker may have done than the slowest one; None: any number.
   """

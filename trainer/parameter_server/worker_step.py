@@ -1,8 +1,3 @@
-"""The training step of a worker in modes ps and ps_async. The step of mode ps_geo is in geo.py.
-
-Rows and dense variables come from the servers; gradients go to the servers.
-"""
-
 import time
 
 import numpy as np
@@ -44,13 +39,9 @@ def rows_spec(cfg: config.Config) -> row_store.PulledRows:
 class WorkerStep(Step):
   """Base class of a worker's training steps in the modes on parameter servers.
 
-  A worker's dense part is a local copy of the variables on the servers.
-
-  Args:
-    target: the address of this worker's tf.distribute.Server.
-
-  Attributes:
-    is_merged: whether the servers have the changes of all steps of this worker.
+  Rows and dense variables come from the servers, and gradients go to them. A worker's dense part is
+  a local copy of the variables on the servers. `is_merged` says whether the servers have the
+  changes of all steps of this worker; `target` is the address of its tf.distribute.Server.
   """
 
   is_merged = True
@@ -134,10 +125,7 @@ class WorkerStep(Step):
       self._stale = False
 
   def _assign(self, **values: object) -> None:
-    """Sets parts of the state on the servers, as `Servers.assign` does.
-
-    Every worker calls it. Worker 0 sets the state, and the others wait until it is set.
-    """
+    """Does `Servers.assign` on worker 0, while the others wait; every worker calls it."""
     self._communicator.barrier()
     if self._communicator.rank == 0 and not self._communicator.independent:
       self.servers.assign(**values)
@@ -180,7 +168,7 @@ class WorkerStep(Step):
 
 
 class ServerStep(WorkerStep):
-  """The step of modes ps and ps_async.
+  """The step of modes ps and ps_async; GeoStep is that of ps_geo.
 
   In mode ps, N workers with b samples each compute what one process with N·b samples does: workers
   send sums, and the servers divide once, by the weight of all samples. In mode ps_async, each push
@@ -255,7 +243,6 @@ class ServerStep(WorkerStep):
 
     Args:
       sent: int32 [servers], how many keys go to each server.
-      dense: the servers' values of the dense variables.
       lower: int64 [], how many samples of this step are on workers of lower rank.
       total_weight: float32 [], or [T] with several tasks: the weight of all samples of the step.
     Returns:
