@@ -1,7 +1,7 @@
-"""The commands of README.md and docs/tutorial.md, run as they stand there, in a shell, in order.
+"""The commands and the Python of README.md and pages of docs/, run as they stand there, in order.
 
-They are read out of the pages' code blocks. Only sizes are changed: the log is small, and a job has
-fewer processes.
+They are read out of the pages' code blocks. Only sizes are changed: the log is small, a job has
+fewer processes, and a search fewer trials.
 """
 
 import pathlib
@@ -27,6 +27,36 @@ ELSEWHERE = {
   'launch/cluster.sh ': 'tests/integration/launch_test.py',
   'launch/parameter_servers.sh 2 3 --config my.yaml --set sync.mode=ps_': 'as mode ps',
 }
+
+# What the Python of docs/better_model.md finds there, and what it must have made.
+LOG = """
+log = pd.DataFrame({'time': [3, 1, 2, 4], 'item': [7, 8, 9, 6], 'click': [1, 1, 1, 0]})
+log['user'] = list('aaba')
+"""
+MADE = "assert log.sort_values('time')['history'].to_list() == ['', '', '8', '8|7']"
+# LightGBM is no requirement: where it is missing, scikit-learn's trees stand in.
+STAND_IN = """
+import importlib.util, sys, types
+from sklearn.ensemble import HistGradientBoostingClassifier
+
+class LGBMClassifier:
+  def __init__(self, n_estimators, learning_rate):
+    self.trees = HistGradientBoostingClassifier(max_iter=n_estimators // 100)
+    self.predict_proba = self.trees.predict_proba
+
+  def fit(self, x, y, eval_set, callbacks):
+    self.trees.fit(x, y)
+
+if importlib.util.find_spec('lightgbm') is None:
+  early = {'early_stopping': lambda rounds: None}
+  sys.modules['lightgbm'] = types.SimpleNamespace(LGBMClassifier=LGBMClassifier, **early)
+"""
+
+
+def python(page: str) -> list[str]:
+  """Returns the blocks of Python on a page."""
+  text = (ROOT / page).read_text(encoding='utf-8')
+  return re.findall(r'^```python\n(.*?)^```', text, re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str) -> tuple[list[dict], list[str]]:
@@ -109,7 +139,6 @@ class CommandsTest(tf.test.TestCase):
     self.assertLen(serve, 1)
     out = self.shell(folder, [c for c in commands if c not in serve])
     self.assertIn('with early stopping', out)
-    self.assertTrue((folder / 'both.html').exists())
     with subprocess.Popen(
       ['bash', '-c', f'. {ROOT}/.venv/bin/activate; exec {serve[0]} --port 0'],
       cwd=folder,
@@ -127,6 +156,19 @@ class CommandsTest(tf.test.TestCase):
         self.assertBetween(answer.json()['predictions'][0], 0, 1)
       finally:
         server.terminate()
+
+  def test_better_model_and_python(self):
+    """In the folder of the tutorial."""
+    folder, _ = self.prepare('docs/tutorial.md')
+    histories, beside = python('docs/better_model.md')
+    code = [text.replace('trials=20', 'trials=1') for text in python('docs/python.md')]
+    code += ["print(f'found {len(table)} trial')", LOG, histories, MADE, STAND_IN, beside]
+    (folder / 'pages.py').write_text('\n'.join(code))
+    out = self.shell(folder, [*blocks('docs/better_model.md')[1], 'python pages.py'])
+    self.assertTrue((folder / 'both.html').exists())
+    self.assertIn('found 1 trial', out)
+    figures = [float(text) for line in out.splitlines()[-2:] for text in line.split()]
+    self.assertLen(figures, 4)
 
 
 if __name__ == '__main__':
