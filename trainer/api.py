@@ -333,12 +333,7 @@ def _directory(run_dir: str | os.PathLike) -> str:
 
 
 def load(run_dir: str | os.PathLike, checkpoint: str = 'best') -> Run:
-  """Returns the run in a run_dir.
-
-  Args:
-    run_dir: a directory that trainer.run or `fit` has trained into.
-    checkpoint: 'best' or 'last', see `Run`.
-  """
+  """Returns the run in a run_dir; `checkpoint` is 'best' or 'last', see `Run`."""
   run_dir = _directory(run_dir)
   if checkpoint not in ('best', 'last'):
     raise UserError(f"checkpoint: found {short(checkpoint)}; wanted 'best' or 'last'")

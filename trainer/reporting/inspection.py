@@ -112,9 +112,6 @@ class Inspection:
 
     Columns: key, show, click, unseen_days, admitted and linear. If the slot's table has factors,
     also factors: float32 [width of the table], None before admission.
-
-    Raises:
-      UserError: if there is no such slot.
     """
     return pd.concat([self._features(chunk, slot) for chunk in self.rows()], ignore_index=True)
 
@@ -137,9 +134,6 @@ class Inspection:
 
     The result has all texts that data.keep_texts kept for the slot. For other keys, the passes of
     the run are searched; keys that are not found are left out.
-
-    Args:
-      keys: int64 [n], the keys whose texts are wanted.
     """
     self._slot_id(slot)  # checks its name
     texts = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
@@ -205,9 +199,6 @@ class Inspection:
     """Returns the k features of a slot whose factors have the highest cosine with those of `text`.
 
     Columns: text (None if it is not known), key, show and cosine, the nearest first.
-
-    Raises:
-      UserError: if there is no such slot or feature, or if it has no factors.
     """
     key, table = self._key(slot, text), self.features(slot)
     own = table[table['key'] == key]
@@ -352,12 +343,7 @@ def _by_shows(parts: list[pd.DataFrame]) -> pd.DataFrame:
 def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
   """Returns after how many day ends a feature is evicted if it is not seen again.
 
-  Args:
-    policy: the policy of the run.
-    limits: the policy with the thresholds of the feature's slot.
-    row: the feature's score, unseen_days and age_days.
-  Returns:
-    The number of day ends; None if it is more than 1,000.
+  It is None if they are more than 1,000. `limits` are the thresholds of the feature's slot.
   """
   score, unseen, age = row['score'], row['unseen_days'], row['age_days']
   longest, youngest = limits.delete_after_unseen_days, limits.min_age_days

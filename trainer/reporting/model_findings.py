@@ -82,12 +82,7 @@ def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
 
 
 def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
-  """Returns whether AUC on new samples is far below that on training samples, and not by chance.
-
-  Args:
-    trained_auc: the AUC on training samples; None if unknown.
-    values: the metrics on new samples.
-  """
+  """Returns whether AUC on new samples (`values`) is far below `trained_auc`, and not by chance."""
   auc, interval = values.get('auc'), auc_interval_of(values)
   if auc is None or trained_auc is None:
     return False
@@ -195,10 +190,8 @@ def _rare_values(run: RecordedRun) -> Iterator[str]:
 def long_steps(run: RecordedRun) -> Iterator[str]:
   """Yields a sentence if the first pass has a far worse logloss than a constant prediction.
 
-  Then dense columns have large values, or the steps of the rows are probably too long. On two
-  made-up logs in which this was so, about half of the default learning rate raised the test AUC by
-  0.01 to 0.03. With another config of one of them, the first pass was as good as a constant, and a
-  lower rate cost 0.01.
+  Then dense columns have large values, or the steps of the rows are probably too long: on two
+  made-up logs half of the default learning rate then raised the test AUC by 0.01 to 0.03.
   """
   run = run.deciding
   trained = run.of('train')

@@ -139,10 +139,7 @@ class RecordedRun:
   def by_slot(self, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
     """Returns a table of one statistic of slots: a row for each event, a column for each slot.
 
-    Args:
-      event: the kind of events to take; those without statistics of slots are left out.
-      field: the name of the statistic. Slots without it are left out.
-      columns: 'dense' for dense columns in place of slots.
+    Events and slots without the statistic are left out. `columns` is 'slots' or 'dense'.
     """
     of_slots = self.of(event)[columns].dropna()
     rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
