@@ -109,6 +109,7 @@ class FiniteTest(tf.test.TestCase):
     with open(f'{self.folder}/c.csv', 'a', encoding='utf-8') as f:
       f.write('1,1e30,1\n')
     slots = [{'name': 'user'}, {'name': 'price', 'from': {'number': 'price'}}]
+    undisturbed = {}  # what runs without it leave
     for case, (interactions, checkpoints, order) in enumerate(
       (
         (['linear', 'fm'], {'every_steps': 2, 'keep': 1}, 'abcde'),  # a step fails
@@ -120,8 +121,13 @@ class FiniteTest(tf.test.TestCase):
       )
     ):
       with self.subTest(interactions=interactions, checkpoints=checkpoints, order=order):
+        without = order.replace('c', '')
+        alike = str([interactions, checkpoints, without])
         states, jobs = [], []
-        for passes in (order, order.replace('c', '')):
+        for passes in (order, without):
+          if passes == without and alike in undisturbed:
+            states.append(undisturbed[alike])
+            continue
           run_dir = f'{self.folder}/{case}-{passes}'
           data = {
             'train': [f'{self.folder}/{one}.csv' for one in passes],
@@ -135,6 +141,7 @@ class FiniteTest(tf.test.TestCase):
           self.assertEqual(job.run(), 0)
           states.append(state_of(run_dir, without=['pass', 'waiting']))
           jobs.append(job)
+        undisturbed[alike] = states[1]
         for part in ('rows', 'dense', 'events'):
           self.assertEqual(states[0][part], states[1][part], part)
         fates = {entry.name[-1]: entry.fate for entry in jobs[0].state.ledger}
