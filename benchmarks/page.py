@@ -26,7 +26,6 @@ WANTED = {
   ),
   'bfloat16_over_dense_floor': ('<=', 1.0, 'the same over the dense part alone, in float32'),
   'two_rank_efficiency': ('>=', 0.8, 'samples/s of 2 ranks of half the threads over one process'),
-  'two_rank_efficiency_connections': ('>=', 0.85, 'with `sync.dense_allreduce: connections`'),
   'two_rank_efficiency_horovod': ('>=', 0.6, 'with `sync.row_exchange: horovod`'),
   'own_over_tfra_store': ('>=', 1, 'samples/s on our row store over `sparse.store: tfra`'),
   'input_over_train': ('>=', 5, 'samples/s of the input alone over training'),

@@ -379,18 +379,17 @@ class Bench:
 
   def ranks(self):
     """Compares 2 ranks of half the threads with one process of all."""
-    by_connections, by_horovod = {'dense_allreduce': 'connections'}, {'row_exchange': 'horovod'}
     contenders = {'one process': Contender('ours', self.spec(CRITEO))} | {
       name: Contender('ours', self.spec(CRITEO, sync=sync), ranks=2)
       for name, sync in (
         ('2 ranks', None),
-        ('2 ranks, sums by our connections, too', by_connections),
-        ('2 ranks, rows by Horovod, too', by_horovod),
+        ('2 ranks, rows by Horovod, too', {'row_exchange': 'horovod'}),
       )
     }
     rounds, _, last, _ = self.measure('ranks', contenders, steps=40)
-    keys = 'two_rank_efficiency', 'two_rank_efficiency_connections', 'two_rank_efficiency_horovod'
-    for key, name in zip(keys, list(contenders)[1:]):
+    for key, name in zip(
+      ('two_rank_efficiency', 'two_rank_efficiency_horovod'), list(contenders)[1:]
+    ):
       self.ratio(key, rounds.ratios(name, 'one process'))
     if two := last.get('2 ranks'):
       self.figures['bytes_per_sample'] = two['sent_bytes'] / two['samples']

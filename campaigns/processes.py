@@ -58,8 +58,8 @@ FAULTS = 6  # in a row, before the job is left alone
 STARTS = 12  # units that share the places of a start
 _STARTED = 'training/stream.py:Stream.next'  # called first when a job has started
 DAYS, SAMPLES, BATCH = 3, 500, 100
-MODES = ('single', 'ranks', 'connections', 'ps', 'ps_async', 'ps_geo')
-EXACT = ('single', 'ranks', 'connections', 'ps')  # modes whose runs are the same each time
+MODES = ('single', 'ranks', 'ps', 'ps_async', 'ps_geo')
+EXACT = ('single', 'ranks', 'ps')  # modes whose runs are the same each time
 # These may differ as well: a job reports a lost rank, and the bytes that a rank sends depend on the
 # steps since its start.
 DIFFERING = ('bytes_per_sample', 'lost')
@@ -83,7 +83,6 @@ def write_config(folder: str, mode: str) -> str:
   """Writes the config of a job in this mode on the folder's log; returns its path."""
   sync = {
     'mode': 'allreduce' if mode not in ('ps', 'ps_async', 'ps_geo') else mode,
-    'dense_allreduce': 'connections' if mode == 'connections' else 'horovod',
     'lost_peer_seconds': LOST_SECONDS,
     'stalled_peer_seconds': 120,
     'geo_steps': 2,
@@ -199,7 +198,7 @@ class Job:
     folder: of their logs.
     mode: one of MODES.
     flags: of trainer.run.
-    ranks: the number of ranks, in the modes `ranks` and `connections`.
+    ranks: the number of ranks, in the mode `ranks`.
   Attributes:
     pids: by name.
     statuses: of those that have ended, by name.
@@ -208,7 +207,6 @@ class Job:
   names = {
     'single': ['single'],
     'ranks': ['rank 0', 'rank 1'],
-    'connections': ['rank 0', 'rank 1'],
   } | dict.fromkeys(('ps', 'ps_async', 'ps_geo'), ['ps 0', 'worker 0', 'worker 1'])
 
   def __init__(self, folder: str, mode: str, flags: list[str], ranks: int = 2):
@@ -220,7 +218,7 @@ class Job:
   def _make_environments(self) -> dict[str, dict[str, str]]:
     if self._mode == 'single':
       return {'single': {}}
-    if self._mode in ('ranks', 'connections'):
+    if self._mode == 'ranks':
       slots = get_host_assignments(parse_hosts(f'localhost:{self._ranks}'), self._ranks)
       path = f'{self._folder}/port'
       with contextlib.suppress(FileNotFoundError):
@@ -621,11 +619,11 @@ def _strangers(draw: random.Random, folder: str, shared: str) -> Found:
   They send nothing, random bytes, HTTP, TLS or half of our own greeting. The job must end as an
   undisturbed one. Ports are counted.
   """
-  mode = ('ranks', 'connections', 'ps', 'ps_async')[_number_of_unit(folder) % 4]
+  mode = ('ranks', 'ps', 'ps_async')[_number_of_unit(folder) % 3]
   config, _ = undisturbed(mode, shared)
   # Ranks listen at Unix sockets; their only ports are Gloo's, which are left out: it aborts its
   # process where a stranger is the first to come.
-  ports = range(0) if mode in ('ranks', 'connections') else range(1, 1 << 16)
+  ports = range(0) if mode == 'ranks' else range(1, 1 << 16)
   job, found = Job(folder, mode, ['--config', config, '--run_dir', f'{folder}/run']), Found()
   job.start()
   pids = [pid for name, pid in job.pids.items() if name != 'rendezvous']
@@ -745,7 +743,7 @@ def _full_disks(draw: random.Random, folder: str, shared: str) -> Found:
 
   One line must say so, and the state must equal that of an undisturbed run.
   """
-  mode = draw.choice(['single', 'single', 'single', 'connections'])
+  mode = draw.choice(['single', 'single', 'single', 'ranks'])
   config, _ = undisturbed(mode, shared)
   wanted, disk, found = f'{os.path.dirname(config)}/run', f'{folder}/disk', Found()
   needed = sum(os.path.getsize(path) for path in _files(wanted)) // 1024

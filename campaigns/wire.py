@@ -36,7 +36,7 @@ from trainer.parameter_server.cluster import Cluster
 
 INPUTS = 2000  # of a unit, of TF_CONFIG and of messages
 TALKS = 24  # of a unit, all at once
-SUMS = 200  # of a unit
+EXCHANGES = 200  # of a unit
 LOST_SECONDS = 1.0
 BOUND = 60  # seconds in which a process must have ended, on a busy machine
 _LONGEST = 2000  # characters of a message
@@ -284,35 +284,23 @@ def _talks(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
-def _sums(draw: random.Random, folder: str, shared: str) -> Found:
-  """Lets a rank send wrong bytes in an exchange of rows or a sum.
-
-  An error must name it, in time.
-  """
+def _exchanges(draw: random.Random, folder: str, shared: str) -> Found:
+  """Lets a rank send wrong bytes in an exchange of rows; an error must name it, in time."""
   import tensorflow as tf
 
   from ops.connections import Connections
 
   found = Found()
   own = tf.reshape(tf.range(12, dtype=tf.int64), [6, 2])
-  calls: dict[str, Callable[[Connections], Any]] = {
-    'all_to_all': lambda c: c.all_to_all([own, tf.ones([6])], [2, 4]),
-    'all_reduce': lambda c: c.all_reduce([tf.ones([5, 3])]),
-  }
-  right = {}
-  for name, call in calls.items():
+  exchange = lambda fds, rank: Connections(fds, rank).all_to_all([own, tf.ones([6])], [2, 4])
+  a, b = socket.socketpair()
+  in_thread(lambda fd=a.detach(): exchange([fd, -1], 1))
+  right = b.recv(1 << 16)
+  b.close()
+  for _ in range(EXCHANGES):
     a, b = socket.socketpair()
-    end, other = Connections([-1, a.detach()], 0), Connections([b.detach(), -1], 1)
-    del end, other
-    a, b = socket.socketpair()
-    in_thread(lambda call=call, fd=a.detach(): call(Connections([fd, -1], 1)))
-    right[name] = b.recv(1 << 16)
-    b.close()
-  for _ in range(SUMS):
-    name = draw.choice(list(calls))
-    a, b = socket.socketpair()
-    result = in_thread(lambda name=name, fd=a.detach(): calls[name](Connections([-1, fd], 0)))
-    data = _garbled(draw, right[name])
+    result = in_thread(lambda fd=a.detach(): exchange([-1, fd], 0))
+    data = _garbled(draw, right)
     with contextlib.suppress(OSError):
       b.sendall(data)
       b.shutdown(socket.SHUT_WR)
@@ -322,9 +310,9 @@ def _sums(draw: random.Random, folder: str, shared: str) -> Found:
     except (tf.errors.AbortedError, tf.errors.DataLossError, tf.errors.ResourceExhaustedError) as e:
       found.trial('refused by name', None if 'rank 1' in str(e) or 'memory' in str(e) else str(e))
     except futures.TimeoutError:
-      found.trial('', f'{name} still waits, after {data[:200]!r}')
+      found.trial('', f'it still waits, after {data[:200]!r}')
     except Exception as e:
-      found.trial('', f'{name}: {type(e).__name__}: {str(e)[:300]}, after {data[:200]!r}')
+      found.trial('', f'{type(e).__name__}: {str(e)[:300]}, after {data[:200]!r}')
     b.close()
   return found
 
@@ -333,5 +321,5 @@ KINDS = [
   Kind('TF_CONFIG', 'inputs', 8, 600, _tf_config),
   Kind('messages', 'inputs', 10, 600, _messages),
   Kind('peers', 'faults', 10, 600, _talks),
-  Kind('row connections', 'inputs', 5, 600, _sums),
+  Kind('row connections', 'inputs', 5, 600, _exchanges),
 ]

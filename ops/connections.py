@@ -1,4 +1,4 @@
-"""Collectives between ranks over sockets: all-to-alls of rows, and sums.
+"""All-to-alls of rows between ranks over sockets.
 
 Ranks do not negotiate. A rank that waits for another one sleeps.
 """
@@ -12,10 +12,10 @@ from ops import library
 
 
 class Connections:
-  """A set of connections, one to every other rank, that carries one collective at a time.
+  """A set of connections, one to every other rank, that carries one all-to-all at a time.
 
-  Every rank runs the collectives of a set in the same order; those of different sets may overlap. A
-  collective raises AbortedError if a connection ended, and DataLossError if a rank runs another
+  Every rank runs the all-to-alls of a set in the same order; those of different sets may overlap. An
+  all-to-all raises AbortedError if a connection ended, and DataLossError if a rank runs another
   operation; the message names the rank.
 
   Args:
@@ -43,13 +43,6 @@ class Connections:
       For each of `values`, the rows [m, …] from all ranks in order; how many each sent, int32 [N].
     """
     return library.load().ctr_all_to_all(self._handle, values, counts)
-
-  def all_reduce(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Returns the sums of tensors over all ranks, the same bits on each; every rank calls this.
-
-    The tensors have one type, float32, float64 or int64, and the same shapes on every rank.
-    """
-    return library.load().ctr_all_reduce(self._handle, values)
 
   def counters(self) -> dict[str, int]:
     """Returns {name: count} of connections, bytes_sent, bytes_received and system_calls so far."""

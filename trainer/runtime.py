@@ -36,8 +36,8 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 os.environ.setdefault('GRPC_VERBOSITY', 'NONE')  # else C++ also tells that a port is in use
 
 # How often Horovod asks all ranks for work. 1 ms costs least where each rank has a core or two
-# (docs/performance.md); a job whose steps do not use Horovod should rarely be interrupted.
-_CYCLE_MILLISECONDS, _IDLE_CYCLE_MILLISECONDS = 1, 200
+# (docs/performance.md).
+_CYCLE_MILLISECONDS = 1
 
 _LOST = 3  # the exit status of a job whose ranks have not met
 HOST = 'CPU:0'  # the device of rows, of the ops on rows, and of metrics
@@ -298,9 +298,7 @@ def _join_horovod(
       f"a line '127.0.0.1 {name}' in /etc/hosts, or a name that is known"
     ) from None
   if not gpus:  # with GPUs, the cores are free enough for Horovod's own choice
-    idle = sync.dense_allreduce == sync.row_exchange == 'connections'
-    cycle = _IDLE_CYCLE_MILLISECONDS if idle else _CYCLE_MILLISECONDS
-    os.environ.setdefault('HOROVOD_CYCLE_TIME', str(cycle))
+    os.environ.setdefault('HOROVOD_CYCLE_TIME', str(_CYCLE_MILLISECONDS))
   # Gloo's error does not name the lost rank; the heartbeat's does, so Gloo must wait longer.
   patience = str(int(sync.lost_peer_seconds) + 60)
   os.environ.setdefault('HOROVOD_GLOO_TIMEOUT_SECONDS', patience)

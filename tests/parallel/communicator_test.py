@@ -6,9 +6,7 @@ from tests.support.communicator_contract import RankCommunicatorContract
 from tests.support.ranks import ranks
 
 
-class DefaultTest(RankCommunicatorContract, tf.test.TestCase):
-  """Sums and plain data by Horovod, rows by our connections."""
-
+class _OnRanks(RankCommunicatorContract):
   sync = {}
 
   @classmethod
@@ -20,16 +18,8 @@ class DefaultTest(RankCommunicatorContract, tf.test.TestCase):
     action(self.communicator)
 
 
-class HorovodTest(DefaultTest):
-  """Everything by Horovod."""
-
-  sync = {'row_exchange': 'horovod'}
-
-
-class ConnectionsTest(DefaultTest):
-  """Everything by our connections."""
-
-  sync = {'dense_allreduce': 'connections'}
+class DefaultTest(_OnRanks, tf.test.TestCase):
+  """Sums and plain data by Horovod, rows by our connections."""
 
   def test_counts_what_travels(self):
     size = self.communicator.size
@@ -43,6 +33,12 @@ class ConnectionsTest(DefaultTest):
     self.assertEqual(counters['bytes_sent'], messages * bytes_each)
     self.assertEqual(counters['bytes_received'], messages * bytes_each)
     self.assertBetween(counters['system_calls'], 2 * messages, 7 * messages)
+
+
+class HorovodTest(_OnRanks, tf.test.TestCase):
+  """Everything by Horovod."""
+
+  sync = {'row_exchange': 'horovod'}
 
 
 if __name__ == '__main__':

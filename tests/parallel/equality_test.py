@@ -260,14 +260,6 @@ class EqualityTest(tf.test.TestCase):
     rule = {'width': 4, 'init_scale': 0.1, 'dtype': 'bfloat16', 'factors': {'kind': 'adagrad_row'}}
     self.check(self.keep | {'sparse.tables.default': rule}, self.uneven(), rtol=2.0**-7)
 
-  def test_everything_by_our_connections(self):
-    self.check(
-      self.keep | self.normed,
-      self.uneven(),
-      rtol=1e-4,
-      communicator=ranks(dense_allreduce='connections'),
-    )
-
 
 if __name__ == '__main__':
   tf.test.main()

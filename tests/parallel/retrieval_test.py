@@ -110,7 +110,6 @@ class RetrievalOnRanksTest(tf.test.TestCase):
             'export.delta_every_passes': 1,
             'sparse.tables.default.factors.learning_rate': 0.1,
             'train.dense_optimizer': {'kind': 'sgd', 'learning_rate': 0.1},
-            'sync.dense_allreduce': 'connections' if i == 1 else 'horovod',
           }
           | changes
           | ({'data.items': f'{folder}/items.csv'} if 'data.dense' in changes else {}),

@@ -13,27 +13,13 @@ from tests.support.parameter_servers import PlayedJob
 from tests.support.threads import on_threads
 from trainer.comm import connections
 from trainer.comm.communicator import SingleProcess
-from trainer.comm.connections import ConnectionsCommunicator, Connector
+from trainer.comm.connections import Connector
 from trainer.config import Sync
 
 
 class SingleProcessTest(CommunicatorContract, tf.test.TestCase):
   def on_every_rank(self, action):
     action(SingleProcess())
-
-
-def on_every_thread(size, action):
-  """As on_threads; raises what one of them raised."""
-  for result in on_threads(size, action):
-    if isinstance(result, BaseException):
-      raise result
-
-
-class ThreadsTest(CommunicatorContract, tf.test.TestCase):
-  in_graphs = False
-
-  def on_every_rank(self, action):
-    on_every_thread(3, action)
 
 
 class CoordinatorClientTest(CommunicatorContract, tf.test.TestCase):
@@ -48,22 +34,25 @@ class CoordinatorClientTest(CommunicatorContract, tf.test.TestCase):
 class ConnectionsTest(RankCommunicatorContract, tf.test.TestCase):
   """Ranks that are threads connect as processes do, by Unix sockets and by TCP."""
 
-  SIZE = 3
+  SIZE, in_graphs = 3, False
 
   def on_every_rank(self, action, host=None, sync=Sync(lost_peer_seconds=30)):
-    def rank(bootstrap):
-      connector = Connector(bootstrap, host, sync)
-      action(ConnectionsCommunicator(connector, bootstrap.rank, bootstrap.size))
+    def rank(communicator):
+      communicator.connector = Connector(communicator, host, sync)
+      communicator.row_exchange = communicator.connector.connect
+      action(communicator)
 
-    on_every_thread(self.SIZE, rank)
+    for result in on_threads(self.SIZE, rank):
+      if isinstance(result, BaseException):
+        raise result
 
   def test_over_tcp_in_a_range_of_ports(self):
     used = []
 
     def action(communicator):
-      used.append(communicator._connector._listener.address)
-      ones = communicator.sum_arrays({'one': np.ones([], np.int64)})
-      self.assertEqual(ones['one'], self.SIZE)
+      used.append(communicator.connector._listener.address)
+      (ones,), _ = communicator.row_exchange('ones').all_to_all([tf.ones([9])], [3, 3, 3])
+      self.assertAllEqual(ones, np.ones(9))
 
     # Below the ports that the system gives to outgoing connections, some of which may be taken.
     self.on_every_rank(action, '127.0.0.1', Sync(ports=(21000, 21100), lost_peer_seconds=30))
@@ -88,8 +77,9 @@ class ConnectionsTest(RankCommunicatorContract, tf.test.TestCase):
       return Connections(fds, rank)
 
     with mock.patch.object(connections, 'Connections', remember):
-      self.on_every_rank(lambda _: None, '127.0.0.1', Sync(lost_peer_seconds=30))
-    self.assertLen(found, 2 * self.SIZE * (self.SIZE - 1))  # sums, messages
+      connect = lambda communicator: communicator.row_exchange('rows')
+      self.on_every_rank(connect, '127.0.0.1', Sync(lost_peer_seconds=30))
+    self.assertLen(found, self.SIZE * (self.SIZE - 1))
     self.assertEqual(set(found), {(1, 7, 7, 30_000)})
 
   def test_a_rank_that_does_not_come_is_named(self):

@@ -34,10 +34,6 @@ ROWS = {
   ),
   '`model.retrieval`': (RETRIEVAL, 'sync.mode'),
   '`run_dir` in a bucket': (CLICKS | {'run_dir': 's3://bucket/run'}, 'run_dir'),
-  '`sync.dense_allreduce`': (
-    CLICKS | {'sync': {'dense_allreduce': 'connections'}},
-    'sync.dense_allreduce',
-  ),
   '`sync.row_exchange`': (CLICKS | {'sync': {'row_exchange': 'horovod'}}, 'sync.row_exchange'),
   '`sync.on_lost_worker`': (CLICKS | {'sync': {'on_lost_worker': 'wait'}}, 'sync.on_lost_worker'),
   '`sync.max_staleness`': (CLICKS | {'sync': {'max_staleness': 3}}, 'sync.max_staleness'),

@@ -158,7 +158,6 @@ def right_calls(rng: np.random.Generator) -> list:
   store.erase(unique[:1])
   alone = Connections([-1], 0)
   alone.all_to_all([unique, shows], [len(unique)])
-  alone.all_reduce([shows])
   alone.counters()
   store.clear()
   store.import_state(state)
@@ -222,7 +221,7 @@ def main(seed: int, calls: int, log: str) -> None:
   recorder.stop()
   handles = [
     *(resource.handle for resource in kept[:4]),
-    recorder.calls['ctr_all_reduce']['connections'],
+    recorder.calls['ctr_all_to_all']['connections'],
   ]
   used = psutil.Process().memory_info().vms
   resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 30),) * 2)  # so that none takes all there is

@@ -1,13 +1,10 @@
-"""Our own connections between ranks, and a communicator that uses only them."""
+"""Our own connections between ranks."""
 
 import os
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
 from multiprocessing.connection import Connection
-
-import tensorflow as tf
 
 from ops.connections import Connections
 from trainer.comm import messages
@@ -80,21 +77,6 @@ class Connector:
         self._changed.notify_all()
     except (OSError, EOFError, ValueError, TypeError):
       connection.close()  # the other rank's `connect` fails and says so
-
-
-class ConnectionsCommunicator(RankCommunicator):
-  """A communicator that uses only our own connections, not Horovod."""
-
-  def __init__(self, connector: Connector, rank: int, size: int):
-    self._connector = connector
-    self._sums = connector.connect('sums')
-    super().__init__(rank, size, connector.connect('messages'))
-
-  def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    return self._sums.all_reduce(tensors)
-
-  def row_exchange(self, name: str) -> Connections:
-    return self._connector.connect(name)
 
 
 def _as_descriptor(connection: Connection, lost_seconds: float) -> int:

@@ -1,7 +1,7 @@
 """The communicators of a Horovod job.
 
-By default, Horovod carries plain data and sums dense gradients and metrics by ring allreduce; our
-own connections carry rows. The keys of `sync` can change that.
+Horovod carries plain data and sums dense gradients and metrics by ring allreduce. Our own
+connections carry rows, or Horovod does (`sync.row_exchange`).
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from trainer.comm.communicator import Communicator, RankCommunicator, RowExchange, SingleProcess
-from trainer.comm.connections import ConnectionsCommunicator, Connector
+from trainer.comm.connections import Connector
 from trainer.config import Sync
 from trainer.runtime import Runtime
 
@@ -85,10 +85,7 @@ def communicator(runtime: Runtime, sync: Sync) -> Communicator:
   by_horovod = HorovodCommunicator()
   if sync.row_exchange == 'horovod':
     return by_horovod
-  connector = Connector(by_horovod, runtime.host, sync)
-  if sync.dense_allreduce == 'connections':
-    return ConnectionsCommunicator(connector, runtime.rank, runtime.size)
-  return HorovodCommunicator(connector.connect)
+  return HorovodCommunicator(Connector(by_horovod, runtime.host, sync).connect)
 
 
 def nccl_version() -> int | None:

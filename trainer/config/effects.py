@@ -155,7 +155,6 @@ def _of_model(cfg: Config) -> Idle:
 
 def _of_sync(cfg: Config) -> Idle:
   for name, mode in (
-    ('dense_allreduce', 'allreduce'),
     ('row_exchange', 'allreduce'),
     ('max_staleness', 'ps_async'),
     ('geo_steps', 'ps_geo'),

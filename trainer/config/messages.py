@@ -49,6 +49,7 @@ _WORDS = {
   'model.loss': 'objective label_is',
   "no key, because the interaction 'linear' reads dense columns too": 'dense_linear',
   'model.interactions': 'model_type architecture',
+  'no key, because Horovod sums dense gradients': 'dense_allreduce',
 }
 _ELSEWHERE = {word: ours for ours, words in _WORDS.items() for word in words.split()}
 # Our names of losses and optimizers, each with the names in other systems.

@@ -12,9 +12,6 @@ class Sync(Section):
 
   mode: Literal['allreduce', 'ps', 'ps_async', 'ps_geo'] = 'allreduce'
   """allreduce: Horovod's ranks; the others: parameter servers (README.md)."""
-  dense_allreduce: Literal['horovod', 'connections'] = 'horovod'
-  """allreduce: what sums dense gradients over ranks: Horovod's ring allreduce, or our own
-  connections, which wait for less (docs/performance.md)."""
   row_exchange: Literal['connections', 'horovod'] = 'connections'
   """allreduce: what carries rows between ranks: our own connections, or Horovod's all-to-all, for
   clusters where only Horovod's network may be used."""
@@ -35,10 +32,7 @@ class Sync(Section):
   """ps: whether a lost worker ends the job or is waited for."""
 
   @pydantic.model_validator(mode='after')
-  def _check_connections(self) -> 'Sync':
-    if self.dense_allreduce == 'connections' and self.row_exchange == 'horovod':
-      found = "found 'horovod' with sync.dense_allreduce 'connections'"
-      wrong('row_exchange', f"{found}; wanted 'connections', or 'horovod' for both")
+  def _check_ports(self) -> 'Sync':
     if self.ports and self.ports[0] > self.ports[1]:
       wrong('ports', f'found {list(self.ports)}; wanted [first, last] with first <= last')
     return self

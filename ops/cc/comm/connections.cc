@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 namespace ctr {
@@ -70,30 +69,7 @@ void Copy(const Spans& from, const Spans& to) {
   }
 }
 
-const char* NameOf(float) { return "all_reduce float32"; }
-const char* NameOf(double) { return "all_reduce float64"; }
-const char* NameOf(int64_t) { return "all_reduce int64"; }
-
-// Unsigned for integers, so that a sum that overflows wraps round.
-int64_t Add(int64_t a, int64_t b) {
-  return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
-}
-float Add(float a, float b) { return a + b; }
-double Add(double a, double b) { return a + b; }
-
 }  // namespace
-
-Spans Slice(const Spans& spans, int64_t begin, int64_t end) {
-  Spans slice;
-  for (const Span& s : spans) {
-    const int64_t from = std::clamp<int64_t>(begin, 0, s.bytes),
-                  to = std::clamp<int64_t>(end, 0, s.bytes);
-    if (from < to) slice.push_back({s.data + from, to - from});
-    begin -= s.bytes;
-    end -= s.bytes;
-  }
-  return slice;
-}
 
 Connections::Connections(std::vector<int> fds, int rank)
     : rank_(rank), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
@@ -278,51 +254,5 @@ Status Connections::AllToAll(const std::string& operation, const std::vector<Spa
     if (!status.ok()) return Break(status);
   }
 }
-
-template <typename T>
-Status Connections::AllReduce(const Spans& own, const Spans& sums) {
-  constexpr int64_t kSize = sizeof(T);
-  const int n = size();
-  const int64_t count = Bytes(own) / kSize;
-  // Where the share of rank r begins, in bytes.
-  const auto start = [&](int r) { return count * r / n * kSize; };
-  const auto expect = [](const std::vector<int64_t>& bytes, const std::vector<Spans>& to) {
-    for (size_t r = 0; r < bytes.size(); ++r) {
-      if (bytes[r] != Bytes(to[r])) {
-        return Status::DataLoss("rank " + std::to_string(r) + " sent " + std::to_string(bytes[r]) +
-                                " bytes of a sum; wanted " + std::to_string(Bytes(to[r])));
-      }
-    }
-    return Status();
-  };
-
-  const int64_t mine = (start(rank_ + 1) - start(rank_)) / kSize;
-  const std::unique_ptr<T[]> shares(new T[n * mine]);  // every rank's values of this rank's share
-  std::vector<Spans> from(n);
-  for (int r = 0; r < n; ++r) from[r] = Slice(own, start(r), start(r + 1));
-  const Status status =
-      AllToAll(NameOf(T()), from, [&](const std::vector<int64_t>& bytes, std::vector<Spans>* to) {
-        for (int r = 0; r < n; ++r) {
-          (*to)[r] = {{reinterpret_cast<char*>(shares.get() + r * mine), mine * kSize}};
-        }
-        return expect(bytes, *to);
-      });
-  if (!status.ok()) return status;
-
-  for (int r = 1; r < n; ++r) {
-    const T* const share = shares.get() + r * mine;
-    for (int64_t i = 0; i < mine; ++i) shares[i] = Add(shares[i], share[i]);
-  }
-  const Spans sum = {{reinterpret_cast<char*>(shares.get()), mine * kSize}};
-  return AllToAll(NameOf(T()), std::vector<Spans>(n, sum),
-                  [&](const std::vector<int64_t>& bytes, std::vector<Spans>* to) {
-                    for (int r = 0; r < n; ++r) (*to)[r] = Slice(sums, start(r), start(r + 1));
-                    return expect(bytes, *to);
-                  });
-}
-
-template Status Connections::AllReduce<float>(const Spans&, const Spans&);
-template Status Connections::AllReduce<double>(const Spans&, const Spans&);
-template Status Connections::AllReduce<int64_t>(const Spans&, const Spans&);
 
 }  // namespace ctr

@@ -23,9 +23,6 @@ struct Span {
 };
 using Spans = std::vector<Span>;
 
-// Returns bytes [begin, end) of the spans, which are taken as joined.
-Spans Slice(const Spans& spans, int64_t begin, int64_t end);
-
 class Connections {
  public:
   // fds: for each process, a stream socket connected to it; -1 at `rank`, the place of this
@@ -50,16 +47,6 @@ class Connections {
   // the reason. After an error, every call fails, here and on the others.
   Status AllToAll(const std::string& operation, const std::vector<Spans>& from,
                   const Allocate& allocate);
-
-  // Sums values of type T (float, double or int64_t) over all processes, in the order of their
-  // ranks, so that all get the same bits. Each process sums a share of the values and sends the
-  // sums to all (reduce-scatter, then all-gather), so the bytes that a process sends do not grow
-  // with the number of processes.
-  //
-  // own, sums: of the same number of values, on every process.
-  // Errors: as AllToAll; also DataLoss if processes have different numbers of values.
-  template <typename T>
-  Status AllReduce(const Spans& own, const Spans& sums);
 
   // Counts what this object has done since it was made. Any thread may call counters().
   struct Counters {

@@ -56,26 +56,6 @@ It fails with Aborted if a connection ended; DataLoss if a rank runs another ope
 rank.
 )doc");
 
-REGISTER_OP("CtrAllReduce")
-    .Input("connections: resource")
-    .Input("values: n * T")
-    .Attr("n: int >= 1")
-    .Attr("T: {float, double, int64}")
-    .Output("sums: n * T")
-    .SetIsStateful()
-    .SetShapeFn([](InferenceContext* c) {
-      for (int i = 1; i < c->num_inputs(); ++i) c->set_output(i - 1, c->input(i));
-      return absl::OkStatus();
-    })
-    .Doc(R"doc(
-Sums tensors over all ranks, in the order of the ranks, so that all get the same bits. Every rank
-runs it, and waits for the others.
-
-values: tensors of any shapes, the same shapes on every rank.
-sums: tensors of the same shapes.
-It fails as CtrAllToAll does, and with DataLoss if ranks have different numbers of values.
-)doc");
-
 REGISTER_OP("CtrConnectionsCounters")
     .Input("connections: resource")
     .Output("counters: int64")
