@@ -362,11 +362,12 @@ class Source:
 
     Raises:
       UserError: if such a file or directory does not exist, a setting needs days but the config has
-        none, or the package of a tracker is not installed.
+        none, or MLflow is not installed.
     """
     cfg, where = self.parsed(), self._where()
     effects.check_effects(cfg, where)
-    trackers.check_packages(cfg.report.to)
+    if 'mlflow' in cfg.report.to:
+      trackers.check_mlflow()
     for key in ('train', 'valid', 'test'):
       place = config.place_of(f'data.{key}', where, self.overrides)
       try:

@@ -109,9 +109,9 @@ def _parent(
   study: optuna.Study, study_dir: str, cfg: config.Config, space: Mapping[str, Choices | Range]
 ) -> contextlib.AbstractContextManager[trackers.MlflowStudy | None]:
   """Opens the study's own run in MLflow, if the config reports to it."""
-  trackers.check_packages(cfg.report.to)
   if 'mlflow' not in cfg.report.to:
     return contextlib.nullcontext()
+  trackers.check_mlflow()
   parent = trackers.MlflowStudy(study_dir, space, study.user_attrs.get('mlflow_run'))
   study.set_user_attr('mlflow_run', parent.id)
   return parent

@@ -277,7 +277,8 @@ class MultiHostTest(tf.test.TestCase):
       'hosta',
       *(ROOT / 'launch/cluster.sh', folder / 'hosts', '--config', config),
       *('--run_dir', folder / 'run'),
-      env=self.environment() | {'WANDB_API_KEY': 'for-ranks-alone', 'MINE': 'for-nobody-else'},
+      env=self.environment()
+      | {'MLFLOW_TRACKING_TOKEN': 'for-ranks-alone', 'MINE': 'for-nobody-else'},
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
       text=True,
@@ -300,7 +301,7 @@ class MultiHostTest(tf.test.TestCase):
     self.assertIn('the kernel of hostb has killed processes for lack of memory', output)
     self.assertNotIn('Traceback', output)
     for _, variables in ranks.values():
-      self.assertEqual(variables['WANDB_API_KEY'], 'for-ranks-alone')
+      self.assertEqual(variables['MLFLOW_TRACKING_TOKEN'], 'for-ranks-alone')
       self.assertNotIn('MINE', variables)
       self.assertFalse(os.path.exists(variables['CTR_SECRET_FILE']))
     self.assertNotIn('for-ranks-alone', seen)

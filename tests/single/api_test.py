@@ -1,12 +1,16 @@
 """trainer.fit, and what a run answers on frames."""
 
+import contextlib
+import importlib
 import inspect
 import json
 import os
 import pathlib
 import shutil
 import signal
+import sys
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -91,6 +95,16 @@ class ApiTest(tf.test.TestCase):
       str(logs.output), r'test: rmse .* is worse than the \d.* of predicting the mean'
     )
 
+  @contextlib.contextmanager
+  def own_tracker(self):
+    """Yields the callback of examples/own_tracker, and a stand-in for the package that it uses."""
+    example = pathlib.Path(__file__).parents[2] / 'examples' / 'own_tracker'
+    with (
+      mock.patch.dict(sys.modules, {'wandb': mock.MagicMock()}),
+      mock.patch.object(sys, 'path', [str(example), *sys.path]),
+    ):
+      yield importlib.import_module('wandb_callback').WandbCallback, sys.modules['wandb']
+
   def test_frames_are_trained_as_their_files_are(self):
     run, path = self.fit(log(1000), shuffle=False)
     frame, told = pd.read_csv(path), []
@@ -120,8 +134,16 @@ class ApiTest(tf.test.TestCase):
       self.assertEqual(told, ['begin', ('train', 1000), (0, round(auc, 4)), 99])
     told.clear()
     given = {'train': frame, 'valid': frame[:99]}
-    api.fit(tree, (), tempfile.mkdtemp(dir=self.get_temp_dir()), **given, callbacks=[Telling()])
+    run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
+    with self.own_tracker() as (callback, wandb):
+      api.fit(tree, (), run_dir, **given, callbacks=[Telling(), callback(project='clicks')])
     self.assertEqual(told[-1], 99, 'without data.test, what data.valid says of the kept state')
+    wandb.init.assert_called_once_with(project='clicks')
+    tracked = wandb.init.return_value
+    figures = {k: v for call in tracked.log.call_args_list for k, v in call.args[0].items()}
+    samples = [figures[f'{split}/examples'] for split in ('train', 'valid', 'kept')]
+    self.assertEqual(samples, [1000, 99, 99])
+    tracked.finish.assert_called_once_with()
     two = {'train': [frame, frame[:500]], 'test': frame}
     more = api.fit(tree, ['train.epochs=2'], run_dir, **two)
     trained = more.metrics.query('event == "train"')['examples']

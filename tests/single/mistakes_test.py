@@ -97,6 +97,11 @@ MISTAKES = [
   # words of other systems, and keys in the wrong place
   ('train.early_stopping=3', 'here that is train.plateau'),
   ('sparse.vocab_size=9', 'here that is no key, because tables grow'),
+  ('sync.dense_allreduce=horovod', 'here that is no key, because Horovod sums dense gradients'),
+  (
+    'report.to=[wandb]',
+    "found 'wandb'; .*; here that is a trainer.Callback, as in examples/own_tr",
+  ),
   ('train.lr=1e-3', "'train.lr'; here that is train.dense_optimizer.learning_rate of"),
   ('data.target=click', 'here that is data.label'),
   ('model.hidden=[8]', 'it is an argument of a layer, as in model.interactions'),

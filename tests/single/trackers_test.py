@@ -1,12 +1,10 @@
-"""Trackers: what a run reports to MLflow, to Weights & Biases and to TensorBoard."""
+"""What a run reports to MLflow, to TensorBoard and, by a callback, to any other tracker."""
 
 import glob
 import importlib.util
 import os
-import sys
 import tempfile
 import threading
-import types
 from unittest import mock
 
 import mlflow
@@ -95,7 +93,7 @@ class TrackersTest(tf.test.TestCase):
   def test_a_tracker_that_hangs_is_waited_for_and_told(self):
     goes_on, waited = threading.Event(), mock.Mock()
     with (
-      mock.patch.dict(trackers.TRACKERS, {'mlflow': lambda cfg, known: goes_on.wait()}),
+      mock.patch.object(trackers, 'MlflowTracker', lambda cfg, known: goes_on.wait()),
       mock.patch.object(trackers, 'SECONDS_TO_END', 1),
     ):
       log = self.report(['mlflow'], is_waiting=waited)
@@ -103,36 +101,16 @@ class TrackersTest(tf.test.TestCase):
     waited.assert_called_once()
     self.assertEqual(log.troubles, ['mlflow: TimeoutError: did not take everything within 1 s'])
 
-  def test_wandb(self):
-    """Weights & Biases comes as a stand-in: the package is large."""
-    module = types.ModuleType('wandb')
-    module.init, module.Settings, module.Artifact = mock.Mock(), mock.Mock(), mock.Mock()
-    module.init.return_value.id = 'abc'
-    with mock.patch.dict(sys.modules, {'wandb': module}):
-      self.assertEqual(self.report(['wandb'], batch_size=64).troubles, [])
-      self.assertEqual(self.report(['wandb']).troubles, [])
-    first, second = (call.kwargs for call in module.init.call_args_list)
-    self.assertEqual((first['id'], second['id'], first['name']), (None, 'abc', 'mine'))
-    self.assertEqual(first['config']['train.batch_size'], 64)
-    run = module.init.return_value
-    logged = [call.args[0] for call in run.log.call_args_list]
-    self.assertEqual(logged[0], {'train/auc': 0.75, 'step': 10})
-    self.assertEqual(logged[2], {'valid/auc': 0.72, 'step': 20})
-    added = [call.args[0] for call in module.Artifact.return_value.add_file.call_args_list]
-    self.assertIn(f'{self.run_dir}/config.yaml', added)
-    run.finish.assert_called_with(exit_code=0)
-
   def test_a_package_that_is_missing(self):
     with mock.patch.object(importlib.util, 'find_spec', return_value=None):
-      trackers.check_packages(['tensorboard'])
-      with self.assertRaisesRegex(UserError, r"'wandb'.*pip install 'ctr-trainer\[wandb\]'"):
-        trackers.check_packages(['tensorboard', 'wandb'])
+      with self.assertRaisesRegex(UserError, r"'mlflow'.*pip install 'ctr-trainer\[mlflow\]'"):
+        trackers.check_mlflow()
 
   def test_a_store_that_mlflow_refuses_is_known_before_the_training(self):
     with mock.patch.dict(os.environ, {'MLFLOW_ALLOW_FILE_STORE': 'false'}):
       with self.assertRaisesRegex(UserError, f'MLflow refuses {self.store}: .*; wanted MLFLOW_TRA'):
-        trackers.check_packages(['tensorboard', 'mlflow'])
-    trackers.check_packages(['mlflow'])  # MLflow keeps a store that it has opened
+        trackers.check_mlflow()
+    trackers.check_mlflow()  # MLflow keeps a store that it has opened
 
   def test_one_process_reports(self):
     self.report(['mlflow', 'tensorboard'], active=False)

@@ -52,11 +52,12 @@ _WORDS = {
   'no key, because Horovod sums dense gradients': 'dense_allreduce',
 }
 _ELSEWHERE = {word: ours for ours, words in _WORDS.items() for word in words.split()}
-# Our names of losses and optimizers, each with the names in other systems.
+# Our names of losses, optimizers and others, each with the names in other systems.
 _VALUES = {
   'log_loss': 'bce binary_crossentropy cross_entropy crossentropy logloss logistic',
   'squared_error': 'mse mean_squared_error regression',
   'adam': 'adamw nadam lazyadam',
+  'a trainer.Callback, as in examples/own_tracker': 'wandb comet neptune',
 }
 _OTHER_VALUES = {word: ours for ours, words in _VALUES.items() for word in words.split()}
 _NEAR_ELSEWHERE = 0.8  # how like a misspelling a key of another section must be to be suggested

@@ -1,4 +1,4 @@
-"""Writes the events of a run to metrics.jsonl, and their metrics to TensorBoard and trackers."""
+"""Writes the events of a run to metrics.jsonl, and their metrics to TensorBoard and MLflow."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from trainer.plain_data import Json, JsonObject
 from trainer.reporting import trackers
 from trainer.reporting.tensorboard import TensorBoard
 
-# The fields that TensorBoard and trackers show.
+# The fields that TensorBoard and MLflow show.
 SCALARS = (
   *(*METRICS, 'calibration', 'loss', 'examples_per_second', 'learning_rate_factor'),
   *('features', 'admitted', 'evicted', 'table_bytes'),
@@ -29,9 +29,9 @@ OF_THE_JOB = ('start', 'save', 'lost')
 
 
 class EventLog:
-  """Writes the events of a run to metrics.jsonl, TensorBoard and trackers.
+  """Writes the events of a run to metrics.jsonl, TensorBoard and MLflow.
 
-  A failure to write (a full disk, a file that was removed or cut, a tracker out of reach) never
+  A failure to write (a full disk, a file that was removed or cut, a server out of reach) never
   ends the training. It is reported once, and added to `troubles`.
 
   Args:
@@ -49,7 +49,7 @@ class EventLog:
     self._file: BinaryIO | None = None
     self._size = 0  # bytes of metrics.jsonl after the last write
     self._board: TensorBoard | None = None
-    self._trackers: list[trackers.InBackground] = []
+    self._mlflow: trackers.InBackground | None = None
     self._status = 'unfinished'
     self._validated: JsonObject = {}  # the last evaluation of data.valid
     if not active:
@@ -60,25 +60,24 @@ class EventLog:
     self.cut(keep_bytes)
 
   def report_to(self, cfg: Config) -> None:
-    """Starts to report to TensorBoard and the trackers in `report.to`."""
+    """Starts to report to TensorBoard and MLflow, as `report.to` says."""
     if not self._active:
       return
     if 'tensorboard' in cfg.report.to:
       self._board = TensorBoard(os.path.join(cfg.run_dir, 'tensorboard'))
       with self.guarded('tensorboard/'):
         self._board.describe(cfg)
-    for name in cfg.report.to:
-      if name in trackers.TRACKERS:
-        self._trackers.append(trackers.InBackground(name, cfg, self.guarded))
+    if 'mlflow' in cfg.report.to:
+      self._mlflow = trackers.InBackground(cfg, self.guarded)
 
   def close(self, is_waiting: Callable[[], None]) -> None:
-    """Ends the runs in the trackers. Waits at most SECONDS_TO_END for each.
+    """Ends the run in MLflow. Waits at most SECONDS_TO_END.
 
     Args:
       is_waiting: called every second during the wait.
     """
-    for tracker in self._trackers:
-      tracker.close(self._status, is_waiting)
+    if self._mlflow is not None:
+      self._mlflow.close(self._status, is_waiting)
 
   @contextlib.contextmanager
   def guarded(self, what: str) -> Iterator[None]:
@@ -130,7 +129,7 @@ class EventLog:
         self._write_line(record)
 
   def write(self, event: str, step: int, **fields: Json) -> None:
-    """Writes one event to metrics.jsonl, and its metrics to TensorBoard and the trackers.
+    """Writes one event to metrics.jsonl, and its metrics to TensorBoard and MLflow.
 
     Fields that are None are left out.
     """
@@ -162,8 +161,8 @@ class EventLog:
     if self._board is not None:
       with self.guarded('tensorboard/'):
         self._board.scalars(kind, step, values)
-    for tracker in self._trackers:
-      tracker.call(lambda to: to.scalars(kind, step, values))
+    if self._mlflow is not None:
+      self._mlflow.call(lambda to: to.scalars(kind, step, values))
 
   def append(self, record: Mapping[str, Json]) -> None:
     """Writes one event to metrics.jsonl only. Any thread may call this."""

@@ -1,4 +1,4 @@
-"""Reports a run to MLflow and Weights & Biases, if `report.to` names them."""
+"""Reports a run to MLflow, if `report.to` names it."""
 
 import contextlib
 import importlib.util
@@ -9,7 +9,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
 
 from trainer import files
 from trainer.config import Config
@@ -17,27 +16,9 @@ from trainer.errors import UserError, one_line
 from trainer.plain_data import Json
 
 _MOST_PARAMS = 100  # params in one request
-_MOST_WAITING = 10_000  # calls that may wait for a slow tracker
-SECONDS_TO_END = 300  # how long a finished run waits for a tracker
+_MOST_WAITING = 10_000  # calls that may wait for a slow server
+SECONDS_TO_END = 300  # how long a finished run waits for MLflow
 _FILES = ('config.yaml', 'metrics.jsonl', 'report.html')
-
-
-class Tracker(Protocol):
-  """A run in a tracking service. One thread makes all calls; they may raise any error.
-
-  The constructor takes the config and the id of the run to continue, or None for a new run.
-
-  Attributes:
-    id: identifies the run, so that it can be continued.
-  """
-
-  id: str
-
-  def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Logs the metrics {name: value} of a split or event, named by `kind`."""
-
-  def end(self, is_finished: bool, paths: Sequence[str]) -> None:
-    """Uploads the files and directories at `paths`, and ends the run as finished or as killed."""
 
 
 def _key(name: str) -> str:
@@ -48,7 +29,11 @@ def _key(name: str) -> str:
 class MlflowTracker:
   """Reports to MLflow: settings as params, metrics as SPLIT/NAME, and files as artifacts.
 
-  MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say to which server and experiment.
+  MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say to which server and experiment. One thread
+  makes all calls; they may raise any error.
+
+  Args:
+    known: the id of the run to continue; None: a new run.
   """
 
   def __init__(self, cfg: Config, known: str | None):
@@ -64,6 +49,7 @@ class MlflowTracker:
       self._client.log_batch(self.id, params=new[first : first + _MOST_PARAMS])
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    """Logs the metrics {name: value} of a split or event, named by `kind`."""
     from mlflow.entities import Metric
 
     now = int(1000 * time.time())
@@ -73,6 +59,7 @@ class MlflowTracker:
     self._client.log_batch(self.id, metrics=metrics)
 
   def end(self, is_finished: bool, paths: Sequence[str]) -> None:
+    """Uploads the files and directories at `paths`, and ends the run as finished or as killed."""
     for path in paths:
       if os.path.isdir(path):
         self._client.log_artifacts(self.id, path, os.path.basename(path))
@@ -134,64 +121,14 @@ def _searched(settings: Mapping[str, Json]) -> dict[str, str]:
   }
 
 
-class WandbTracker:
-  """Reports to Weights & Biases: metrics as SPLIT/NAME, and all files as one artifact.
+def check_mlflow() -> None:
+  """Refuses MLflow if it is not installed, or refuses its store.
 
-  The variables of Weights & Biases say where to: WANDB_PROJECT, WANDB_MODE=offline and others.
+  A store is tried only if it is a directory; a server may come up later.
   """
-
-  def __init__(self, cfg: Config, known: str | None):
-    import wandb
-
-    self._wandb, self._name = wandb, os.path.basename(os.path.normpath(cfg.run_dir))
-    self._run = wandb.init(
-      id=known,
-      resume='allow',
-      name=self._name,
-      dir=cfg.run_dir,
-      config=cfg.settings(),
-      reinit='create_new',  # the caller of trainer.fit may have a run of its own
-      # W&B shall not ask in the terminal, nor capture the output of the run.
-      settings=wandb.Settings(console='off', silent=True, login_timeout=1),
-    )
-    self.id = self._run.id
-    # W&B's own steps can only grow, but a run that continues repeats some steps.
-    self._run.define_metric('*', step_metric='step')
-
-  def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    self._run.log({f'{kind}/{name}': value for name, value in values.items()} | {'step': step})
-
-  def end(self, is_finished: bool, paths: Sequence[str]) -> None:
-    artifact = self._wandb.Artifact(f'run-{self.id}', type='run')
-    for path in paths:
-      if os.path.isdir(path):
-        artifact.add_dir(path, os.path.basename(path))
-      else:
-        artifact.add_file(path)
-    self._run.log_artifact(artifact)
-    self._run.finish(exit_code=0 if is_finished else 1)
-
-
-# {name in `report.to`, which is also the name of the Python package: class of the tracker}.
-TRACKERS = {'mlflow': MlflowTracker, 'wandb': WandbTracker}
-
-
-def check_packages(names: Sequence[str]) -> None:
-  """Refuses trackers that cannot be used: not installed, or without a store.
-
-  Args:
-    names: the names in `report.to`.
-  """
-  for name in names:
-    if name in TRACKERS and importlib.util.find_spec(name) is None:
-      wanted = f"pip install 'ctr-trainer[{name}]'"
-      raise UserError(f"report.to: the package '{name}' is not installed; wanted {wanted}")
-  if 'mlflow' in names:
-    _check_mlflow()
-
-
-def _check_mlflow() -> None:
-  """Refuses a store that MLflow refuses. Only if it is a directory; a server may come up later."""
+  if importlib.util.find_spec('mlflow') is None:
+    wanted = "pip install 'ctr-trainer[mlflow]'"
+    raise UserError(f"report.to: the package 'mlflow' is not installed; wanted {wanted}")
   import mlflow
 
   uri = mlflow.get_tracking_uri()
@@ -208,28 +145,26 @@ def _check_mlflow() -> None:
 
 
 class InBackground:
-  """Calls a tracker in a thread of its own, so that training never waits for a server.
+  """Calls MlflowTracker in a thread of its own, so that training never waits for a server.
 
   Args:
     guarded: EventLog.guarded, which catches an error and reports it.
   """
 
-  def __init__(
-    self, name: str, cfg: Config, guarded: Callable[[str], contextlib.AbstractContextManager]
-  ):
-    self._name, self._cfg, self._guarded = name, cfg, guarded
+  def __init__(self, cfg: Config, guarded: Callable[[str], contextlib.AbstractContextManager]):
+    self._cfg, self._guarded = cfg, guarded
     self._calls: queue.Queue = queue.Queue(_MOST_WAITING)
     self._has_failed = False
-    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+    self._thread = threading.Thread(target=self._run, name='mlflow', daemon=True)
     self._thread.start()
 
-  def call(self, action: Callable[[Tracker], None]) -> None:
+  def call(self, action: Callable[[MlflowTracker], None]) -> None:
     """Queues `action` for the thread, which runs the actions in order."""
     with self._told_once():
       self._calls.put_nowait(action)
 
   def close(self, status: str, is_waiting: Callable[[], None]) -> None:
-    """Uploads the files of the run, ends the run in the tracker, and waits until both are done.
+    """Uploads the files of the run, ends the run in MLflow, and waits until both are done.
 
     Args:
       status: the status of the run: 'finished' if it has trained everything.
@@ -257,13 +192,13 @@ class InBackground:
         with self._told_once():
           action(tracker)
 
-  def _begin(self) -> Tracker:
-    """Starts a run in the tracker, or continues the one of this run_dir."""
-    path = os.path.join(self._cfg.run_dir, f'{self._name}_run')  # holds the run's id
+  def _begin(self) -> MlflowTracker:
+    """Starts a run in MLflow, or continues the one of this run_dir."""
+    path = os.path.join(self._cfg.run_dir, 'mlflow_run')  # holds the run's id
     known = None
     with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8') as f:
       known = f.read()
-    tracker = TRACKERS[self._name](self._cfg, known)
+    tracker = MlflowTracker(self._cfg, known)
     files.write_synced(path, tracker.id.encode())
     return tracker
 
@@ -275,5 +210,5 @@ class InBackground:
     except Exception:
       was_told, self._has_failed = self._has_failed, True
       if not was_told:
-        with self._guarded(self._name):
+        with self._guarded('mlflow'):
           raise
