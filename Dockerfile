@@ -33,6 +33,7 @@ COPY pyproject.toml setup.py README.md LICENSE ./
 COPY ops ops
 COPY trainer trainer
 COPY configs configs
+COPY examples/synthetic_log examples/synthetic_log
 COPY launch launch
 RUN python -m ops.build && rm -rf build
 
@@ -47,5 +48,6 @@ USER ctr
 RUN horovodrun --check-build && \
     python -c "import ops.library; ops.library.load()" && \
     if [ "$STACK" != next ]; then python -c "import tensorflow_recommenders_addons"; fi && \
+    python -c 'import examples.synthetic_log' && \
     for module in run evaluate predict export publish serve prepare synthesize inspect report doctor; do python -c "import trainer.$module" || exit 1; done
 CMD ["python", "-m", "trainer.run", "--help"]

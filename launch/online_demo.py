@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from trainer.data.synthetic import World
+from examples.synthetic_log import World
 from trainer.serving.versioned_store import open_store
 
 SAMPLES, SHOWS, PASSES_A_DAY = 10_000, 100, 10

@@ -1,6 +1,6 @@
 """Writes a click log with known ground truth: `python -m trainer.synthesize --out DIR`.
 
-trainer/data/synthetic.py describes the model from which the clicks are drawn.
+examples/synthetic_log describes the model from which the clicks are drawn.
 """
 
 from absl import flags
@@ -24,7 +24,7 @@ DRIFT = flags.DEFINE_float('drift', 0.0, 'The share of the users replaced each d
 
 @command_line.command
 def main() -> None:
-  from trainer.data.synthetic import synthesize
+  from examples.synthetic_log import synthesize
   from trainer.errors import plain_errors
 
   with plain_errors(f'--out {OUT.value}'):

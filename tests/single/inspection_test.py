@@ -11,11 +11,11 @@ import pytest
 import tensorflow as tf
 import yaml
 
+from examples.synthetic_log import synthesize
 from tests.support import commands, runs
 from trainer import api, config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
-from trainer.data.synthetic import synthesize
 from trainer.errors import UserError
 from trainer.reporting import report, slot_figures
 from trainer.reporting.inspection import Inspection

@@ -10,10 +10,10 @@ import pandas as pd
 import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
 
+from examples.synthetic_log import World, best_reachable, synthesize
 from trainer import config
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
-from trainer.data.synthetic import World, best_reachable, synthesize
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
