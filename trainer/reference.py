@@ -109,12 +109,13 @@ def _row_optimizers() -> Iterator[str]:
 
 def _layers() -> Iterator[str]:
   """Yields a Markdown table of each built-in interaction's arguments, read from its docstring."""
-  from trainer.model.builder import BUILT_IN, PASSED
+  from trainer.model.builder import PASSED, layer_class
 
   yield '\n## Arguments of interactions\n'
   yield 'What stands beside the kind; docs/layers.md has the formulas.\n'
   yield '| interaction | argument | default | meaning |\n|---|---|---|---|'
-  for kind, layer in BUILT_IN.items():
+  layers = {kind: layer_class(kind, kind) for kind in config.BUILT_IN}
+  for kind, layer in layers.items():
     text = inspect.getdoc(layer).partition('Args:\n')[2]
     meanings = dict(re.findall(r'^  (\w+): (.*(?:\n    .*)*)', text, re.MULTILINE))
     own = vars(layer).get('__init__')
@@ -126,7 +127,7 @@ def _layers() -> Iterator[str]:
       value = list(p.default) if isinstance(p.default, tuple) else p.default
       meaning = ' '.join(meanings[p.name].split()).replace('|', '\\|')
       yield f'| `{kind}` | `{p.name}` | `{one_line_yaml(value)}` | {meaning} |'
-    base = next((name for name, c in BUILT_IN.items() if c in layer.__mro__[1:]), None)
+    base = next((name for name, c in layers.items() if c in layer.__mro__[1:]), None)
     if base:
       yield f'| `{kind}` | {"the others" if rows else "all"} | | as for `{base}` |'
     elif not rows:

@@ -4,8 +4,12 @@ what a config names is built, on every rank the same; what it names wrongly is s
 """
 
 import os
+import pathlib
+import shutil
+import subprocess
 import sys
 import tempfile
+import textwrap
 
 import numpy as np
 import pytest
@@ -13,7 +17,9 @@ import tensorflow as tf
 
 from trainer import config, errors
 from trainer.embedding.layer_inputs import LayerInputs
-from trainer.model.builder import build, empty_inputs
+from trainer.model.builder import build, empty_inputs, layer_class
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def make_config(interactions, **model):
@@ -279,6 +285,31 @@ class UserLayerTest(tf.test.TestCase):
     for a, b in zip(one.variables, same.variables):
       self.assertAllEqual(a, b)
     self.assertEqual(one(batch(5)).shape, [5, 1])
+
+  def test_the_config_knows_what_built_in_layers_say_of_themselves(self):
+    for kind, known in config.BUILT_IN.items():
+      layer = layer_class(kind, kind)
+      self.assertEqual((vars(layer)['kind'], layer.needs), (kind, known.needs))
+      for name in ('part', 'reads_dense', 'one_width'):
+        if hasattr(layer, name):
+          self.assertEqual(getattr(layer, name), getattr(known, name), f'{name} of {kind}')
+
+  def test_a_built_in_interaction_is_one_file(self):
+    folder = pathlib.Path(self.get_temp_dir(), 'one_more')
+    shutil.copytree(ROOT / 'trainer', folder / 'trainer')
+    source = (ROOT / 'trainer/model/layers/fm.py').read_text('utf-8')
+    source = source.replace("kind = 'fm'", "kind = 'fm2'")
+    (folder / 'trainer/model/layers/another.py').write_text(source, 'utf-8')
+    code = """
+      from trainer.config import BUILT_IN, parse
+      data = '{train: [x], label: y, slots: [{name: a}]}'
+      parse('{data: %s, model: {interactions: [fm2]}}' % data, 'a test')
+      print(BUILT_IN['fm2'].path, BUILT_IN['fm2'].reads_dense)
+    """
+    command = [sys.executable, '-c', textwrap.dedent(code)]
+    env = {'PYTHONPATH': str(ROOT)}  # for ops; the folder comes first
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    self.assertEqual(done.stdout, 'trainer.model.layers.another.FM False\n', done.stderr)
 
   def test_example_outside_the_package(self):
     example = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'own_interaction')

@@ -12,7 +12,7 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.data.passes import passes as listed
-from trainer.embedding.layer_inputs import slot_vectors
+from trainer.embedding.layer_inputs import slot_vectors, vector_width
 from trainer.errors import UserError
 from trainer.training.evaluation import Evaluation
 from trainer.training.job import Job
@@ -47,6 +47,22 @@ class Gate(tf.keras.layers.Layer):
     for layer in self.hidden:
       x = layer(x)
     return self.head(x)
+
+
+class Weights(tf.keras.layers.Layer):
+  """Says which axis of its weights has an entry for each input."""
+
+  needs = {'factors'}
+  axes = {'w': ('joined', None)}
+
+  def __init__(self, name=None):
+    super().__init__(name=name)
+
+  def build(self, shapes):
+    self._w = self.add_weight('w', [vector_width(shapes), 32], initializer='ones')
+
+  def call(self, inputs, training=False):
+    return tf.reduce_sum(tf.concat(slot_vectors(inputs), 1) @ self._w, 1, keepdims=True)
 
 
 class WarmStartTest(tf.test.TestCase):
@@ -211,7 +227,7 @@ class WarmStartTest(tf.test.TestCase):
       (['linear', 'fm', 'fwfm', {'dnn': {'hidden': [32]}}, {'din': {'hidden': [64]}}], []),
       ([{'cross': {'layers': 2}}, {'cross': {'layers': 2, 'low_rank': 33}}], ['price']),
       (['linear', {'dlrm': {'bottom': [4], 'hidden': [6]}}], ['price']),
-      ([{'dlrm': {'hidden': [4]}}], []),
+      ([{'dlrm': {'hidden': [4]}}, f'{__name__}.Weights'], []),
     ):
       logloss = []
       for slots in ([user, item, seen, liked], [liked, item, user, seen], [liked, item, seen]):

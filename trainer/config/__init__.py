@@ -27,6 +27,7 @@ from trainer.config.columns import (
 )
 from trainer.config.data import DAY_GROUPS, MAX_SLOTS, Data, DenseColumn, Label, Slot
 from trainer.config.export import Export, Gate
+from trainer.config.layers import BUILT_IN
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
 from trainer.config.loading import (
   GIVEN,

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from trainer.config.column_checks import Mistakes, made_columns
 from trainer.config.export import same_inputs
+from trainer.config.layers import BUILT_IN, BuiltIn
 from trainer.config.messages import place_of
 from trainer.config.metrics import METRICS
-from trainer.config.model import NEED_ONE_WIDTH, READ_DENSE_EMBEDDING
 from trainer.config.retrieval_checks import retrieval
 from trainer.config.schema import Config
 from trainer.config.sparse import MAX_FACTORS
@@ -54,19 +54,25 @@ def _tables(cfg: Config) -> Mistakes:
 
 def _widths(cfg: Config) -> Mistakes:
   tables, key = cfg.sparse.tables, 'model.interactions'
-  kinds = {interaction.kind for interaction in cfg.model.all_interactions().values()}
-  widths = sorted({table.width for table in tables.values()})
-  for kind in NEED_ONE_WIDTH:
-    if kind in kinds and len(widths) > 1:
+  widths, fields, of_slots = sorted({table.width for table in tables.values()}), 1, ''
+  for kind, layer in _built_in(cfg).values():
+    if layer.one_width and len(widths) > 1:
       yield key, f"'{kind}' needs one width for all slots; found widths {widths}"
-  if 'ffm' in kinds and len(tables) > 1:
-    yield key, f"'ffm' needs one table; found {sorted(tables)}"
-  fields = len(cfg.data.slots) if 'ffm' in kinds else 1
+    if 'field_factors' in layer.needs:
+      if len(tables) > 1:
+        yield key, f"'{kind}' needs one table; found {sorted(tables)}"
+      fields = len(cfg.data.slots)
+      of_slots = f', times {fields} slots of {kind},'
   for name, table in tables.items():
     if table.width * fields > MAX_FACTORS:
-      of_slots = f', times {fields} slots of ffm,' if fields > 1 else ''
       found = f'found {table.width}{of_slots} of factors a row'
       yield f'sparse.tables.{name}.width', f'{found}; wanted at most {MAX_FACTORS:,}'
+
+
+def _built_in(cfg: Config) -> dict[str, tuple[str, BuiltIn]]:
+  """Returns {config key: (kind, what its class says)} of the model's built-in layers."""
+  layers = cfg.model.all_interactions().items()
+  return {key: (i.kind, BUILT_IN[i.kind]) for key, i in layers if i.kind in BUILT_IN}
 
 
 def _stream(cfg: Config) -> Mistakes:
@@ -118,15 +124,15 @@ def _dense_embedding(cfg: Config) -> Mistakes:
     return
   if not cfg.dense_inputs():
     yield 'model.dense_embedding', f"found '{embedding.kind}' without data.dense; wanted columns"
-  readers = READ_DENSE_EMBEDDING
+  readers = [kind for kind, layer in BUILT_IN.items() if layer.reads_slot_vectors]
   if not any(i.kind in readers or '.' in i.kind for i in interactions.values()):
     yield 'model.dense_embedding', f'no interaction reads it; wanted one of {", ".join(readers)}'
 
 
 def _histories(cfg: Config) -> Mistakes:
-  for key, interaction in cfg.model.all_interactions().items():
-    if interaction.kind == 'din' and not any(slot.sequence for slot in cfg.data.slots):
-      yield key, "found 'din', which reads histories; wanted a slot with `sequence`"
+  for key, (kind, layer) in _built_in(cfg).items():
+    if 'histories' in layer.needs and not any(slot.sequence for slot in cfg.data.slots):
+      yield key, f"found '{kind}', which reads histories; wanted a slot with `sequence`"
 
 
 def _metrics(cfg: Config) -> Mistakes:

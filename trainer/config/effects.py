@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterator
 
 from ops.row_kinds import ROW_OPTIMIZERS
+from trainer.config.layers import BUILT_IN
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
-from trainer.config.model import READ_NO_DENSE
 from trainer.config.schema import Config
 from trainer.config.section import Section
 from trainer.config.yaml_text import flatten
@@ -134,7 +134,7 @@ def _of_model(cfg: Config) -> Idle:
     for key, value in flatten(cfg.given).items():
       if _OF_FACTORS.fullmatch(key):
         yield key, value, 'with linear alone, which reads no factors'
-  if kinds and kinds <= READ_NO_DENSE:
+  if kinds and not any(k not in BUILT_IN or BUILT_IN[k].reads_dense for k in kinds):
     why = f'with {" and ".join(sorted(kinds))} alone: linear and dnn read dense columns'
     if cfg.data.dense:
       yield 'data.dense', [column.name for column in cfg.data.dense], why

@@ -5,20 +5,11 @@ from typing import Annotated, Any
 import pydantic
 
 from trainer.config.data import Loss
+from trainer.config.layers import BUILT_IN
 from trainer.config.retrieval import Retrieval
 from trainer.config.section import NonNegative, PositiveShare, Section, Share, wrong
 from trainer.errors import nearest
 from trainer.plain_data import Json
-
-# Interactions that are built in; others are dotted paths of Keras layers.
-INTERACTIONS = ('linear', 'fm', 'ffm', 'fwfm', 'cross', 'dnn', 'dlrm', 'tower', 'din')
-READ_NO_DENSE = {'fm', 'ffm', 'fwfm'}  # these read no dense columns
-NEED_ONE_WIDTH = ('fm', 'fwfm', 'ffm', 'dlrm')
-# Shared parts that are built in.
-SHARED = ('shared_bottom', 'mmoe')
-READ_DENSE_EMBEDDING = ('fm', 'fwfm', 'cross', 'dnn', 'dlrm', *SHARED)
-# Vectors of dense columns that are built in.
-DENSE_EMBEDDINGS = ('autodis', 'piecewise_linear')
 
 
 class Interaction(Section):
@@ -66,8 +57,8 @@ class Model(Section):
   of a Keras layer."""
   dense_embedding: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
   """The layer that gives each dense column a vector: autodis, piecewise_linear or the dotted path
-  of a Keras layer; null: none. fm, fwfm, cross, dnn, dlrm, shared_bottom and mmoe read this vector
-  as a field beside the slots."""
+  of a Keras layer; null: none. A layer that reads the vectors of slots reads this one as that of a
+  further slot."""
   tasks: dict[str, Task] = {}
   """The tasks by their names, those of data.labels."""
   loss: Loss = 'log_loss'
@@ -92,18 +83,18 @@ class Model(Section):
 
   @pydantic.model_validator(mode='after')
   def _check_interactions(self) -> 'Model':
-    of_parts = {'model.shared': SHARED, 'model.dense_embedding': DENSE_EMBEDDINGS}
-    layers = self.all_interactions()
-    if not layers.keys() - of_parts and self.retrieval is None:
+    layers = {key.removeprefix('model.'): kind for key, kind in self.all_interactions().items()}
+    if not layers.keys() - {'shared', 'dense_embedding'} and self.retrieval is None:
       wrong('interactions', 'found []; wanted at least one interaction')
     for key, layer in layers.items():
-      kind, built_in = layer.kind, of_parts.get(key, INTERACTIONS)
-      what, key = 'layer' if key in of_parts else 'interaction', key.removeprefix('model.')
-      if kind not in built_in and '.' not in kind:
+      kind, part = layer.kind, 'interactions' if 'interactions' in key else key
+      known = [name for name, built_in in BUILT_IN.items() if built_in.part == part]
+      if kind not in known and '.' not in kind:
+        what = 'interaction' if part == 'interactions' else 'layer'
         dotted = ', or give the dotted path of a Keras layer'
-        wrong(key, f"unknown {what} '{kind}'{nearest(kind, built_in)}{dotted}")
-      if kind == 'tower' and self.shared is None:
-        wrong(key, "found 'tower', which reads model.shared; wanted that set, or 'dnn'")
+        wrong(key, f"unknown {what} '{kind}'{nearest(kind, known)}{dotted}")
+      if kind in BUILT_IN and 'shared' in BUILT_IN[kind].needs and self.shared is None:
+        wrong(key, f"found '{kind}', which reads model.shared; wanted that set, or 'dnn'")
     return self
 
   @pydantic.model_validator(mode='after')

@@ -8,39 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 import tensorflow as tf
 
 from ops import bfloat16, float32
-from trainer.config import Config, Interaction
+from trainer.config import BUILT_IN, Config, Interaction
 from trainer.embedding.layer_inputs import NEEDS, HistoryVectors, LayerInputs, with_fields
 from trainer.errors import UserError, nearest, one_line
 from trainer.model.click_model import CTRModel
-from trainer.model.layers.autodis import AutoDis
-from trainer.model.layers.cross import Cross
-from trainer.model.layers.din import DIN
-from trainer.model.layers.dlrm import DLRM
-from trainer.model.layers.dnn import DNN
-from trainer.model.layers.ffm import FFM
-from trainer.model.layers.fm import FM
-from trainer.model.layers.fwfm import FwFM
-from trainer.model.layers.linear import Linear
-from trainer.model.layers.mmoe import MMoE, SharedBottom
-from trainer.model.layers.piecewise_linear import PiecewiseLinear
-from trainer.model.layers.tower import Tower
 from trainer.model.retrieval import RetrievalModel, build_retrieval
 
-BUILT_IN = {
-  'linear': Linear,
-  'fm': FM,
-  'ffm': FFM,
-  'fwfm': FwFM,
-  'cross': Cross,
-  'dnn': DNN,
-  'dlrm': DLRM,
-  'tower': Tower,
-  'din': DIN,
-  'shared_bottom': SharedBottom,
-  'mmoe': MMoE,
-  'autodis': AutoDis,
-  'piecewise_linear': PiecewiseLinear,
-}
 # Constructor arguments of layers that the builder passes; the config cannot set them.
 PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width')
 
@@ -49,14 +22,13 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
   """Returns the class of a layer.
 
   Args:
-    kind: a key of BUILT_IN, or the dotted path of a user's class.
+    kind: the kind of a built-in layer, or the dotted path of a user's class.
     key: the layer's key in the config, for messages.
   Raises:
     UserError: if the class cannot be imported, is no Keras layer, or has no valid set `needs`.
   """
-  if kind in BUILT_IN:
-    return BUILT_IN[kind]
-  module_name, _, name = kind.rpartition('.')
+  path = BUILT_IN[kind].path if kind in BUILT_IN else kind
+  module_name, _, name = path.rpartition('.')
   try:
     module = importlib.import_module(module_name)
   except Exception as e:  # the module is the user's: anything may go wrong in it
@@ -85,6 +57,17 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
     if need not in NEEDS:
       raise UserError(f"{key}: '{kind}' needs {need!r}{nearest(need, NEEDS)}")
   return layer
+
+
+def layer_name(key: str, kind: str) -> str:
+  """Returns the name that the builder gives to the layer at a key of the config."""
+  return f'{kind.rpartition(".")[2].lower()}_{_place(key).replace("/", "_")}'
+
+
+def _place(key: str) -> str:
+  """Returns a text that no other layer has: '0' of model.interactions.0, 'buy/1' of a task's."""
+  place = key.removeprefix('model.').removeprefix('interactions.').removeprefix('tasks.')
+  return place.replace('.interactions.', '/')
 
 
 def check_layers(cfg: Config) -> None:
@@ -200,13 +183,12 @@ class _Builder:
     self.multiplies = False  # whether a layer took `multiply`
 
   def layer(
-    self, interaction: Interaction, key: str, place: str, shared: tf.Tensor | None = None
+    self, interaction: Interaction, key: str, shared: tf.Tensor | None = None
   ) -> tuple[tf.keras.layers.Layer, tf.Tensor | list[tf.Tensor]]:
     """Makes a layer and its variables.
 
     Args:
-      key: the layer's key in the config, for messages.
-      place: a text that no other layer has; the layer's seed and name are made from it.
+      key: the layer's key in the config, of which its seed and name are made.
       shared: the output of `model.shared` for a batch of 0 samples, [0, H]; None if there is none.
     Returns:
       The layer, and its output for a batch of 0 samples.
@@ -214,11 +196,11 @@ class _Builder:
       UserError: if the layer cannot be made or fails on the batch.
     """
     cfg = self._cfg
-    seed = zlib.crc32(f'{cfg.seed}/{place}'.encode()) % 2**31
+    seed = zlib.crc32(f'{cfg.seed}/{_place(key)}'.encode()) % 2**31
     # This also seeds initialisers that a user's layer leaves unseeded.
     tf.keras.utils.set_random_seed(seed)
-    name = f'{interaction.kind.rpartition(".")[2].lower()}_{place.replace("/", "_")}'
-    layer = _make_layer(interaction, key, self._passed | {'name': name, 'seed': seed})
+    passed = self._passed | {'name': layer_name(key, interaction.kind), 'seed': seed}
+    layer = _make_layer(interaction, key, passed)
     self.multiplies |= 'multiply' in constructor_parameters(type(layer))[0]
     if 'shared' in layer.needs and shared is None:
       raise UserError(
@@ -236,13 +218,10 @@ class _Builder:
     return layer, output
 
   def interaction(
-    self, interaction: Interaction, key: str, place: str, shared: tf.Tensor | None = None
+    self, interaction: Interaction, key: str, shared: tf.Tensor | None = None
   ) -> tf.keras.layers.Layer:
-    """Makes a layer whose output must be logits, [B, 1].
-
-    The arguments and errors are those of `layer`.
-    """
-    layer, logits = self.layer(interaction, key, place, shared)
+    """Makes a layer as `layer` does; its output must be logits, [B, 1]."""
+    layer, logits = self.layer(interaction, key, shared)
     if logits.shape != [0, 1]:
       text = f'ValueError: gave shape {logits.shape} for a batch of 0 samples; wanted (0, 1)'
       raise _fails_on_empty(key, interaction, text)
@@ -273,17 +252,17 @@ def build(
     return build_retrieval(cfg, empty_inputs(cfg, needs))
   model, builder, embedding = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype), None
   if (kind := model.dense_embedding) is not None:
-    embedding, fields = builder.layer(kind, 'model.dense_embedding', 'dense_embedding')
+    embedding, fields = builder.layer(kind, 'model.dense_embedding')
     if getattr(fields, 'shape', [])[:2] != [0, len(cfg.dense_inputs())]:
       raise _fails_on_empty('model.dense_embedding', kind, f'gave {fields}; wanted [0, Dn, D]')
     builder.fields = fields
   interactions = [
-    builder.interaction(interaction, f'model.interactions.{i}', str(i))
+    builder.interaction(interaction, f'model.interactions.{i}')
     for i, interaction in enumerate(model.interactions)
   ]
   shared, shared_inputs = None, [None] * len(cfg.labels)
   if model.shared is not None:
-    shared, shared_inputs = builder.layer(model.shared, 'model.shared', 'shared')
+    shared, shared_inputs = builder.layer(model.shared, 'model.shared')
     outputs = shared_inputs if isinstance(shared_inputs, list) else []
     widths = [getattr(t, 'shape', None) for t in outputs]
     if len(widths) != len(cfg.labels) or any(w is None or w.rank != 2 for w in widths):
@@ -297,12 +276,7 @@ def build(
     own = model.tasks[label.name].interactions if model.tasks else []
     of_tasks.append(
       [
-        builder.interaction(
-          interaction,
-          f'model.tasks.{label.name}.interactions.{i}',
-          f'{label.name}/{i}',
-          shared_input,
-        )
+        builder.interaction(interaction, f'model.tasks.{label.name}.interactions.{i}', shared_input)
         for i, interaction in enumerate(own)
       ]
     )

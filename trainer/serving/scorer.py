@@ -29,7 +29,7 @@ from trainer.data.parse import parse
 from trainer.data.values import feature_keys, is_nested, offsets_of
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
-from trainer.model.builder import BUILT_IN, build
+from trainer.model.builder import build
 from trainer.plain_data import Json
 from trainer.serving.plain_columns import PlainColumns
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
@@ -72,7 +72,7 @@ class Scorer:
   def __init__(self, text: str, own_layers: Collection[str] = ()):
     cfg = config.parse(text, "an export's config.yaml")
     for key, layer in cfg.model.all_interactions().items():
-      if layer.kind not in BUILT_IN and layer.kind not in own_layers:
+      if layer.kind not in config.BUILT_IN and layer.kind not in own_layers:
         raise UserError(
           f"an export's config.yaml: {key} names the layer {layer.kind}, which is not built in; "
           f'where its code may run here, say --own_layers {layer.kind}'

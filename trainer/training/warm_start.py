@@ -26,7 +26,7 @@ from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.embedding.embedding import table_specs
 from trainer.errors import short
-from trainer.model.builder import BUILT_IN, PASSED, constructor_parameters, layer_class
+from trainer.model.builder import PASSED, constructor_parameters, layer_class, layer_name
 from trainer.plain_data import JsonObject
 
 # Keys and sections that may change when a run continues; * is any text. `may_change` decides about
@@ -217,15 +217,16 @@ def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str,
   """Gives the variables of a checkpoint names by which another model's variables are matched.
 
   The variable '012/dnn_2/kernel_0/m:0' is named 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn, so
-  the name does not depend on the layers of other kinds. In layers of kind din, a unit is named
-  after its history. Layers within a layer of the user are numbered within it, because Keras'
-  numbers differ between processes: 'agegate_0/dense_7/kernel:0' is 'agegate 0/dense 0/kernel:0'.
-  Arrays whose name does not begin with a number are left out.
+  the name does not depend on the layers of other kinds. What a layer has for each history, its
+  class's `per_history`, is named after the history. Layers within a layer of the user are numbered
+  within it, because Keras' numbers differ between processes: 'agegate_0/dense_7/kernel:0' is
+  'agegate 0/dense 0/kernel:0'. Arrays whose name does not begin with a number are left out.
 
   Returns:
     {new name: name in the checkpoint}.
   """
   names, layers, histories, own = {}, {}, _histories(cfg), _own_layers(cfg)
+  classes = _classes(cfg)
   within: dict[tuple[str, str], list[str]] = {}
   for name in arrays:
     if not re.match(r'\d+/', name):
@@ -233,12 +234,13 @@ def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str,
     layer, slash, rest = name.partition('/')[2].partition('/')
     kind = re.sub(r'_\d+$', '', layer)
     if slash:
+      per_history = getattr(classes.get(layer), 'per_history', None)
       of_kind = layers.setdefault(kind, [])
       if layer not in of_kind:
         of_kind.append(layer)
       layer = f'{kind} {of_kind.index(layer)}'
-      if unit := re.match(r'din\w* \d+/unit_(\d+)', f'{layer}/{rest}'):
-        rest = rest.replace(f'unit_{unit[1]}', f'unit of {histories[int(unit[1])]}', 1)
+      if per_history and (unit := re.match(rf'{per_history}_(\d+)', rest)):
+        rest = f'{per_history} of {histories[int(unit[1])]}{rest[unit.end() :]}'
       elif layer.startswith(own):
         *sublayers, variable = rest.split('/')
         for i, sublayer in enumerate(sublayers):
@@ -252,10 +254,16 @@ def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str,
   return names
 
 
+def _classes(cfg: config.Config) -> dict[str, type]:
+  """Returns the classes of a model's layers, by their names in a checkpoint."""
+  layers = cfg.model.all_interactions().items()
+  return {layer_name(key, layer.kind): layer_class(layer.kind, key) for key, layer in layers}
+
+
 def _own_layers(cfg: config.Config) -> tuple[str, ...]:
   """Returns how the names of the layers that a user wrote begin, as we or Keras name them."""
   names = {layer.kind.rpartition('.')[2] for layer in cfg.model.all_interactions().values()}
-  names = names.difference(BUILT_IN)
+  names = names.difference(config.BUILT_IN)
   snake = [re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name) for name in names]
   return tuple(name.lower() for name in (*names, *snake))
 
@@ -264,30 +272,12 @@ def _histories(cfg: config.Config) -> list[str]:
   return sorted(slot.name for slot in cfg.data.slots if slot.sequence)
 
 
-# Variables of built-in layers in which some axes have one entry for each input of the layer. Each
-# line has a pattern of the variables' names, the key of the inputs in `_inputs`, and these axes.
-# If the key is '', it is the text that the pattern's group matches.
-_AXES = (
-  (r'(?:linear\w* \d+/dense|dlrm\w* \d+/bottom_kernel_0)', 'dense', (0,)),
-  (r'(?:autodis|piecewise_linear)\w* \d+/\w+', 'dense', (0,)),
-  (r'fwfm\w* \d+/r', 'fields', (0, 1)),
-  (r'cross\w* \d+/w_\d+', 'joined', (0, 1)),
-  (r'cross\w* \d+/(?:v_\d+|b_\d+|head)', 'joined', (0,)),
-  (r'cross\w* \d+/u_\d+', 'joined', (1,)),
-  (r'(?:dnn|mmoe|shared_bottom)\w* \d+/(?:kernel_0|gates)', 'joined', (0,)),
-  (r'din\w* \d+/kernel_0', 'joined with histories', (0,)),
-  (r'din\w* \d+/(unit of .+)_kernel', '', (0,)),
-  (r'dlrm\w* \d+/kernel_0', 'products', (0,)),
-  (r'(query|item) \d+/kernel_0', '', (0,)),
-)
-
-
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
   """Names the entries of the tensors that layers read, along their last axis.
 
   Returns:
-    {tensor: the name of each entry, in order}; the tensors are the keys that `_AXES` uses, such as
-    'dense' or 'joined'.
+    {tensor: the name of each entry, in order}; the tensors are those that the `axes` of layers
+    name, such as 'dense' or 'joined'.
   """
   slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
@@ -319,12 +309,23 @@ def _inputs(cfg: config.Config) -> dict[str, list[str]]:
   return inputs
 
 
+def _followed(axes: Mapping[str, Sequence[str | None]], variable: str) -> Sequence[str | None]:
+  """Returns, for the first axes of a variable, which of `_inputs` each has an entry for.
+
+  Args:
+    axes: {pattern of variables' names: the result}, as the class of a layer says it.
+  """
+  for pattern, inputs in axes.items():
+    if match := re.fullmatch(rf'(?:{pattern})(?:/\w+)?:0', variable):
+      return [name and match.expand(name) for name in inputs]
+  return ()
+
+
 def _places(
   before: Mapping[str, list[str]],
   now: Mapping[str, list[str]],
-  own: tuple[str, ...],
-  variable: str,
-  axis: int,
+  keys: Sequence[str],
+  is_guessed: bool,
   n: int,
   m: int,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -333,26 +334,18 @@ def _places(
   Args:
     before: the `_inputs` of the old model.
     now: the `_inputs` of the new model.
-    own: the names of layers that a user wrote. Only the length of an axis shows which inputs of
-      such a layer it is for. So if the inputs differ but not their number, no entry is copied.
-    variable: the variable's name, as `_by_layer` returns it.
-    axis: the number of the axis.
+    keys: the inputs that the axis may follow.
+    is_guessed: whether only the length of the axis shows which inputs it follows. So if these
+      differ but not their number, no entry is copied.
     n: the length of the axis in the old variable.
     m: the length of the axis in the new variable.
   Returns:
     The indices of the entries in the old variable, and their indices in the new one, int64 [k].
   """
-  keys = [
-    match[1] if match.re.groups else key
-    for pattern, key, axes in _AXES
-    if (match := re.fullmatch(rf'{pattern}(?:/\w+)?:0', variable)) and axis in axes
-  ]
-  if not keys and variable.startswith(own):
-    keys = ['joined', 'fields']
   for key in keys:
     a, b = before.get(key, []), now.get(key, [])
     if (n, m) == (len(a), len(b)) and a != b:
-      is_sure = n != m or not variable.startswith(own)
+      is_sure = n != m or not is_guessed
       pairs = [(a.index(name), j) for j, name in enumerate(b) if is_sure and name in a]
       return tuple(np.array(pairs, np.int64).reshape(-1, 2).T)
   both = np.arange(min(n, m))
@@ -375,20 +368,28 @@ def dense(
   state, was, wanted = dict(saved), _by_layer(saved, old), _by_layer(fresh, new)
   for name in was.values():
     del state[name]
-  own = _own_layers(new)
+  own, classes = _own_layers(new), _classes(new)
+  towers = {side: {'kernel_0': (side,)} for side in ('query', 'item')}  # of model.retrieval
   before, now = _inputs(old), _inputs(new)
   fates: dict[str, set[str]] = {}
   for stable, name in wanted.items():
-    layer = stable.partition('/')[0]
+    layer, _, variable = stable.partition('/')
     state[name] = np.array(fresh[name])
     if stable not in was or saved[was[stable]].ndim != state[name].ndim:
       fates.setdefault(layer, set()).add('fresh')
       continue
     value = saved[was[stable]]
-    if re.match(r'fwfm\w* \d+/r\b', stable):  # r is symmetric; this fills its lower half
+    raw_layer = name.split('/')[1]
+    of_class = classes.get(raw_layer)
+    if re.match(r'\w*', variable)[0] in getattr(of_class, 'upper', ()):  # fills its lower half
       value = np.triu(value) + np.triu(value, 1).T
-    shapes = list(zip(value.shape, state[name].shape))
-    at = [_places(before, now, own, stable, axis, *lengths) for axis, lengths in enumerate(shapes)]
+    axes = towers.get(raw_layer) or getattr(of_class, 'axes', {})
+    shapes, followed = list(zip(value.shape, state[name].shape)), _followed(axes, variable)
+    is_guessed = stable.startswith(own) and not followed
+    at = []
+    for axis, lengths in enumerate(shapes):
+      keys = ['joined', 'fields'] if is_guessed else filter(None, followed[axis : axis + 1])
+      at.append(_places(before, now, keys, is_guessed, *lengths))
     if at:
       state[name][np.ix_(*(to for _, to in at))] = value[np.ix_(*(of for of, _ in at))]
     else:

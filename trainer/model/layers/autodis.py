@@ -25,7 +25,10 @@ class AutoDis(tf.keras.layers.Layer):
       deviation 0.01).
   """
 
-  needs = frozenset()
+  kind = 'autodis'
+  needs = set()
+  part = 'dense_embedding'
+  axes = {r'\w+': ('dense',)}
 
   def __init__(
     self,

@@ -30,7 +30,13 @@ class Cross(tf.keras.layers.Layer):
       if `low_rank` is None.
   """
 
-  needs = frozenset({'factors'})
+  kind = 'cross'
+  needs = {'factors'}
+  axes = {
+    r'w_\d+': ('joined', 'joined'),
+    r'v_\d+|b_\d+|head': ('joined',),
+    r'u_\d+': (None, 'joined'),
+  }
 
   def __init__(
     self,

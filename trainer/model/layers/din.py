@@ -29,7 +29,10 @@ class DIN(DNN):
     **dnn: the arguments of DNN.
   """
 
-  needs = frozenset({'factors', 'histories'})
+  kind = 'din'
+  needs = {'factors', 'histories'}
+  per_history = 'unit'
+  axes = {'kernel_0': ('joined with histories',), '(unit of .+)_kernel': (r'\1',)}
 
   def __init__(self, attention: int = 36, **dnn: object):
     super().__init__(**dnn)

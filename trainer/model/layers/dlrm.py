@@ -30,6 +30,11 @@ class DLRM(DNN):
     **dnn: the other arguments of DNN.
   """
 
+  kind = 'dlrm'
+  needs = {'factors'}
+  one_width = True
+  axes = {'bottom_kernel_0': ('dense',), 'kernel_0': ('products',)}
+
   def __init__(
     self,
     bottom: Sequence[int] = (512, 256),

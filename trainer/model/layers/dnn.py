@@ -37,7 +37,9 @@ class DNN(tf.keras.layers.Layer):
       head use float32.
   """
 
-  needs = frozenset({'factors'})
+  kind = 'dnn'
+  needs = {'factors'}
+  axes = {'kernel_0': ('joined',)}
   _outputs = 1
 
   def __init__(
@@ -54,7 +56,7 @@ class DNN(tf.keras.layers.Layer):
     super().__init__(name=name)
     check_perceptron(hidden, activation, dropout)
     if dropout:
-      self.needs = frozenset(self.needs) | {'position'}
+      self.needs = {*self.needs, 'position'}
     if batch_norm not in ('none', 'local', 'sync'):
       raise ValueError(f'batch_norm: found {short(batch_norm)}; wanted none, local or sync')
     self._hidden, self._dropout, self._seed = tuple(hidden), dropout, seed

@@ -27,7 +27,10 @@ class FFM(tf.keras.layers.Layer):
   B 4096, F 10, D 4; 200 MB for F 39.
   """
 
-  needs = frozenset({'field_factors'})
+  kind = 'ffm'
+  needs = {'field_factors'}
+  reads_dense = False
+  one_width = True
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns logits, float32 [B, 1]."""

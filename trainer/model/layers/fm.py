@@ -16,7 +16,10 @@ class FM(tf.keras.layers.Layer):
   have the same D. The layer has no weights.
   """
 
-  needs = frozenset({'totals'})
+  kind = 'fm'
+  needs = {'totals'}
+  reads_dense = False
+  one_width = True
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns logits, float32 [B, 1]."""

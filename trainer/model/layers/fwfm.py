@@ -21,7 +21,12 @@ class FwFM(tf.keras.layers.Layer):
   float32 [F, F], of which only the part above the diagonal counts.
   """
 
-  needs = frozenset({'factors'})
+  kind = 'fwfm'
+  needs = {'factors'}
+  reads_dense = False
+  one_width = True
+  axes = {'r': ('fields', 'fields')}
+  upper = ('r',)
 
   def build(self, shapes: LayerInputs) -> None:
     slots = sum(s[1] for s in shapes.factors)

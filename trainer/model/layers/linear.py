@@ -12,7 +12,9 @@ class Linear(tf.keras.layers.Layer):
   layer's own weights are u_j, one for each dense column; they start at 0. The model adds the bias.
   """
 
-  needs = frozenset({'linear'})
+  kind = 'linear'
+  needs = {'linear'}
+  axes = {'dense': ('dense',)}
 
   def build(self, shapes: LayerInputs) -> None:
     self._weights = None

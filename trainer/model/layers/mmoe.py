@@ -30,7 +30,10 @@ class SharedBottom(tf.keras.layers.Layer):
       begin at 0, so that at first all experts of MMoE have equal weight.
   """
 
-  needs = frozenset({'factors'})
+  kind = 'shared_bottom'
+  needs = {'factors'}
+  part = 'shared'
+  axes = {'kernel_0|gates': ('joined',)}
   _experts = 1
 
   def __init__(
@@ -46,7 +49,7 @@ class SharedBottom(tf.keras.layers.Layer):
     super().__init__(name=name)
     check_perceptron(hidden, activation, dropout)
     if dropout:
-      self.needs = frozenset(self.needs) | {'position'}
+      self.needs = {*self.needs, 'position'}
     if not hidden:
       raise ValueError(f'hidden: found {short(hidden)}; wanted a list of whole numbers >= 1')
     self._hidden, self._dropout = tuple(hidden), dropout
@@ -107,6 +110,10 @@ class MMoE(SharedBottom):
     hidden: widths of each expert's layers.
     **shared_bottom: the other arguments of SharedBottom.
   """
+
+  kind = 'mmoe'
+  needs = {'factors'}
+  part = 'shared'
 
   def __init__(self, experts: int = 4, hidden: Sequence[int] = (64,), **shared_bottom: object):
     super().__init__(hidden, **shared_bottom)

@@ -27,7 +27,10 @@ class PiecewiseLinear(tf.keras.layers.Layer):
     seed: the seed of the initial vectors (normal, with standard deviation 0.01).
   """
 
-  needs = frozenset()
+  kind = 'piecewise_linear'
+  needs = set()
+  part = 'dense_embedding'
+  axes = {r'\w+': ('dense',)}
 
   def __init__(self, bins: int = 20, table_width: int = 8, seed: int = 0, name: str | None = None):
     super().__init__(name=name)

@@ -11,7 +11,10 @@ from trainer.model.layers.dnn import DNN
 class Tower(DNN):
   """A DNN on the output of `model.shared` for its task; `hidden: []` makes it one linear layer."""
 
-  needs = frozenset({'shared'})
+  kind = 'tower'
+  needs = {'shared'}
+  reads_dense = False
+  axes = {}
 
   def _width(self, shapes: LayerInputs) -> int:
     return shapes.shared[1]

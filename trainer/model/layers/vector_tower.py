@@ -35,7 +35,7 @@ class VectorTower(DNN):
     seed: the seed of the initial weights.
   """
 
-  needs = frozenset({'factors'})
+  needs = {'factors'}
 
   def __init__(
     self,
@@ -52,7 +52,7 @@ class VectorTower(DNN):
     self._outputs = hidden[-1] if hidden else 0
     self._history, self._encoder = history, encoder
     if encoder is not None:
-      self.needs = self.needs | {'histories'}
+      self.needs = {*self.needs, 'histories'}
 
   def build(self, shapes: LayerInputs) -> None:
     if self._encoder is not None:
