@@ -26,11 +26,7 @@ def sealed(name: bytes, value: bytes) -> bytes:
 
 
 def unsealed(name: bytes, data: bytes | None) -> bytes | None:
-  """Returns the value that `sealed` was given; None for None.
-
-  Raises:
-    Damaged: if it has changed since.
-  """
+  """Returns the value that `sealed` was given; Damaged if it has changed since."""
   if data is None:
     return None
   value = data[:-_CHECKSUM_BYTES]
@@ -40,11 +36,7 @@ def unsealed(name: bytes, data: bytes | None) -> bytes | None:
 
 
 def check(path: str) -> None:
-  """Checks a store in a process of its own.
-
-  Raises:
-    Damaged: if it is not whole.
-  """
+  """Checks a store in a process of its own; Damaged if it is not whole."""
   program = f'import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()'
   words = [sys.executable, '-c', program, path]
   done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)

@@ -62,14 +62,10 @@ def _keys(keys: np.ndarray) -> list[bytes]:
 
 
 class EmbeddedStore(VersionedStore):
-  """Keeps one version of a model in a directory.
+  """Keeps one version of a model in the directory `path`, which a writer makes.
 
-  Args:
-    path: the directory. A writer makes it; a reader may start before it exists.
-    writable: whether this process writes the store.
-  Raises:
-    UserError: if the store cannot be opened. A reader opens it at the first use, so any method may
-      raise this.
+  A reader may start before the directory exists: it opens the store at the first use, so any method
+  may raise the UserError that it cannot be opened.
   """
 
   def __init__(self, path: str, writable: bool = False):
@@ -206,11 +202,7 @@ class EmbeddedStore(VersionedStore):
 
 
 class _Files:
-  """The open files of a store.
-
-  Attributes:
-    env: the LMDB environment.
-  """
+  """The open files of a store; `env` is the LMDB environment."""
 
   _file = -1
 
@@ -237,11 +229,7 @@ class _Files:
     return size < known
 
   def begin(self, write: bool = False) -> lmdb.Transaction:
-    """Begins a transaction.
-
-    Raises:
-      Damaged: if the file is cut short.
-    """
+    """Begins a transaction; Damaged if the file is cut short."""
     if self.are_cut():
       raise Damaged('data.mdb is cut short')
     return self.env.begin(write=write)
@@ -275,11 +263,7 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[by
 class _EmbeddedView(View):
   """Reads one version. LMDB keeps the version's pages until the read transaction ends.
 
-  Args:
-    store: the store.
-    transaction: the read transaction.
-    before: the last view of the same store; its kept rows are taken over if all changes since are
-      known.
+  The kept rows of `before`, the last view, are taken over if all changes since are known.
   """
 
   def __init__(

@@ -102,13 +102,8 @@ class App:
   Args:
     service: computes the scores, or finds items.
     name: the model's name in the paths of requests.
-    limits: a request that exceeds them is refused.
     token: clients must send it as `Authorization: Bearer TOKEN`; None: they need no token.
     recommender: finds items that `service` ranks; None: `service` finds them, if it can.
-
-  Attributes:
-    asgi: the ASGI application.
-    limits: the argument.
   """
 
   def __init__(
@@ -209,11 +204,7 @@ class App:
     return Route(path, answer, methods=_METHODS)
 
   def authorise(self, header: str) -> None:
-    """Checks the header `authorization` of a request; '' if it has none.
-
-    Raises:
-      Refused: if it does not hold the token.
-    """
+    """Refuses a request whose header `authorization`, '' if it has none, lacks the token."""
     if self._token is None:
       return
     if not hmac.compare_digest(header.encode(), f'Bearer {self._token}'.encode()):
@@ -229,7 +220,6 @@ class App:
 
     Args:
       kind: of the request, such as a method; there are few.
-      error: the error.
       what: what the client asked for, such as a path; '' if `kind` says that.
     Returns:
       The HTTP status and the text for the client. Of errors inside the server, only the log says
@@ -272,14 +262,7 @@ class App:
     return _json(await self.scored(rest, await self._arrived(request)), 200)
 
   async def scored(self, form: Form, message: bytes) -> bytes:
-    """Scores a request, together with others that wait; returns what `form.answer` returns.
-
-    Args:
-      message: the request, which has arrived completely.
-    Raises:
-      Refused: if too many requests are under way.
-      UserError: if the request is refused, or the store cannot be read.
-    """
+    """Returns `form.answer` of a whole message, scored together with others that wait."""
 
     async def short() -> bytes:
       waiting = _Waiting(form, message, asyncio.get_running_loop().create_future())
@@ -304,12 +287,10 @@ class App:
   async def _worked_on(
     self, message: bytes, short: Callable[[], Awaitable[bytes]], long: Callable[[], bytes]
   ) -> bytes:
-    """Returns the answer to a request, which `short` works on or, if it is long, `long`.
+    """Returns the answer to a request, which `short` works on or, in the thread of long requests,
+    `long`.
 
-    Args:
-      message: the request, whose length may show that it is long.
-      short: raises _Long if what is in the message shows that it is long.
-      long: is called in the thread of long requests.
+    It is long if its message is, or if `short` raises _Long.
     """
     with self._under_way_now():
       if len(message) <= _SHORT_BYTES:
@@ -334,10 +315,7 @@ class App:
     """Counts a request as under way, and measures its latency, until the context ends.
 
     A request is not counted before its body has arrived, so that slow clients cannot use up the
-    limit.
-
-    Raises:
-      Refused: if too many requests are under way.
+    limit, above which it is Refused.
     """
     if self._under_way >= self.limits.concurrency:
       raise Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
@@ -425,11 +403,7 @@ class App:
     return answers
 
   def _find(self, body: bytes, is_short: bool) -> bytes:
-    """Returns the body of the answer to a request for items.
-
-    Raises:
-      _Long: if the request must be short, and is not.
-    """
+    """Returns the answer to a request for items; _Long if it must be short and is not."""
     request = rest.parse_recommend(body, self.limits.instances)
     if self._recommender.cost(request, self.limits.instances) > _SHORT_SAMPLES and is_short:
       raise _Long
@@ -534,13 +508,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
-  """Returns a server, and the listening socket to pass to its method `run`.
-
-  Args:
-    port: the port to listen at; 0: any free port.
-  Raises:
-    OSError: if the address or the port cannot be listened at.
-  """
+  """Returns a server, and the listening socket to pass to its `run`; port 0: any free port."""
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
   listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
   # An answer's head and body are sent in two pieces; without this the second waits for 40 ms.

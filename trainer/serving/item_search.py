@@ -25,18 +25,13 @@ class _Index(NamedTuple):
 class ItemSearch:
   """Searches the C items of one version, with vectors of width d. Threads may share it.
 
-  If there are many items and their base export has an index, the index is searched, which is
-  approximate. Items that deltas have changed since are searched exactly. Once deltas have replaced
-  or removed more than a quarter of the index's items, all items are searched exactly, until the
-  next base.
-
-  Args:
-    items: in ascending order of their keys.
-    index: the index of the base; None: it has none.
-    exact_up_to: with this many items or fewer, the index is not used.
+  If there are more than `exact_up_to` items and their base export has an index, the index is
+  searched, which is approximate. Items that deltas have changed since are searched exactly. Once
+  deltas have replaced or removed more than a quarter of the index's items, all items are searched
+  exactly, until the next base.
 
   Attributes:
-    items: the argument.
+    items: in ascending order of their keys.
     by_index: whether `best` searches the index.
   """
 
@@ -54,11 +49,7 @@ class ItemSearch:
 
   @classmethod
   def of_base(cls, export: RowExport, exact_up_to: int = EXACT_UP_TO) -> 'ItemSearch':
-    """Returns the ItemSearch of a base export.
-
-    It has an index if there are more than `exact_up_to` items, the export has an index and faiss is
-    installed.
-    """
+    """Returns the ItemSearch of a base export; its index is left out without faiss."""
     unsorted = export.items().items
     items, data = unsorted.by_key(), None
     if has_faiss() and len(items.keys) > exact_up_to:
@@ -125,12 +116,9 @@ class ItemSearch:
 def _best(
   vectors: np.ndarray, query: np.ndarray, k: int, left_out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the indices and the scores of the k vectors with the highest scores.
+  """Returns the indices and the scores of the k vectors with the highest scores, or of fewer.
 
-  Among equal scores, the lower index comes first.
-
-  Args:
-    left_out: int64 [n], the indices of vectors to leave out; fewer than k vectors may be left.
+  Among equal scores, the lower index comes first. `left_out` are indices, int64 [n].
   """
   scores = vectors @ query
   scores[left_out] = -np.inf

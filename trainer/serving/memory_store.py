@@ -34,11 +34,7 @@ from trainer.storage.chain import RowExport, Rows
 
 
 class _RowsOfAChain:
-  """The rows of a base and the deltas after it, in a row store without optimizer state.
-
-  Args:
-    text: the config of these exports, as YAML.
-  """
+  """The rows of a base and the deltas after it, in a row store without optimizer state."""
 
   def __init__(self, text: str):
     cfg = config.parse(text, "an export's config.yaml")
@@ -53,11 +49,7 @@ class _RowsOfAChain:
     self._counts = bool(cfg.counted_fields())
 
   def checked(self, export: RowExport) -> Iterator[Rows]:
-    """Yields an export's rows, batch by batch.
-
-    Raises:
-      DataLoss: if a row has another number of factors than its table.
-    """
+    """Yields an export's rows; DataLoss if one has another number of factors than its table."""
     for rows in export.rows():
       wrong = (rows.counts > 0) & (rows.counts != self._widths[self._slot_table[rows.slot]])
       if wrong.any():
@@ -175,13 +167,7 @@ class MemoryStore(VersionedStore):
 
 
 def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:
-  """Applies exports to the items of an earlier version, and returns the new items.
-
-  Args:
-    before: the items before the first export; None if that export is a base.
-  Returns:
-    The items; None if the model has none.
-  """
+  """Returns the items, if any, of exports after those `before`, None where the first is a base."""
   for export in exports if exports[-1].has_items else ():
     if export.begins_chain:
       before = ItemSearch.of_base(export)

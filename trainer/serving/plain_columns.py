@@ -46,13 +46,10 @@ class PlainColumns:
     )
 
   def read(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch | None:
-    """Reads B = `size` samples.
+    """Returns B = `size` samples; None if a value is wrong or of a type that only the log's reader
+    reads.
 
-    Args:
-      columns: {name: values}; B values, or one that stands for all samples.
-    Returns:
-      The samples. None if a value is wrong or of a type that this class does not read; then the
-      log's reader must read them.
+    `columns` has {name: B values, or one that stands for all samples}.
     """
     dense = self._numbers(columns, size)
     found = self._keys(columns, size)

@@ -36,8 +36,7 @@ class Publisher:
   So it may be killed and started again at any moment, and a second call changes nothing.
 
   Args:
-    directory: the directory of a run's exports.
-    store: the store to write.
+    directory: of a run's exports.
     look: called before the directory is read, to update it if it is a copy of a bucket.
 
   Attributes:
@@ -51,9 +50,9 @@ class Publisher:
     self.refused: str | None = None
 
   def advance(self) -> Applied | None:
-    """Applies the exports that are newer than the store's version; returns what it applied.
+    """Applies the exports that are newer than the store's version; returns what it applied, if any.
 
-    An export that cannot be read is refused, and logged once. If nothing is applied, returns None.
+    An export that cannot be read is refused, and logged once.
     """
     refused, self.refused = self.refused, None
     self._look()
@@ -74,13 +73,7 @@ class Publisher:
       return None
 
   def roll_back(self, sequence: int) -> Applied:
-    """Brings the store to an earlier version, where it stays until the run exports its next base.
-
-    Args:
-      sequence: the number of the version.
-    Raises:
-      UserError: if the run has no export with this number.
-    """
+    """Brings the store to an earlier version, where it stays until the run's next base."""
     self._look()
     paths = {
       export.sequence: export.path
@@ -120,12 +113,7 @@ def pending(directory: str, held: Version | None) -> list[RowExport]:
 
   They are the exports after the store's version, or a new base and its deltas. The list is empty if
   the store holds the newest version, or if a rollback withdrew an export on which that version
-  builds.
-
-  Args:
-    held: the version in the store; None: it is empty.
-  Raises:
-    DataLoss: if an export is missing or damaged.
+  builds. `held` is the store's version, None if it is empty.
   """
   links: list[RowExport] = []
   for export in chain.backwards(directory):

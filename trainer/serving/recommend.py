@@ -20,10 +20,9 @@ class Answer(NamedTuple):
 
 
 class Recommender:
-  """Finds items with one model, and may rank them with another.
+  """Finds items with one model, and may rank them with another. NotReady: one has no version yet.
 
   Args:
-    finder: serves a model with model.retrieval.
     ranker: serves a model that scores the items found; its first task's scores rank them. None: the
       finder's scores rank them.
     candidates: how many items the finder finds for the ranker; a request that wants more items gets
@@ -39,11 +38,7 @@ class Recommender:
     return self._finder.not_ready or (self._ranker or self._finder).not_ready
 
   def signature(self) -> Signature:
-    """Returns the columns and outputs of a request for items.
-
-    Raises:
-      NotReady: if a model has no version yet.
-    """
+    """Returns the columns and outputs of a request for items."""
     finder = self._finder.signature()
     if self._ranker is None:
       return finder
@@ -63,12 +58,7 @@ class Recommender:
     return [name for name in unknown if name not in read]
 
   def cost(self, request: Recommend, max_instances: int) -> int:
-    """Returns what a request costs, in samples.
-
-    Raises:
-      TooLarge: if it costs more than `max_instances` samples.
-      NotReady: if a model has no version yet.
-    """
+    """Returns what a request costs, in samples; TooLarge above `max_instances`."""
     queries, shared = request.queries, 0
     of_query = self._finder.cost_of_query(max(request.k, self._candidates))
     if queries.size * of_query > max_instances:
@@ -85,10 +75,7 @@ class Recommender:
   def recommend(self, request: Recommend) -> Answer:
     """Finds items for the queries of a request, and ranks them if there is a ranker.
 
-    Raises:
-      BadRequest: for a client's mistake.
-      NotAnswered: if the finder's model has no model.retrieval, or the ranker's has one.
-      NotReady: if a model has no version yet.
+    NotAnswered if the finder's model has no model.retrieval, or the ranker's has one.
     """
     queries, k, seen = request
     if self._ranker is None:

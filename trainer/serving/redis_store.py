@@ -97,11 +97,7 @@ def _names(generation: int, keys: np.ndarray) -> list[bytes]:
 
 
 def _parse(what: str, data: bytes | None) -> tuple[Version | None, int]:
-  """Decodes the value that Redis has for `ctr:version`.
-
-  Returns:
-    The version that is served, and the generation of its rows; None and 0 if `data` is None.
-  """
+  """Returns the version in a value of `ctr:version`, and its rows' generation; of None, 0."""
   if data is None:
     return None, 0
   with _ours(what):
@@ -174,8 +170,7 @@ class RedisStore(VersionedStore):
   def _writing(self) -> Iterator[bytes]:
     """Deletes what killed publishers left; then holds `ctr:writer`, and yields its value.
 
-    Raises:
-      UserError: if another publisher writes a base.
+    A UserError says that another publisher writes a base.
     """
     newest = int(self._redis.get(_GENERATION) or 0)
     # A base that begins from here on gets a newer generation, which the sweep spares.
@@ -235,12 +230,7 @@ def _batches(items: Iterable[_Item]) -> Iterator[list[_Item]]:
 def _write(
   pipeline: Pipeline, generation: int, export: RowExport, at_once: int | None = None
 ) -> None:
-  """Puts an export's changes into a pipeline.
-
-  Args:
-    pipeline: a transaction, or a pipeline without one.
-    at_once: execute the pipeline each time it has this many commands; None: do not execute it.
-  """
+  """Puts an export's changes into a pipeline, executed whenever it has `at_once` commands."""
 
   def sent() -> None:
     if at_once and len(pipeline) >= at_once:

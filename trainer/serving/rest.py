@@ -73,11 +73,7 @@ _PLAIN = {str, int, float, bool, type(None)}
 
 
 def _value(value: Json, lists: int = 0) -> Json:
-  """Returns a value with each {"b64": …} decoded, also within lists.
-
-  Args:
-    lists: the number of lists around the value.
-  """
+  """Returns a value with each {"b64": …} decoded, within as many `lists` around it."""
   if isinstance(value, list):
     if _PLAIN.issuperset(map(type, value)):
       return value
@@ -93,12 +89,7 @@ def _value(value: Json, lists: int = 0) -> Json:
 
 
 def parse(body: bytes, max_instances: int) -> Request:
-  """Parses the body of a request for scores.
-
-  Raises:
-    BadRequest: if the body is malformed; the message is one line.
-    TooLarge: if it has more than `max_instances` samples.
-  """
+  """Parses the body of a request for scores; TooLarge above `max_instances` samples."""
   return request_of(_tree(body), max_instances)
 
 
@@ -152,13 +143,8 @@ def check_columns(names: Collection[str]) -> None:
 
 
 def check_cost(size: int, shared: int, max_instances: int) -> None:
-  """Checks what a request costs.
-
-  Args:
-    size: the number of samples.
-    shared: bytes that the request has once, but that each sample needs.
-  Raises:
-    TooLarge: if this costs more than `max_instances` samples.
+  """Raises TooLarge if `size` samples, each of which needs the `shared` bytes that the request has
+  once, cost more than `max_instances`.
   """
   if size > max_instances:
     raise TooLarge(f'found {size} samples; wanted at most {max_instances}')
@@ -241,8 +227,7 @@ def together(requests: Sequence[Request]) -> Request:
 def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
   """Returns the body of the answer to a request for scores.
 
-  Args:
-    outputs: {name: float32 [B]}. The answer leaves the name out if there is only one output.
+  `outputs` are {name: float32 [B]}. The answer leaves the name out if there is only one.
   """
   # Nine digits determine a float32.
   texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}
@@ -263,12 +248,7 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
 def items_answer(
   request: Request, items: Sequence[tuple[list[str], list[float]]], **versions: int
 ) -> bytes:
-  """Returns the body of the answer to a request for items.
-
-  Args:
-    items: for each query, the items and their scores.
-    **versions: the versions that the answer names, {name: number}.
-  """
+  """Returns the answer to a request for items: of each query the items and their scores."""
   if request.by_row:
     answer = {'predictions': [{'items': texts, 'scores': scores} for texts, scores in items]}
   else:
@@ -293,9 +273,8 @@ def status(version: int) -> bytes:
 def metadata(name: str, predict: Signature | None, recommend: Signature | None) -> bytes:
   """Returns the body that describes a model, with examples of requests.
 
-  Args:
-    predict: the signature of requests for scores; None: they are not answered.
-    recommend: the signature of requests for items; None: they are not answered.
+  `predict` is the signature of requests for scores, `recommend` that of requests for items; None:
+  they are not answered.
   """
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:

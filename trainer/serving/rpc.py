@@ -41,23 +41,13 @@ _CODES = {
 
 
 class _Call:
-  """One call: reads its message, and writes its answer.
-
-  Args:
-    app: says which model is served.
-  """
+  """One call: reads its message, and writes its answer."""
 
   def __init__(self, app: App):
     self._app = app
 
   def parse(self, message: bytes, max_instances: int) -> rest.Request:
-    """Returns the samples of a request.
-
-    Raises:
-      BadRequest: if the message is malformed; the text is one line.
-      TooLarge: if it costs more than `max_instances` samples.
-      Refused: if it asks for another model.
-    """
+    """Returns the samples of a request; Refused if it asks for another model."""
     try:
       request = PredictRequest.FromString(message)
     except DecodeError:
@@ -81,13 +71,9 @@ class _Call:
     return rest.request_of({'signature_name': signature, 'inputs': columns}, max_instances)
 
   def answer(self, request: rest.Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
-    """Returns the answer to a request for scores.
+    """Returns the answer to a request for scores, of {name: float32 [B]}.
 
-    Args:
-      outputs: {name: float32 [B]}.
-    Raises:
-      BadRequest: if the request wants another output.
-      Refused: if it wants another version.
+    BadRequest if it wants another output, Refused if it wants another version.
     """
     spec = self._spec
     if spec.WhichOneof('version_choice') and spec.version.value != version:
@@ -142,11 +128,7 @@ def _values(name: str, tensor: TensorProto, shape: Sequence[int]) -> Json:
 
 
 class _Handler(grpc.GenericRpcHandler):
-  """Answers all calls as bytes, so that no message is read before the client's token.
-
-  Args:
-    app: its limits, token and metrics hold here too.
-  """
+  """Answers all calls as bytes, so that no message is read before the client's token."""
 
   def __init__(self, app: App):
     self._app = app
@@ -172,13 +154,7 @@ class _Handler(grpc.GenericRpcHandler):
 
 @contextlib.asynccontextmanager
 async def listening(app: App, host: str, port: int) -> AsyncIterator[int]:
-  """Answers gRPC calls while the context lasts; yields the port.
-
-  Args:
-    port: the port to listen at; 0: any free port.
-  Raises:
-    UserError: if the port cannot be listened at.
-  """
+  """Answers gRPC calls while the context lasts; yields the port, any free one for port 0."""
   options = {
     'grpc.max_receive_message_length': app.limits.body_bytes,
     'grpc.so_reuseport': 0,  # else two servers could share a port, and each answer some calls

@@ -39,11 +39,7 @@ _EXAMPLES = {False: (1.0, None), True: ('1', '2024-01-31T13:05:00', '2024013113'
 
 
 class BadRequest(UserError):
-  """A client's mistake.
-
-  Attributes:
-    status: the HTTP status of the answer.
-  """
+  """A client's mistake; `status` is the HTTP status of the answer."""
 
   status = 400
 
@@ -61,12 +57,11 @@ class Scorer:
 
   Args:
     text: the resolved config of an export, as YAML.
-    own_layers: dotted paths of layers that are not built in, but that the config may import.
+    own_layers: dotted paths of layers that are not built in, but that the config may import; others
+      are a UserError.
 
   Attributes:
     retrieval: the config's model.retrieval; if it is not None, the columns are those of a query.
-  Raises:
-    UserError: if the config names a layer that is neither built in nor among `own_layers`.
   """
 
   def __init__(self, text: str, own_layers: Collection[str] = ()):
@@ -133,13 +128,7 @@ class Scorer:
     return self._model.predictions(self._model(inputs, training=False))
 
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
-    """Sets the dense variables to the values in an export.
-
-    Args:
-      dense: {name: value}, a result of `RowExport.dense`.
-    Raises:
-      DataLoss: if they belong to another model.
-    """
+    """Sets the dense variables to those of an export; DataLoss if they are of another model."""
     values = {name.partition('/')[0]: value for name, value in dense.items()}
     for i, variable in enumerate(self._model.variables):
       value = values.get(f'{i:03d}')
@@ -152,11 +141,7 @@ class Scorer:
     self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
   def signature(self) -> tuple[dict[str, str], dict[str, Json], list[str]]:
-    """Returns what a request needs and what its answer has.
-
-    Returns:
-      {column: the dtype of its tensor}; an example of a sample; the names of the outputs.
-    """
+    """Returns {column: its tensor's dtype}, an example of a sample, and the outputs' names."""
     exact = self._cfg.data.exact_columns()
     dtypes = {
       name: 'DT_STRING' if is_text else 'DT_DOUBLE' if name in exact else 'DT_FLOAT'
@@ -275,11 +260,7 @@ class Scorer:
     return self._cfg.item_slot.column or self._cfg.item_slot.name
 
   def item_keys(self, items: Sequence[Json]) -> np.ndarray:
-    """Returns the keys of the items that a request leaves out, int64 [n].
-
-    Raises:
-      BadRequest: if one of them is neither a string nor a whole number.
-    """
+    """Returns the keys of the items that a request leaves out, int64 [n]."""
     array = _texts('seen', items)
     if is_nested(array.type):
       raise BadRequest("'seen': found a list within a sample's list; wanted items")
@@ -307,11 +288,7 @@ class Scorer:
   # Scores
 
   def score(self, samples: SlotBatch, view: View) -> Scores:
-    """Computes the scores of samples with the version of the model that a view reads.
-
-    Raises:
-      VersionGone: if the store no longer holds this version.
-    """
+    """Computes the scores of samples with the version of the model that a view reads."""
     batch = samples.segments, samples.values, samples.dense
     if self._graph_of_store and (store := view.row_store):
       outputs = self._graph_of_store(*batch, samples.keys, store.handle)
@@ -341,12 +318,7 @@ class Scorer:
 
 
 class _Graph:
-  """A TensorFlow graph that is called with NumPy arrays or tensors, and returns NumPy arrays.
-
-  Args:
-    function: returns {name: tensor}.
-    *specs: the specs of the function's arguments.
-  """
+  """A TensorFlow graph that is called with arrays or tensors, and returns {name: array}."""
 
   def __init__(self, function: Callable[..., dict[str, tf.Tensor]], *specs: tf.TensorSpec):
     traced = tf.function(function, autograph=False)

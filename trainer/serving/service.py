@@ -53,9 +53,10 @@ class Service:
   with. If the store no longer holds that version, the request begins again with the new one.
 
   Args:
-    store: the store that holds the model.
     advance: called before each refresh to update the store; None: another process updates it.
     own_layers: dotted paths of layers that are not built in, but that a model may import.
+  Raises:
+    NotReady: from the methods that answer requests, if there is no version yet.
   """
 
   def __init__(
@@ -91,11 +92,7 @@ class Service:
   def predict(self, request: Request) -> tuple[Scores, int]:
     """Returns the scores of a request, and the number of their version.
 
-    Raises:
-      BadRequest: for a client's mistake.
-      NotAnswered: if the run has model.retrieval.
-      NotReady: if there is no version yet.
-      UserError: if the store cannot be read.
+    NotAnswered if the run has model.retrieval.
     """
     while True:
       with self._use() as served:
@@ -111,20 +108,12 @@ class Service:
 
   @property
   def item_column(self) -> str | None:
-    """The column of the log that holds the items to find; None if the model computes scores.
-
-    Raises:
-      NotReady: if there is no version yet.
-    """
+    """The column of the log that holds the items to find; None if the model computes scores."""
     with self._use() as served:
       return served.scorer.item_column if served.scorer.retrieval else None
 
   def cost_of_query(self, k: int) -> int:
-    """Returns what it costs to find k items for a query, in samples.
-
-    Raises:
-      NotReady: if there is no version yet.
-    """
+    """Returns what it costs to find k items for a query, in samples."""
     with self._use() as served:
       items = served.view.items
       if items is None:
@@ -138,14 +127,9 @@ class Service:
     """Returns the best items for each query of a request, and the number of their version.
 
     Args:
-      request: its columns are those of queries.
-      k: how many items to find for each query.
+      k: how many items to find for each query; BadRequest above the number of items.
       seen: for each query, the items to leave out; None: the items in its histories.
       candidates: if larger than k, how many items to find instead; at most all items are found.
-    Raises:
-      BadRequest: for a client's mistake, such as a k above the number of items.
-      NotAnswered: if the run has no model.retrieval.
-      NotReady: if there is no version yet.
     """
     with self._use() as served:
       if served.view.items is None:
@@ -171,20 +155,12 @@ class Service:
       return found, served.view.version.sequence
 
   def unknown_columns(self, request: Request) -> list[str]:
-    """Returns the names of a request's columns that the model does not read.
-
-    Raises:
-      NotReady: if there is no version yet.
-    """
+    """Returns the names of a request's columns that the model does not read."""
     with self._use() as served:
       return served.scorer.unknown(request.columns)
 
   def signature(self) -> Signature:
-    """Returns the columns and outputs of a request.
-
-    Raises:
-      NotReady: if there is no version yet.
-    """
+    """Returns the columns and outputs of a request."""
     with self._use() as served:
       return Signature(*served.scorer.signature(), served.view.version.sequence)
 
@@ -211,14 +187,12 @@ class Service:
         self._idle.append((served.text, served.scorer))
 
   def refresh(self, gone: _Served | None = None) -> None:
-    """Switches to the version that the store holds now.
+    """Switches to the version that the store holds now; on a UserError the earlier one is still
+    served.
 
     Args:
       gone: a served version that a request no longer found in the store. If another thread has
         replaced it already, nothing is done. None: switch if the store has another version.
-    Raises:
-      UserError: if the store cannot be read, or holds no valid model; the earlier version is still
-        served.
     """
     with self._refreshing:
       if gone is not None and self._served is not gone:
@@ -262,10 +236,7 @@ class Service:
       raise
 
   def follow(self, stop: threading.Event, seconds_between_looks: float) -> None:
-    """Calls `refresh` again and again until `stop` is set.
-
-    If it fails, the error is logged; an error that repeats is logged only once.
-    """
+    """Calls `refresh` until `stop` is set; an error that repeats is logged only once."""
     while not stop.is_set():
       try:
         self.refresh()

@@ -20,9 +20,7 @@ class SparingLog:
   def log(self, kind: Hashable, level: int, text: str, error: BaseException | None = None) -> None:
     """Logs a line, unless one of its kind was logged less than a minute ago.
 
-    Args:
-      kind: there must be few kinds, whatever clients send.
-      error: its stack trace follows the line.
+    There must be few kinds, whatever clients send. The stack trace of `error` follows the line.
     """
     if kind in self._left_out:
       self._left_out[kind] = self._left_out[kind][0] + 1, text

@@ -88,7 +88,6 @@ class View(abc.ABC):
   """Reads one version of a store. Threads may share it.
 
   Attributes:
-    version: the version that is read.
     config: the resolved config as YAML.
     dense: {name: the value of a dense variable}; `dense_stats` is among them.
     items: the items of a model with model.retrieval; else None.
@@ -104,11 +103,7 @@ class View(abc.ABC):
 
   @abc.abstractmethod
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
-    """Returns the rows of keys, int64 [n].
-
-    Raises:
-      VersionGone: if the store no longer holds this version.
-    """
+    """Returns the rows of keys, int64 [n]; VersionGone if the store holds another version."""
 
   def close(self) -> None:
     """Releases the version's resources."""
@@ -138,16 +133,13 @@ class VersionedStore(abc.ABC):
     expected: Version | None,
     withdrawn: int | None = None,
   ) -> Version:
-    """Brings the store to a new version; until that is complete, the store holds the old one.
+    """Brings the store to a new version, which it returns; until then, the store holds the old one.
 
     Args:
       exports: the exports to apply, oldest first. The first one follows the version that the store
         holds, or is a base, which replaces all that the store holds.
-      expected: the version that the store holds now.
       withdrawn: in a rollback, the checksum of the newest of the exports that it undoes (see
         `Version`); otherwise None.
-    Returns:
-      The new version.
     Raises:
       Overtaken: if the store does not hold `expected`.
       DataLoss: if an export is damaged.
@@ -228,16 +220,7 @@ def decode(values: Sequence[bytes | None]) -> LookedUpRows:
 def replace(
   keys: np.ndarray, rows: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
 ) -> LookedUpRows:
-  """Replaces the rows of some keys by other rows.
-
-  Args:
-    keys: int64 [n].
-    rows: the rows of `keys`.
-    other_keys: int64 [m], ascending.
-    other: the rows of `other_keys`, which replace rows of the same keys.
-  Returns:
-    The rows of `keys` after this.
-  """
+  """Returns the rows of `keys`; those of `other_keys`, which ascend, are taken from `other`."""
   if not len(other_keys):
     return rows
   at = places(other_keys, keys)
@@ -266,15 +249,12 @@ def plain_address(address: str) -> str:
 def open_store(
   address: str, where: str, writable: bool = False, password: str | None = None
 ) -> VersionedStore:
-  """Opens the store at an address.
+  """Opens the store at an address, redis://HOST:PORT[/DATABASE] or a directory.
 
   Args:
-    address: redis://HOST:PORT[/DATABASE], or a directory.
     where: the flag that gave the address; messages name it.
     writable: whether this process writes the store.
     password: of Redis; None: it wants none, or the address has it.
-  Raises:
-    UserError: if the store cannot be opened, or the library that it needs is not installed.
   """
   scheme, separator, _ = address.partition('://')
   try:

@@ -53,15 +53,8 @@ def copy_of(run_dir: str, parts: Iterable[str]) -> Iterator[str]:
 def followed(run_dir: str, parts: Iterable[str]) -> Iterator[tuple[str, Callable[[], None]]]:
   """Yields a local directory that holds a run_dir, and a function that updates this directory.
 
-  If the run_dir is in a bucket, the directory is empty until the function is called. A call copies
-  only if the last copy is at least a second old.
-
-  Args:
-    run_dir: a local directory, which is yielded as it is; or a URL, whose content the function
-      copies into a temporary directory.
-    parts: the files and directories of the run_dir to copy, such as EXPORTS.
-  Raises:
-    UserError: if the bucket has no such run_dir.
+  If the run_dir is a URL, its `parts`, such as EXPORTS, are copied by the first call into a
+  directory that is empty before, and again by a call if the last copy is a second old.
   """
   if not log_files.is_remote(run_dir):
     yield run_dir, lambda: None
@@ -81,12 +74,7 @@ def followed(run_dir: str, parts: Iterable[str]) -> Iterator[tuple[str, Callable
 
 
 class Bucket:
-  """A run_dir in a bucket, and its copy in a directory of this machine.
-
-  Args:
-    run_dir: the URL of the run_dir.
-    directory: the directory of the copy.
-  """
+  """A run_dir in a bucket (`run_dir`, a URL), and its copy in a directory of this machine."""
 
   def __init__(self, run_dir: str, directory: str):
     self.run_dir, self._directory = run_dir, directory
@@ -100,11 +88,8 @@ class Bucket:
     """Makes the directory equal to the bucket, before a job trains in the directory.
 
     Files of a run that only the directory has are removed: they may be from a job that was killed
-    before it copied them, and the run may have continued elsewhere since.
-
-    Raises:
-      UserError: if the bucket cannot be reached or holds something else than a run, or if a process
-        of this machine trains in the directory.
+    before it copied them, and the run may have continued elsewhere since. A process of this machine
+    that trains in the directory is a UserError.
     """
     names = log_files.listed(self.run_dir)
     if foreign := [name for name in names if not _NAME.fullmatch(name) and name != _OWNER]:
@@ -132,12 +117,7 @@ class Bucket:
     self._copy_here(there, [name for name in self._names() if name.split('/')[0] in parts])
 
   def _copy_here(self, there: Iterable[str], here: Iterable[str]) -> None:
-    """Copies files of a run from the bucket, and removes those that the bucket has no longer.
-
-    Args:
-      there: the files in the bucket; names that no run has are left out.
-      here: the files in the directory.
-    """
+    """Copies the files `there` of a run from the bucket, and removes others of those `here`."""
     remote, local = _grouped(there), _grouped(here)
     reports = remote.pop('', []), local.pop('', [])
     self._markers = {}
@@ -158,11 +138,7 @@ class Bucket:
       self._get(name)
 
   def take(self) -> None:
-    """Claims the run_dir for this process; the next `upload` of an earlier claimant then fails.
-
-    Raises:
-      UserError: if the bucket does not exist or cannot be written.
-    """
+    """Claims the run_dir for this process; the next `upload` of an earlier claimant then fails."""
 
     def take() -> None:
       with log_files.open_to_write(self._url(_OWNER)) as f:
@@ -176,8 +152,7 @@ class Bucket:
   def upload(self) -> None:
     """Copies to the bucket what has changed in the directory.
 
-    Raises:
-      UserError: if the bucket cannot be reached, or another process has claimed the run_dir.
+    Raises UserError, also if another process has claimed the run_dir.
     """
     self._check_owner()
     local = _grouped(self._names())
@@ -275,12 +250,7 @@ class Bucket:
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
-  """Groups the files of a run by the checkpoint or export that they belong to.
-
-  Returns:
-    {directory of a checkpoint or export: paths of its files}. The key '' has all other files. Names
-    that no run has are left out.
-  """
+  """Returns {directory of a checkpoint or export, '' for none: paths of its files of a run}."""
   found: dict[str, list[str]] = {}
   for name in names:
     if match := _NAME.fullmatch(name):

@@ -104,11 +104,7 @@ def name_of(path: str) -> str:
 
 
 def part_name(content: str, rank: int, size: int) -> str:
-  """Returns the name of the file that process `rank` of `size` writes.
-
-  Args:
-    content: 'rows' or 'tombstones'.
-  """
+  """Returns the name of the file of 'rows' or 'tombstones' that process `rank` of `size` writes."""
   return f'{content}-{rank:05d}-of-{size:05d}.parquet'
 
 
@@ -140,16 +136,14 @@ class RowExport:
   """A base (of kind 'base' or 'items') or a delta; its checksums are verified as it is read.
 
   Attributes:
-    name: the name of its directory, as `name_of` returns it.
     sequence: its number, the version that clients of a server see.
-    has_items: whether it holds items, as exports of a run with model.retrieval do.
     previous: the name of the export before it in the chain; None if it begins a chain.
-    checksum: the checksum of its manifest. An export of another run may have the same name, but not
-      the same checksum.
+    checksum: that of its manifest. An export of another run may have the same name, but not the
+      same checksum.
     done_at: when it was completed, in seconds as time.time() counts them.
     left_out: why scores served from this export may differ from those of ctr-predict.
   Raises:
-    DataLoss: if the export is damaged. Methods that read its files raise this too.
+    DataLoss: if the export is damaged, also from the methods that read its files.
   """
 
   def __init__(self, path: str):
@@ -204,11 +198,7 @@ class RowExport:
     return self.keys('tombstones', range(SHARDS))
 
   def keys(self, content: str, shards: range) -> np.ndarray:
-    """Returns the export's keys that belong to the logical shards `shards`, int64 [n].
-
-    Args:
-      content: 'rows' for the keys of the rows, 'tombstones' for the keys to delete.
-    """
+    """Returns the keys of 'rows' or 'tombstones' in some logical shards, int64 [n]."""
     parts = [_NO_ROWS.key]
     for name in self._parts(content, shards):
       file = os.path.join(self.path, name)
@@ -222,12 +212,7 @@ class RowExport:
     return np.concatenate(parts)
 
   def _parts(self, content: str, shards: range) -> Iterator[str]:
-    """Yields the names of the files that may hold keys of `shards`.
-
-    Args:
-      content: 'rows' or 'tombstones', as in `keys`.
-      shards: logical shards.
-    """
+    """Yields the names of the files that may hold keys of `shards`."""
     parts = self._manifest['parts']
     for rank in owners_with(shards, parts):
       if (name := part_name(content, rank, parts)) in self._manifest['files']:
@@ -248,11 +233,7 @@ def _parquet(file: str) -> Iterator[pq.ParquetFile]:
 
 
 def read_rows(file: str) -> Iterator[Rows]:
-  """Yields the rows of a Parquet file, a row group at a time.
-
-  Raises:
-    DataLoss: if the file is damaged.
-  """
+  """Yields the rows of a Parquet file, a row group at a time."""
   with _parquet(file) as parquet:
     for group in range(parquet.num_row_groups):
       table = parquet.read_row_group(group, columns=['key', 'linear', 'factors', *SHOW_CLICK])
@@ -278,13 +259,10 @@ def concatenate(parts: list[Rows]) -> Rows:
 
 
 def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
-  """Yields the exports of a chain, newest first. An export is opened only when it is yielded.
+  """Yields the exports of a chain, newest first; each is opened only when it is yielded.
 
   Args:
-    directory: the directory of a run's exports.
     last: the path of the chain's last export; None: the newest base or delta.
-  Raises:
-    DataLoss: if an export is missing or damaged.
   """
   paths = [export.path for export in exports(directory) if export.kind in ROW_KINDS]
   path = last or (paths[-1] if paths else None)
@@ -307,7 +285,7 @@ def links_of(directory: str, last: str | None, manifests: Mapping[str, JsonObjec
 
   Args:
     last: the name of the chain's last export; None: the chain is empty.
-    manifests: the manifests of all exports in the directory, by path.
+    manifests: those of all exports in the directory, by path.
   """
   links: list[str] = []
   while last:
@@ -340,8 +318,6 @@ class Replay:
     Returns:
       The exports that are DONE; their manifests by path; and the paths of the exports in the newest
       chain, oldest first, or [] if one of these is missing.
-    Raises:
-      DataLoss: if a manifest is damaged.
     """
     for unfinished in _all(directory, files.UNFINISHED):
       files.remove(unfinished.path)
@@ -362,13 +338,10 @@ class Replay:
     return done, manifests, links_of(directory, newest and name_of(newest.path), manifests)
 
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
-    """Replays a chain; returns the keys that it then holds, int64 [n], ascending.
+    """Replays a chain; returns those of its keys that are in `shards`, int64 [n], ascending.
 
     Args:
       links: the paths of the chain's exports, as `scan` returned them on process 0.
-      shards: only keys of these logical shards are returned.
-    Raises:
-      DataLoss: if an export is damaged.
     """
 
     def added(live: np.ndarray, export: RowExport) -> np.ndarray:
@@ -378,15 +351,7 @@ class Replay:
     return self._replayed('keys', links, shards, np.zeros([0], np.int64), added)
 
   def items(self, links: Sequence[str]) -> item_files.Items | None:
-    """Replays a chain; returns the items that it then holds, ascending by key.
-
-    Only process 0 calls this.
-
-    Args:
-      links: the paths of the chain's exports, as `scan` returned them.
-    Returns:
-      The items; None if `links` is empty.
-    """
+    """Replays a chain on process 0; returns its items by key, or None of an empty chain."""
 
     def added(items: item_files.Items | None, export: RowExport) -> item_files.Items:
       change = export.items()
@@ -404,15 +369,9 @@ class Replay:
   ) -> Result:
     """Replays a chain: calls `added` with each export in order, and returns the last result.
 
-    The result is kept for the next call with the same `name`. If the chain then begins with the
-    same exports, only the exports after these are read.
-
-    Args:
-      name: the name under which the result is kept.
-      links: the paths of the chain's exports.
-      shards: the logical shards that the result covers; None: all.
-      empty: the result for an empty chain.
-      added: a function of a result and the next export that returns the next result.
+    The result is kept under `name` for the next call. If the chain then begins with the same
+    exports, only the exports after these are read. `shards` are those that the result covers, None
+    for all.
     """
     known = self._known  # empty except on process 0
     exports = [(shards, p, known[p][0] if p in known else _done_at(p)) for p in links]

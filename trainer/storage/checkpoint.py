@@ -84,9 +84,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 def _write_rows(path: str, store: RowTable, shards: range, step: int) -> None:
   """Writes a store's rows, as they are after a step, into the files `path`.bin and `path`.json.
 
-  Raises:
-    ValueError: if a row does not belong to `shards`, the logical shards that this process owns.
-    BadPass: if a value is not finite.
+  A value that is not finite is BadPass, a row outside of `shards` a ValueError.
   """
   columns: list[Json] = []
   blocks: list[Json] = []
@@ -145,25 +143,19 @@ def save(
   communicator: Communicator = SingleProcess(),
   texts: KeptTexts | None = None,
 ) -> str:
-  """Writes a checkpoint; every process calls it.
+  """Writes a checkpoint; every process calls it. Returns its path.
 
   Args:
-    directory: the directory of the checkpoints, on a file system that all processes share.
+    directory: of the checkpoints, on a file system that all processes share.
     step: the number in the checkpoint's name; a second checkpoint at the same step is named
       `ckpt-STEP-2`.
-    store: the rows that this process owns.
-    dense: {name: array} of the variables of layers and optimizer, and of metrics; only process 0
-      writes them.
-    progress: how far in the data the run is; only process 0 writes it.
-    config_text: the config as YAML; only process 0 writes it.
-    keep: the number of checkpoints to keep, including this one. The newest one between two passes
-      is kept in any case, because a bad pass brings the state back there.
-    texts: the texts of the features that this process owns; None: none are kept.
-  Returns:
-    The path of the checkpoint.
+    dense: {name: array} of the variables of layers and optimizer, and of metrics; this, `progress`
+      and `config_text` are written by process 0.
+    keep: how many checkpoints to keep, this one included. The newest one between two passes is kept
+      in any case, because a bad pass brings the state back there.
   Raises:
-    UserError: on every process, if any process cannot write. It is BadPass if one holds values that
-      are not finite. Earlier checkpoints stay intact.
+    UserError: on every process, if any process cannot write; BadPass if one holds values that are
+      not finite. Earlier checkpoints stay intact.
   """
   rank, size = communicator.rank, communicator.size
   what = f'cannot save a checkpoint in {directory}'
@@ -217,8 +209,7 @@ def save(
 def _begin(directory: str, step: int) -> tuple[str, int]:
   """Makes the directory of a new checkpoint, and removes what crashes have left.
 
-  Returns:
-    The path that the complete checkpoint will have, and its serial number.
+  Returns the path that the complete checkpoint will have, and its serial number.
   """
   os.makedirs(directory, exist_ok=True)
   done = candidates(directory)
@@ -235,10 +226,7 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
 
 
 def link(path: str, directory: str) -> None:
-  """Copies a checkpoint into `directory`, and removes everything else there.
-
-  Where the file system supports hard links, it makes hard links instead of copies.
-  """
+  """Makes `directory` hold a checkpoint alone: by hard links, or copies where there are none."""
 
   def link_or_copy(source: str, target: str) -> None:
     try:
@@ -267,13 +255,7 @@ def link(path: str, directory: str) -> None:
 
 
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
-  """Yields the blocks that may hold rows of some logical shards. They may hold other rows too.
-
-  Args:
-    manifest: what `check` returned for this checkpoint.
-  Raises:
-    DataLoss: if a file is damaged; the message names it.
-  """
+  """Yields the blocks that may hold rows of some logical shards; they may hold others too."""
   parts, listed = manifest['parts'], manifest['files']
   for rank in owners_with(shards, parts):
     part = _part(rank, parts)
@@ -293,16 +275,7 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
 def _read_block(
   file: BinaryIO, start: int, columns: Sequence[Json], block: Mapping[str, Json]
 ) -> Chunk:
-  """Reads the block that begins at byte `start` of a file.
-
-  Args:
-    columns: name, dtype and row shape of each column.
-    block: the block's entry in the index, with `lengths` and `crc32`.
-  Returns:
-    {name of a column: array}.
-  Raises:
-    DataLoss: if the block is damaged.
-  """
+  """Returns {column: array} of the block that begins at byte `start` of a file."""
   chunk, crc = {}, 0
   file.seek(start)
   for (name, dtype, row_shape), length in zip(columns, block['lengths']):
@@ -327,8 +300,7 @@ def read_texts(
 ) -> Iterator[bytes]:
   """Yields the texts of features in a checkpoint, as results of `KeptTexts.dump`.
 
-  Only dumps that may hold features of `shards` are read; they may hold other features too. The
-  arguments and errors are those of `read_rows`.
+  Only dumps that may hold features of `shards` are read; they may hold other features too.
   """
   parts, listed = manifest['parts'], manifest['files']
   for rank in owners_with(shards, parts):
@@ -337,11 +309,7 @@ def read_texts(
 
 
 def check(path: str) -> JsonObject:
-  """Checks the names and sizes of a checkpoint's files, and returns its manifest.
-
-  Raises:
-    DataLoss: if a file is missing, has another size, or is not listed; the message names the file.
-  """
+  """Checks the names and sizes of a checkpoint's files, and returns its manifest."""
   manifest = files.read_manifest(path)
   if manifest['format'] != _FORMAT:
     raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {_FORMAT}')
@@ -368,15 +336,13 @@ def restore(
 ) -> tuple[dict[str, np.ndarray], JsonObject]:
   """Reads one checkpoint, which any number of processes may have written.
 
+  `store` and `texts` receive what this process owns, in place of what they hold; after DataLoss,
+  the store may hold some of the checkpoint's rows.
+
   Args:
-    store: receives the rows that this process owns, in place of its present rows.
     adapt: converts rows that do not fit this run, see `Adapt`; None: rows are taken as they are.
-    texts: receives the texts of the features that this process owns, in place of its present texts.
   Returns:
     `dense` and `progress`, as `save` took them.
-  Raises:
-    DataLoss: if the checkpoint is damaged; the store may then hold some of its rows.
-    UserError: if the checkpoint cannot be read.
   """
   with plain_errors(f'cannot read {path}'):
     manifest = check(path)

@@ -63,11 +63,7 @@ class DenseServing(ServedModel):
     return {spec.name: spec for spec in specs}
 
   def from_sums(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs (see `_outputs`).
-
-    Args:
-      **inputs: a tensor for each name in `specs`.
-    """
+    """Returns the outputs (see `_outputs`) of a tensor for each name in `specs`."""
     size = common_size({name: tf.shape(t, tf.int64)[0] for name, t in inputs.items()})
 
     def tensor(name: str) -> tf.Tensor | None:
@@ -89,11 +85,7 @@ class DenseServing(ServedModel):
 def save(cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str) -> None:
   """Writes the dense part of a model, as a SavedModel, into the directory `path`.
 
-  Args:
-    model: a CTRModel, or a RetrievalModel.
-    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
-  Raises:
-    UserError: if an interaction reads histories, which slot sums do not contain.
+  Histories are a UserError: slot sums do not contain them.
   """
   if 'histories' in model.needs:
     raise UserError(

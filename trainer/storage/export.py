@@ -226,10 +226,7 @@ def _begin(
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys that serving looks up.
-
-  These are all keys or, with model.retrieval, the keys in slots that the query tower reads.
-  """
+  """Returns the keys that serving looks up: with model.retrieval, those of the query tower."""
   if cfg.model.retrieval is None:
     return keys
   ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
@@ -251,7 +248,6 @@ def _select(
   Args:
     links: the exports of the chain that a delta continues.
     unchanged: whether the last of them is of this very state.
-    shards: the logical shards that this process owns.
     changed: the keys of items whose vectors have changed; a delta holds their rows.
   """
   if kind == 'dense_model':
@@ -310,8 +306,7 @@ def _write_part(
 def _retire(directory: str, kind: str, keep: int) -> None:
   """Keeps the newest `keep` exports of a kind, and removes the older ones.
 
-  For the kinds 'base' and 'items', it also removes the deltas before the oldest export that it
-  keeps. For the kind 'delta', it does nothing.
+  With old bases (or items) go the deltas before the oldest one kept; of deltas, it removes none.
   """
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
@@ -349,7 +344,6 @@ def write(
     kind: base, delta, saved_model, dense_model or items.
     position: how far in the data the run is. An export of the same kind, position and content is
       not written again.
-    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
     integer_slots: the slots whose columns are int64 in a SavedModel. With others than the newest
       SavedModel has, a new one is written.
     folder: the directory to write into; it has a chain of its own. None: `run_dir/exports`.
@@ -482,11 +476,8 @@ def _manifest(
 ) -> JsonObject:
   """Returns the manifest of an export, without `position`, `made_of` and `checkpoint`.
 
-  Args:
-    links: the exports of the chain that it continues.
-    parts: what each process wrote.
-    entries: {name of a file: its size and checksum}. To the entries of row and tombstone files, it
-      adds `keys_crc32`, the checksum of the keys in the file.
+  To the `entries` of row and tombstone files, {file: its size and checksum}, it adds `keys_crc32`,
+  the checksum of the keys in the file.
   """
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:
@@ -540,10 +531,7 @@ def _write_model(
   unfinished: str,
   processes: int,
 ) -> None:
-  """Turns what was written into the directory `unfinished` into a SavedModel or a dense_model.
-
-  The rows of a SavedModel come from the Parquet files of all processes.
-  """
+  """Makes a SavedModel or a dense_model of what all processes wrote into `unfinished`."""
   rows = None
   if kind == 'saved_model':
     parts = [os.path.join(unfinished, part_name('rows', r, processes)) for r in range(processes)]

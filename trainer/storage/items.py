@@ -43,11 +43,7 @@ class Items(NamedTuple):
   vectors: np.ndarray  # float32 [C, d]
 
   def take(self, places: np.ndarray) -> 'Items':
-    """Returns some of the items.
-
-    Args:
-      places: the indices of these items; or bool [C], true for these items.
-    """
+    """Returns the items at some indices, or where a bool [C] is true."""
     return Items(*(column[places] for column in self))
 
   def by_key(self) -> 'Items':
@@ -63,12 +59,7 @@ class Change(NamedTuple):
 
   @classmethod
   def between(cls, before: Items, now: Items) -> 'Change':
-    """Returns the change from `before` to `now`; changed and new items keep the order of `now`.
-
-    Args:
-      before: the items of the earlier export, in ascending order of their keys.
-      now: the items of the new export.
-    """
+    """Returns the change from `before`, ascending by key, to `now`, whose order it has."""
     place = places(before.keys, now.keys)
     same = place >= 0
     same[same] = (before.vectors[place[same]] == now.vectors[same]).all(1)
@@ -84,11 +75,7 @@ class Change(NamedTuple):
 
 
 def save(change: Change, path: str) -> None:
-  """Writes items into the directory `path`.
-
-  Args:
-    change: all items of a catalogue, with `gone` empty; or the change since an earlier export.
-  """
+  """Writes a catalogue, or its change since an earlier export, into the directory `path`."""
   items, gone = change
   count, width = items.vectors.shape
   offsets = np.arange(count + 1) * width
@@ -124,14 +111,7 @@ def index_of(vectors: np.ndarray) -> bytes:
 
 
 def read(data: bytes, where: str) -> Change:
-  """Reads the content of an items.parquet that `save` wrote.
-
-  Args:
-    data: the bytes of the file.
-    where: the path of the file, for messages.
-  Raises:
-    DataLoss: if the file is damaged.
-  """
+  """Returns what `save` wrote into an items.parquet, of its bytes; `where` is for messages."""
   try:
     table = pq.read_table(io.BytesIO(data)).combine_chunks()
     left = table['vector'].is_null().to_numpy()

@@ -50,12 +50,7 @@ class KeptTexts:
     self._add(keys, pa.Array.from_buffers(pa.large_binary(), len(keys), buffers))
 
   def _add(self, keys: np.ndarray, texts: pa.Array) -> None:
-    """Adds the texts of features that are admitted and new, and that this process owns.
-
-    Args:
-      keys: int64 [n].
-      texts: the text of each key; keys that do not qualify are skipped.
-    """
+    """Adds the texts of keys [n] that are admitted and new, and that this process owns."""
     keys, first = np.unique(keys, return_index=True)
     new = within(keys, self._own) & ~np.isin(keys, self._keys)
     new &= np.isin(keys >> HASH_BITS, list(self._ids.values()))
@@ -70,8 +65,7 @@ class KeptTexts:
   def dump(self) -> bytes | None:
     """Returns the texts of the features that are still admitted, as the bytes of a Parquet file.
 
-    The file holds the names of slots, because their ids may change. If data.keep_texts is empty,
-    the result is None.
+    It holds the names of slots, because their ids may change. None without data.keep_texts.
     """
     if not self._ids:
       return None

@@ -43,12 +43,9 @@ class RunLock:
     self._own: JsonObject | None = None
 
   def acquire(self) -> None:
-    """Makes this process the owner.
+    """Makes this process the owner; a UserError names another one.
 
     If the last owner was on another host, this waits to see if that owner still updates the file.
-
-    Raises:
-      UserError: if another process owns the run_dir; the message names it.
     """
     own = _this_process() | {'id': secrets.token_hex(8)}
     seen: tuple[str, int] | None = None  # the owner and the time of its file
@@ -78,13 +75,7 @@ class RunLock:
       time.sleep(self._stale_seconds / BEATS / 10)  # between looks
 
   def follow(self, lock_id: str) -> None:
-    """Takes over the lock from another process of this job, which has died or called `leave`.
-
-    Args:
-      lock_id: the `id` of the lock.
-    Raises:
-      UserError: if another job has taken the run_dir in the meantime.
-    """
+    """Takes over the lock of this `id` from a process of this job that died or left it."""
     self.id = lock_id
     with files.exclusive(self._path) as f:
       owner = _read(f)

@@ -35,13 +35,7 @@ ROWS_AT_ONCE = 1 << 18  # factor rows to copy at a time; the indices of a copy t
 
 
 class Serving(ServedModel):
-  """A whole trained model: its rows, and its graph from the columns of the log to outputs.
-
-  Args:
-    cfg, model, dense_stats: as in `ServedModel`.
-    rows: the rows of all features.
-    integer_slots: the slots whose columns are int64.
-  """
+  """A whole trained model: its rows, and its graph from the columns of the log to outputs."""
 
   def __init__(
     self,
@@ -130,11 +124,7 @@ class Serving(ServedModel):
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
 
   def from_columns(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs, as `_outputs` describes them.
-
-    Args:
-      **inputs: the columns of the log, [B] or [1], by their `input_name`.
-    """
+    """Returns the `_outputs` of columns of the log, [B] or [1], by `input_name`."""
     size = common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
     columns = {name: GraphColumn.single(inputs[input_name(name)]) for name in self.column_specs()}
     return self._from_log(columns, size)
@@ -162,12 +152,7 @@ class Serving(ServedModel):
     return self._from_log(columns, size)
 
   def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs (see `_outputs`), from columns of the log.
-
-    Args:
-      columns: {name of a column: its values}; a column that is absent is blank in all samples.
-      size: the number of samples, B.
-    """
+    """Returns the `_outputs` of B samples; a column that is absent is blank."""
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
     made = GraphReader(self._cfg, columns, size)
@@ -257,16 +242,12 @@ class Serving(ServedModel):
   ) -> HistoryVectors:
     """Returns the history in one slot: the factors of each sample's features there, in order.
 
-    `samples`, `slot` and `place` describe the n features of the batch in all slots.
-
     Args:
       field: the index of the history's slot among all slots.
       sums: for each table t, float32 [B, slots of t, width of t]: the sums of the factors in each
-        slot. The candidate's vector is taken from them.
-      samples: int64 [n], the sample that each feature belongs to.
-      slot: int64 [n], the index of each feature's slot.
-      place: int32 [n], the index of each feature's row in `self.factors[table]`; negative if the
-        feature has no factors.
+        slot, of which one is the candidate's vector.
+      samples, slot, place: of each of the n features of the batch, in all slots: its sample, the
+        index of its slot, and of its row in `self.factors[table]`, negative if it has no factors.
       size: B, int64 [].
     """
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)
@@ -292,13 +273,7 @@ def save(
 ) -> None:
   """Writes the whole model, as a SavedModel, into the directory `path`.
 
-  Args:
-    model: a CTRModel, or a RetrievalModel.
-    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
-    rows: the rows of all features.
-    integer_slots: the slots whose columns are int64 in the signature `serving_default`.
-  Raises:
-    UserError: if two columns have the same `input_name`.
+  Two columns of the same `input_name` are a UserError.
   """
   serving = Serving(cfg, model, dense_stats, rows, integer_slots)
   columns = serving.column_specs()

@@ -23,7 +23,6 @@ class ServedModel(tf.Module):
   """The dense part of a trained model: all but the rows of its features.
 
   Args:
-    cfg: the config of the run.
     model: a CTRModel; or a RetrievalModel, which computes the vector of a query.
     dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
   """
@@ -47,10 +46,8 @@ class ServedModel(tf.Module):
 
     Args:
       dense: float32 [B, Dn], dense columns as in the log; NaN where a number is missing.
-      factors: the slot sums of each table, as in LayerInputs.
-      show_click: float32 [B, Fc, 2], the shows and clicks in each of the Fc slots with `counts`;
-        None if there are none.
-      **sums: the other fields of LayerInputs except `totals`, which are computed from `factors`.
+      show_click: float32 [B, Fc, 2], the shows and clicks in each of the Fc slots with `counts`.
+      factors, **sums: as in LayerInputs; `totals` are computed from `factors`.
     """
     totals = [tf.reduce_sum(slots, 1) for slots in factors]
     dense = transform_dense(dense, self._dense_columns, self.dense_stats)
@@ -60,13 +57,7 @@ class ServedModel(tf.Module):
 
 
 def common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
-  """Returns the number of samples B, int64 [], given inputs of length B or 1.
-
-  If there are other lengths, the graph fails when it runs.
-
-  Args:
-    lengths: {name of an input: its length, int64 []}.
-  """
+  """Returns B of inputs of length B or 1; other lengths fail when the graph runs."""
   sizes = tf.stack(list(lengths.values()))
   others = tf.boolean_mask(sizes, tf.not_equal(sizes, 1))
   size = tf.cond(tf.size(others) > 0, lambda: others[0], lambda: tf.ones([], tf.int64))
@@ -94,8 +85,7 @@ def write(
 ) -> None:
   """Writes a SavedModel and its warm-up requests into the directory `path`.
 
-  Args:
-    specs: the inputs of the signature `serving_default`, by name.
+  `specs` are the inputs of the signature `serving_default`, by name.
   """
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step

@@ -25,13 +25,9 @@ def _field(number: int, content: bytes) -> bytes:
 
 
 def write(path: str, specs: Mapping[str, tf.TensorSpec]) -> None:
-  """Writes two warm-up requests into a SavedModel, one of 1 sample and one of 100 samples.
+  """Writes two warm-up requests into the SavedModel `path`, one of 1 sample and one of 100 samples.
 
   They call `serving_default` with 0 in place of every number and the text '0' in every string.
-
-  Args:
-    path: the directory of the SavedModel.
-    specs: {name: spec} of the signature's inputs, whose first dimension is the number of samples.
   """
   file = os.path.join(path, FILE)
   os.makedirs(os.path.dirname(file), exist_ok=True)
