@@ -299,7 +299,7 @@ class UserLayerTest(tf.test.TestCase):
     shutil.copytree(ROOT / 'trainer', folder / 'trainer')
     source = (ROOT / 'trainer/model/layers/fm.py').read_text('utf-8')
     source = source.replace("kind = 'fm'", "kind = 'fm2'")
-    (folder / 'trainer/model/layers/another.py').write_text(source, 'utf-8')
+    (folder / 'trainer' / 'model' / 'layers' / 'another.py').write_text(source, 'utf-8')
     code = """
       from trainer.config import BUILT_IN, parse
       data = '{train: [x], label: y, slots: [{name: a}]}'

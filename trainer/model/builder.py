@@ -19,13 +19,10 @@ PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width'
 
 
 def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
-  """Returns the class of a layer.
+  """Returns the class of a layer, whose `kind` is built in or the dotted path of a user's class.
 
-  Args:
-    kind: the kind of a built-in layer, or the dotted path of a user's class.
-    key: the layer's key in the config, for messages.
-  Raises:
-    UserError: if the class cannot be imported, is no Keras layer, or has no valid set `needs`.
+  A UserError names `key`, the layer's key in the config, if the class cannot be imported, is no
+  Keras layer, or has no valid set `needs`.
   """
   path = BUILT_IN[kind].path if kind in BUILT_IN else kind
   module_name, _, name = path.rpartition('.')
@@ -71,11 +68,7 @@ def _place(key: str) -> str:
 
 
 def check_layers(cfg: Config) -> None:
-  """Checks that each layer of a config is one; a user's may not be. Arguments are not checked.
-
-  Raises:
-    UserError: as `layer_class` raises it.
-  """
+  """Checks that each layer of a config is one, as `layer_class` does; not its arguments."""
   for key, interaction in cfg.model.all_interactions().items():
     layer_class(interaction.kind, key)
 
@@ -83,12 +76,10 @@ def check_layers(cfg: Config) -> None:
 def constructor_parameters(
   layer: type[tf.keras.layers.Layer],
 ) -> tuple[dict[str, inspect.Parameter], bool]:
-  """Returns the parameters of a layer's constructor.
+  """Returns the parameters of a layer's constructor, and whether it also takes other keyword
+  arguments.
 
   If a constructor takes **kwargs, the parameters of its base class's constructor are included.
-
-  Returns:
-    {name: parameter}, and whether the constructor also takes keyword arguments of other names.
   """
   parameters, takes_any = {}, True
   for base in layer.__mro__[: layer.__mro__.index(tf.keras.layers.Layer)]:
@@ -106,12 +97,8 @@ def _make_layer(
 ) -> tf.keras.layers.Layer:
   """Makes one layer of the config, built-in or a user's.
 
-  Args:
-    key: the layer's key in the config, for messages.
-    passed: {name: value} for the names in PASSED, which a config cannot set. The layer gets only
-      those that its constructor has as parameters.
-  Raises:
-    UserError: if the layer does not take an argument of the config, or its constructor fails.
+  `passed` has values for the names in PASSED, which a config cannot set. The layer gets only those
+  that its constructor has as parameters.
   """
   layer = layer_class(interaction.kind, key)
   parameters, takes_any = constructor_parameters(layer)
@@ -132,11 +119,7 @@ def _make_layer(
 
 
 def empty_inputs(cfg: Config, needs: Collection[str]) -> LayerInputs:
-  """Returns the LayerInputs of a batch of 0 samples; `cfg` decides the other dimensions.
-
-  Args:
-    needs: names of the inputs that layers read; the other inputs are None or [].
-  """
+  """Returns the LayerInputs of 0 samples; inputs that are not in `needs` are None or []."""
   slots = len(cfg.data.slots)
   tables = [
     (sum(s.table == name for s in cfg.data.slots), table.width)
@@ -185,15 +168,11 @@ class _Builder:
   def layer(
     self, interaction: Interaction, key: str, shared: tf.Tensor | None = None
   ) -> tuple[tf.keras.layers.Layer, tf.Tensor | list[tf.Tensor]]:
-    """Makes a layer and its variables.
+    """Makes a layer and its variables; returns it, and its output for a batch of 0 samples.
 
     Args:
       key: the layer's key in the config, of which its seed and name are made.
       shared: the output of `model.shared` for a batch of 0 samples, [0, H]; None if there is none.
-    Returns:
-      The layer, and its output for a batch of 0 samples.
-    Raises:
-      UserError: if the layer cannot be made or fails on the batch.
     """
     cfg = self._cfg
     seed = zlib.crc32(f'{cfg.seed}/{_place(key)}'.encode()) % 2**31
@@ -244,8 +223,7 @@ def build(
       batch_norm 'sync'. None in a single process.
     dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
   Raises:
-    UserError: if a layer cannot be made or fails on an empty batch; the message names its key in
-      the config.
+    UserError: if a layer cannot be made or fails on an empty batch.
   """
   if cfg.model.retrieval is not None:
     needs = {'factors', 'histories'}

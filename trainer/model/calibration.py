@@ -34,9 +34,8 @@ def deciles(histogram: np.ndarray) -> dict[str, list[float]]:
   size if many predictions are equal.
 
   Returns:
-    Lists with one number for each tenth that has samples, the lowest predictions first: `weight`,
-    the sum of the samples' weights; `predicted`, their mean prediction; `ctr`, their share of
-    clicks.
+    For each tenth that has samples, the lowest predictions first: `weight`, the sum of the samples'
+    weights; `predicted`, their mean prediction; `ctr`, their share of clicks.
   """
   weight = histogram.sum(0)
   predicted = weight * _sigmoid(bucket_logits(len(weight)))
@@ -52,13 +51,12 @@ _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(
 
 
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Returns points of the gain curve and of the ROC curve.
+  """Returns points of the gain curve and of the ROC curve; {} if only one class has samples.
 
   Returns:
     Three lists of equal length, each ascending from 0 to 1. `samples[i]` is the share of all
     samples that have the highest predictions. These samples contain the share `clicks[i]` of all
-    clicks and the share `others[i]` of all samples without a click. {} if all samples are clicks,
-    or none is.
+    clicks and the share `others[i]` of all samples without a click.
   """
   others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
   if not (others[-1] and clicks[-1]):
@@ -98,11 +96,7 @@ def spread(histogram: np.ndarray) -> dict[str, list[float]]:
 
 
 def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
-  """Returns the distribution of the predictions over 50 ranges of equal width, from 0 to 1.
-
-  Returns:
-    [50, 3]: the left edge of each range, its right edge, and the total weight of its samples.
-  """
+  """Returns 50 ranges of predictions of equal width: [50, (left, right, total weight)]."""
   weight, edges = histogram.sum(0), np.arange(51) / 50
   place = (_sigmoid(bucket_logits(len(weight))) * 50).astype(int)
   counts = np.bincount(np.minimum(place, 49), weight, 50)
@@ -129,10 +123,9 @@ class SlotCalibration:
     self._sums = np.zeros([len(slots), 7])
 
   def update(self, batch: SlotBatch, known: np.ndarray, probabilities: np.ndarray) -> None:
-    """Adds a batch.
+    """Adds a batch, whose fields may be arrays or tensors.
 
     Args:
-      batch: the samples; its fields may be arrays or tensors.
       known: bool [nnz], whether the model was trained on each of the batch's features.
       probabilities: float32 [B]; with several tasks [B, T], of which only the first is read.
     """
@@ -165,13 +158,11 @@ class SlotCalibration:
     return {'slots': self._sums}
 
   def result(self, state: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
-    """Returns the metrics of a state, or of a sum of states.
+    """Returns {slot with samples: {metric: value}} of a state, or of a sum of states.
 
-    Returns:
-      {slot: {metric: value}} for each slot that has samples. `blank` and `unknown` are the shares
-      of blank and of unknown samples. `calibration_known` is Σ predicted / Σ clicked of the samples
-      with a known feature. `calibration_unknown` is this ratio for all other samples, also blank
-      ones. A ratio is None if its samples have no clicks.
+    `blank` and `unknown` are the shares of blank and of unknown samples. `calibration_known` is
+    Σ predicted / Σ clicked of the samples with a known feature. `calibration_unknown` is this ratio
+    for all other samples, also blank ones. A ratio is None if its samples have no clicks.
     """
     figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):

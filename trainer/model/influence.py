@@ -36,13 +36,9 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
   distinct, place = np.unique(probabilities, return_inverse=True)
 
   def share_below(weight: np.ndarray) -> np.ndarray:
-    """Compares each sample with the samples of one class.
+    """Returns, for each of n samples, the share of the `weight` of a class that is predicted lower.
 
-    Args:
-      weight: float [n], the weights of the samples in the class, and 0 for all other samples.
-    Returns:
-      float64 [n]: for each of the n samples, the share of the class's weight that has a lower
-      prediction than this sample. Equal predictions count half.
+    `weight` is 0 for samples of the other class. Equal predictions count half.
     """
     sums = np.bincount(place, weight, len(distinct)) / weight.sum()
     return (np.cumsum(sums) - sums / 2)[place]

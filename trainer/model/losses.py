@@ -63,11 +63,9 @@ def per_sample_loss(model: Model) -> SampleLoss:
 
 
 def task_losses(cfg: Config) -> SampleLoss:
-  """Returns a function that computes the losses of several tasks.
+  """Returns a function of labels and logits, float32 [B, T] each, to the losses of T tasks, [B, T].
 
-  Returns:
-    A function of labels and logits, float32 [B, T] each, which returns the losses, float32 [B, T].
-    The losses of a task are multiplied by the weight of its label.
+  The losses of a task are multiplied by the weight of its label.
   """
   losses = [
     per_sample_loss(cfg.model.model_copy(update={'loss': label.loss})) for label in cfg.data.labels

@@ -29,7 +29,6 @@ class _Sums:
 
   Args:
     kind: 'clicks', 'squared_error', or 'losses' for model.retrieval.
-    buckets: as in `MetricSums`.
     name: what the variables' names begin with.
   """
 
@@ -82,12 +81,9 @@ class MetricSums:
     }
 
   def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
-    """Adds a batch.
+    """Adds a batch: float32 [B], with several tasks [B, T].
 
-    Args:
-      labels: float32 [B]. With several tasks, all three arguments are [B, T].
-      probabilities: float32 [B]; for squared error, the predictions; for retrieval, the losses.
-      weights: float32 [B].
+    `probabilities` are the predictions for squared error, and the losses for retrieval.
     """
     count = len(self._tasks)
     columns = [(labels, probabilities, weights)]

@@ -60,13 +60,11 @@ def is_trained(items: np.ndarray) -> np.ndarray:
 def merged(
   scores: Sequence[np.ndarray], places: Sequence[np.ndarray], k: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Merges the rankings of parts of a catalogue.
+  """Merges the rankings of parts of a catalogue to that of the best k items, [Q, k] each.
 
   Args:
     scores: for each part, float32 [Q, length of its ranking].
     places: for each part, the items' indices in the whole catalogue, int64 of the same shape.
-  Returns:
-    The scores and the indices of the best k items of all parts, [Q, k] each.
   """
   all_scores, all_places = np.concatenate(scores, 1), np.concatenate(places, 1)
   order = np.lexsort((all_places, -all_scores))[:, :k]

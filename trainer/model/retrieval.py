@@ -16,9 +16,6 @@ class RetrievalModel(tf.keras.Model):
   """Computes vectors of queries and of items; the score of a pair is their inner product.
 
   With similarity cosine, vectors have length 1. The losses divide scores by the temperature.
-
-  Attributes:
-    needs: which of trainer.embedding.layer_inputs.NEEDS the towers read.
   """
 
   def __init__(self, cfg: Config):
@@ -86,13 +83,7 @@ def _tower(cfg: Config, side: str) -> VectorTower:
 
 
 def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
-  """Builds the model of a config with model.retrieval, with all its variables.
-
-  Args:
-    example: the inputs of a batch of 0 samples.
-  Raises:
-    UserError: if a tower cannot be built.
-  """
+  """Builds the model of a config with model.retrieval; `example` is a batch of 0 samples."""
   model = RetrievalModel(cfg)
   shapes = tf.nest.map_structure(lambda t: None if t is None else t.shape, example)
   for tower in (model.query_tower, model.item_tower):

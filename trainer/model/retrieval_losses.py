@@ -89,9 +89,8 @@ def own_positives(
   """Finds accidental hits: negatives of a sample that are positives of its user in this step.
 
   Args:
-    users: int64 [B], the users of this process's samples.
-    all_users: int64 [G], the users of all processes' samples.
-    all_items: int64 [G], the positive items of all processes' samples.
+    users: int64 [B], those of this process's samples.
+    all_users, all_items: int64 [G], users and positive items of all processes' samples.
     negatives: int64 [C], the negative items.
   Returns:
     int64 [n, 2]: for each hit, the index of the sample and the index of the negative.

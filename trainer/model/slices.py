@@ -50,13 +50,9 @@ def auc_interval(
 
 
 def auc_interval_of(values: Mapping[str, Json], z: float = Z) -> tuple[float, float] | None:
-  """Returns the confidence interval of an evaluation's AUC, as `auc_interval` does.
+  """Returns the confidence interval of an evaluation's AUC, of its `auc`, `ctr` and `examples`.
 
-  Args:
-    values: the metrics of the evaluation, of which `auc`, `ctr` and `examples` are read.
-    z: as in `auc_interval`.
-  Returns:
-    None if one of these metrics is missing, None or NaN, or if there is only one class.
+  None if one of these metrics is missing, None or NaN, or if there is only one class.
   """
   auc, ctr, examples = (values.get(name) for name in ('auc', 'ctr', 'examples'))
   if any(value is None or value != value for value in (auc, ctr, examples)):
