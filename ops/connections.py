@@ -14,8 +14,8 @@ from ops import library
 class Connections:
   """A set of connections, one to every other rank, that carries one all-to-all at a time.
 
-  Every rank runs the all-to-alls of a set in the same order; those of different sets may overlap. An
-  all-to-all raises AbortedError if a connection ended, and DataLossError if a rank runs another
+  Every rank runs the all-to-alls of a set in the same order; those of different sets may overlap.
+  An all-to-all raises AbortedError if a connection ended, and DataLossError if a rank runs another
   operation; the message names the rank.
 
   Args:
