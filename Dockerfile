@@ -46,7 +46,7 @@ USER ctr
 
 # Each entry point by itself, for each defines its own flags.
 RUN horovodrun --check-build && \
-    python -c "import ops.library; ops.library.load()" && \
+    python -c "from ops import library; library.load()" && \
     if [ "$STACK" != next ]; then python -c "import tensorflow_recommenders_addons"; fi && \
     python -c 'import examples.synthetic_log' && \
     for module in run evaluate predict export publish serve prepare synthesize inspect report doctor; do python -c "import trainer.$module" || exit 1; done

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
+from ops import library
 from ops.dedupe import Deduped
 from ops.keys import NO_FEATURE
-from ops.library import load
 from ops.row_store import PulledRows
 from ops.tensors import to_tensor
 from trainer import config
@@ -106,7 +106,7 @@ class Scorer:
       The outputs, {name: float32 [B]}, and `ids`, [n], −1 for features without a row.
     """
     segments, values, dense, keys, store = tensors
-    ids, *rows = load().ctr_row_store_pull(store, keys, train=False)
+    ids, *rows = library.load().ctr_row_store_pull(store, keys, train=False)
     outputs = self._outputs(segments, values, dense, tf.range(tf.size(keys)), *rows)
     return outputs | {'ids': ids}
 
