@@ -197,7 +197,7 @@ class Config(Section):
   def deciding_metric(self) -> str:
     """The metric of `deciding_label` by which the best epoch is chosen."""
     plateau = self.train.plateau
-    default = 'rmse' if self.deciding_label.loss == 'squared_error' else 'auc'
+    default = 'rmse' if self.deciding_label.loss == 'squared_error' else 'logloss'
     if self.model.retrieval is not None:
       default = self.model.retrieval.metrics()[0]
     return plateau.metric if plateau and plateau.metric else default

@@ -89,13 +89,13 @@ class Plateau(Section):
   of model.retrieval.eval_at."""
   task: str | None = None
   """The task whose metric it is; null: the first of data.labels."""
-  factor: PositiveShare = 0.1
+  factor: PositiveShare = 0.3
   """What every learning rate is multiplied by."""
   patience: PositiveInt = 1
   """Evaluations in a row without improvement after which the rates are lowered, each time anew."""
-  stop_after: PositiveInt = 2
+  stop_after: PositiveInt = 3
   """Evaluations without improvement after which training stops."""
-  min_delta: NonNegative = 0.0
+  min_delta: NonNegative = 0.0005
   """The smallest change that counts as an improvement."""
 
 

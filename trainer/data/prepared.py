@@ -220,6 +220,18 @@ class PreparedPass:
     known = ~np.isnan(label)
     return label[known], weight[known]
 
+  def mean_labels(self) -> np.ndarray:
+    """Returns each task's weighted mean label, float64 [T]; blank labels do not count.
+
+    It is NaN for a task without a label that weighs anything.
+    """
+    means = np.full([self._label.shape[1]], np.nan)
+    for task in range(len(means)):
+      label, weight = self.labels(task)
+      if weight.any():
+        means[task] = np.average(label, weights=weight)
+    return means
+
   def click_rate(self, shares: Sequence[float]) -> float:
     """Returns the mean number of clicks of a sample; 0 without samples.
 

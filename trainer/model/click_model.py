@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import tensorflow as tf
 
 from trainer.config import Config
@@ -17,6 +18,29 @@ def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
   """
   terms = tf.stack([-first, -second, -first - second])
   return -tf.reduce_logsumexp(terms, 0)
+
+
+def first_biases(cfg: Config, means: np.ndarray) -> np.ndarray:
+  """Returns the biases with which a model without features predicts the mean of each label.
+
+  A task that is `given` another begins at its share of the other's positives.
+
+  Args:
+    means: the mean labels, float64 [T], NaN where unknown.
+  Returns:
+    float64 [T]; NaN for a task whose labels are all 0, all 1 or unknown.
+  """
+  names, biases = [label.name for label in cfg.labels], means.copy()
+  smoothing = cfg.model.label_smoothing
+  for t, label in enumerate(cfg.labels):
+    task = cfg.model.tasks.get(label.name)
+    of = means[names.index(task.given)] if task and task.given else 1.0
+    if label.loss != 'squared_error':
+      biases[t] = math.nan
+      if 0 < means[t] < of:
+        share = means[t] / of * (1 - smoothing) + smoothing / 2
+        biases[t] = math.log(share / (1 - share))
+  return biases
 
 
 class CTRModel(tf.keras.Model):

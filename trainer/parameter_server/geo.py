@@ -194,21 +194,4 @@ class GeoStep(WorkerStep):
   def _take(self, state: list[np.ndarray]) -> None:
     # The optimizer's variables stay each worker's own; a checkpoint holds those of worker 0.
     for variable, value in zip(self.dense.trainable, state):
-      if isinstance(self.dense.optimizer, tf.keras.optimizers.legacy.Ftrl):
-        self._solve_ftrl(variable, value)
-      variable.assign(value)
-
-  def _solve_ftrl(self, variable: tf.Variable, value: np.ndarray) -> None:
-    """Sets FTRL's state z so that FTRL computes the weight `value` from it.
-
-    It solves the formula of TensorFlow's ResourceApplyFtrl for z. AddToRow (C++) does so for rows.
-    """
-    optimizer = self.dense.optimizer
-    settings = optimizer.get_config()
-    l1, l2 = settings['l1_regularization_strength'], settings['l2_regularization_strength']
-    rate = settings['learning_rate'] / (1 + settings['decay'] * int(optimizer.iterations))
-    n, z = optimizer.get_slot(variable, 'accumulator'), optimizer.get_slot(variable, 'linear')
-    root = n ** -settings['learning_rate_power']
-    solved = -value * ((settings['beta'] + root) / rate + 2 * l2) - l1 * np.sign(value)
-    at_zero = tf.clip_by_value(z, -l1, l1)
-    z.assign(tf.where(value == variable, z, tf.where(value == 0, at_zero, solved)))
+      self.dense.assign(variable, value)

@@ -181,6 +181,22 @@ class DensePart:
       if scaled:  # a model of rows alone has no dense variables
         self.optimizer.apply_gradients(zip(scaled, self.trainable))
 
+  def assign(self, variable: tf.Variable, value: np.ndarray) -> None:
+    """Sets a variable of `trainable`. For FTRL, it also sets z so that the weight follows from it.
+
+    It solves the formula of TensorFlow's ResourceApplyFtrl for z. AddToRow (C++) does so for rows.
+    """
+    if isinstance(self.optimizer, tf.keras.optimizers.legacy.Ftrl):
+      settings = self.optimizer.get_config()
+      l1, l2 = settings['l1_regularization_strength'], settings['l2_regularization_strength']
+      rate = settings['learning_rate'] / (1 + settings['decay'] * int(self.optimizer.iterations))
+      n, z = (self.optimizer.get_slot(variable, name) for name in ('accumulator', 'linear'))
+      root = n ** -settings['learning_rate_power']
+      solved = -value * ((settings['beta'] + root) / rate + 2 * l2) - l1 * np.sign(value)
+      at_zero = tf.clip_by_value(z, -l1, l1)
+      z.assign(tf.where(value == variable, z, tf.where(value == 0, at_zero, solved)))
+    variable.assign(value)
+
   def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
     """Returns the hyperparameters of the row optimizers after `steps` steps.
 

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+import numpy as np
 from absl import logging
 
 from trainer import config, files
@@ -16,6 +17,7 @@ from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, UserError
+from trainer.model.click_model import first_biases
 from trainer.reporting import closing
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
@@ -316,6 +318,8 @@ class Job:
       measured = prepared.meta['dense'] | (items.dense if items is not None else {})
       stats = dense_stats(cfg.data.dense, measured, click_rate)
       self.step.dense.embedding.stats.assign(stats)
+    if progress.unset_biases:
+      self._set_biases(prepared)
     if cfg.train.progressive_validation and progress.batch == 0:
       self.validation.judge(prepared, data_pass.name)
     progress.unvalidated = True
@@ -352,6 +356,17 @@ class Job:
     self._save_is_due |= self._can_go_back and self.state.is_saved_within_pass
     self._save_is_due |= self._saves_each_pass
     return True
+
+  def _set_biases(self, prepared: PreparedPass) -> None:
+    """Lets the model begin at the mean label of the first pass that has one of each class.
+
+    Otherwise the rows of features would learn it, and a feature that is new would lack its share.
+    """
+    names, unset = [label.name for label in self.cfg.labels], self.progress.unset_biases
+    biases = first_biases(self.cfg, prepared.mean_labels())
+    biases[[name not in unset for name in names]] = np.nan
+    self.step.set_biases(biases)
+    self.progress.unset_biases = [n for n, b in zip(names, biases) if n in unset and np.isnan(b)]
 
   def _prepare(self, data_pass: Pass) -> PreparedPass | None:
     """Converts and opens a pass. Returns None if the pass cannot be read and was refused."""

@@ -61,6 +61,8 @@ class Progress:
   # What led to this state: the last base or delta and the checkpoints since, as their checksums
   # (trainer.storage.export). A delta may follow an export of these alone.
   ancestors: list[int] = dataclasses.field(default_factory=list)
+  # Tasks whose bias has not been set yet, as no pass had labels of both classes.
+  unset_biases: list[str] = dataclasses.field(default_factory=list)
   delta_due: bool = False  # a delta was due after the last pass, and is not written
 
   def forget_best(self) -> None:
@@ -83,12 +85,13 @@ class RunState:
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._checkpoints = os.path.join(cfg.run_dir, 'checkpoints')
     self._best = os.path.join(cfg.run_dir, 'best')
-    self.progress = Progress()
+    is_ranking = cfg.model.retrieval is not None
+    self.progress = Progress(unset_biases=[] if is_ranking else [x.name for x in cfg.labels])
     self.ledger = Ledger()
     self.texts = KeptTexts(cfg, communicator, step.store)
     self.fates: list[warm_start.Fate] = []
     self.last_save = time.monotonic()
-    self._saved = Progress()
+    self._saved = dataclasses.replace(self.progress)
     self._path = ''  # the path of the checkpoint that was written or read last
     self._parts = warm_start.parts(cfg)
     self._config_text = config.dump(cfg)
@@ -231,6 +234,20 @@ class RunState:
       return True
     self.restore()  # run_dir/best is gone
     return False
+
+  def back_to_best(self) -> None:
+    """Restores the weights of the best state; the place in the data stays the present one.
+
+    Raises:
+      UserError: if run_dir/best is gone.
+    """
+    kept, ledger, steps = self.progress, self.ledger, self._step.steps
+    if not self.restore(best=True):
+      raise UserError(f'{self._best} is gone; the same command goes on without it')
+    self.progress = dataclasses.replace(kept, ancestors=self.progress.ancestors)
+    self.ledger = ledger
+    self._step.set_steps(steps)
+    self._step.set_rates(kept.rate, kept.first_step)
 
   def start_from(self, run_dir: str) -> str:
     """Takes over the features and layers of another run, but not its place in the data.

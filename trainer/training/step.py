@@ -169,6 +169,13 @@ class Step(abc.ABC):
     self.dense.rates.factor.assign(factor)
     self.dense.rates.first_step.assign(first_step)
 
+  def set_biases(self, values: np.ndarray) -> None:
+    """Sets the bias of each task; NaN leaves one as it is. Every process calls it."""
+    self.dense_state()  # a worker's copy follows the servers
+    bias = self.dense.model.bias
+    self.dense.assign(bias, np.where(np.isnan(values), bias.numpy(), values).astype(np.float32))
+    self.load_dense_state(self.dense.state())
+
   def dense_state(self) -> dict[str, np.ndarray]:
     """Returns {name: value} of the variables of layers and optimizer."""
     return self.dense.state()

@@ -85,11 +85,19 @@ class Validation:
         self._log.show(line, keep=True)
       if progress.rate != rate:
         self._step.set_rates(progress.rate, progress.first_step)
+        self._undo()
       if progress.best_step == self._step.steps:
         self._log.write('best', epoch=progress.epoch)
         self._trained_auc_of_best, self._valid_of_best = self.trained_auc, values
     progress.unvalidated = False
     return values
+
+  def _undo(self) -> None:
+    """Lets training go on from the best state, if it goes on."""
+    progress = self._state.progress
+    if not progress.finished and progress.epoch + 1 < self._cfg.train.epochs:
+      self._state.back_to_best()
+      self._log.show(f'goes on from the best state, of step {progress.best_step:,}', keep=True)
 
   def pass_begins(self, prepared: PreparedPass) -> None:
     """Warns if data.valid or data.test has the samples of the pass that begins.
