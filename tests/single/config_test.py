@@ -347,12 +347,13 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(keys, changed(cfg, other))
 
   def test_a_static_log_with_validation_has_epochs_and_early_stopping(self):
-    for loss, metric in (('log_loss', 'auc'), ('squared_error', 'rmse')):
+    for loss, metric in (('log_loss', 'logloss'), ('squared_error', 'rmse')):
       cfg = self.load(overrides=['data.valid=[y.csv]', f'model.loss={loss}'])
       found = (cfg.train.epochs, cfg.train.plateau, cfg.deciding_metric)
-      self.assertEqual(found, (config.STATIC_EPOCHS, config.Plateau(), metric))
+      wanted = config.Plateau(min_delta=0.0005 if metric == 'logloss' else 0)
+      self.assertEqual(found, (config.STATIC_EPOCHS, wanted, metric))
     train = self.load(overrides=['data.valid=[y.csv]', 'train.epochs=3']).train
-    self.assertEqual((train.epochs, train.plateau), (3, config.Plateau()))
+    self.assertEqual((train.epochs, train.plateau), (3, config.Plateau(min_delta=0.0005)))
     for overrides in (
       [],
       ['data.valid=[y.csv]', 'train.plateau=null', 'model.dense_embedding=autodis'],

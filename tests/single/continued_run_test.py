@@ -128,7 +128,7 @@ class ContinuedRunTest(tf.test.TestCase):
 
   def test_another_metric_or_another_data_valid_begins_anew(self):
     self.fit(train={'epochs': 2, 'plateau': {'patience': 1, 'stop_after': 9}})
-    plateau = {'patience': 1, 'stop_after': 9, 'metric': 'logloss'}
+    plateau = {'patience': 1, 'stop_after': 9, 'metric': 'auc'}
     told = self.fit(train={'epochs': 3, 'plateau': plateau})
     self.assertIn('data.valid or the metric has changed: the state of step 8, the best', told)
     self.write('other', seed=4, clicking=USERS[:6])

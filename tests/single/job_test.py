@@ -387,7 +387,7 @@ class JobTest(tf.test.TestCase):
       cases[name] = {'labels': labels}, linear | {'tasks': {'click': {}, 'price': {}}}
     for name, (data, model) in cases.items():
       with self.subTest(name), mock.patch.object(self, 'run_dir', f'{self.folder}/{name}'):
-        metric = 'rmse' if name in ('squared_error', 'real', 'price first') else 'auc'
+        metric = 'rmse' if name in ('squared_error', 'real', 'price first') else 'logloss'
         train = {'plateau': {'stop_after': 1}, 'epochs': 3}
         one = self.make_job(splits | data, model=model, train=train)
         self.assertEqual(0, one.run())
@@ -651,7 +651,7 @@ class JobTest(tf.test.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       data = {'train': [f'{self.folder}/some.csv'], 'valid': [path], 'weight': 'w'}
       self.assertEqual(0, self.make_job(data, train={'epochs': 2}).run())
-    self.assertRegex(str(logs.output), 'data.valid has no auc: all labels are alike')
+    self.assertRegex(str(logs.output), 'data.valid has no logloss: all labels are alike')
 
   def test_a_validation_set_of_one_class(self):
     train, valid = f'{self.folder}/both.csv', f'{self.folder}/one.csv'

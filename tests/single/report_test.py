@@ -232,8 +232,9 @@ class PageTest(tf.test.TestCase):
 
 
 class WordsTest(tf.test.TestCase):
-  def run_of(self, events):
-    return read_run(runs.write_run(f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run', events))
+  def run_of(self, events, **train):
+    run_dir = f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run'
+    return read_run(runs.write_run(run_dir, events, **train))
 
   def test_a_healthy_run(self):
     run = self.run_of(runs.healthy_events())
@@ -365,7 +366,8 @@ class WordsTest(tf.test.TestCase):
         {'event': 'train', 'pass': 'log', 'slots': {'user': of_user}} | figures | where | size
       )
       slots = {'user': {'unknown': 0.99}}
-      scored = {'auc': new, 'examples': 4_000, 'ctr': 0.2, 'calibration': 1.0, 'slots': slots}
+      scored = {'auc': new, 'logloss': 1.2 - new, 'examples': 4_000, 'ctr': 0.2}
+      scored |= {'calibration': 1.0, 'slots': slots}
       events.append({'event': 'eval', 'split': 'valid', 'pass': 'valid'} | scored | where)
       if new == max(valid_auc[: epoch + 1]):
         events.append({'event': 'best'} | where)
@@ -377,7 +379,7 @@ class WordsTest(tf.test.TestCase):
     text = ' '.join(findings.summary(run))
     self.assertIn('over 3 slots was trained on 32,000 samples: 1 pass, in 2 epochs.', text)
     self.assertIn(
-      'The state of epoch 1 (step 20) is kept for prediction: its AUC on data.valid', text
+      'The state of epoch 1 (step 20) is kept for prediction: its logloss on data.valid', text
     )
     # The best state is that of the first epoch, and figures of slots are its own.
     run = self.run_of(self.static_events(valid_auc=(0.75, 0.7)))
@@ -423,7 +425,8 @@ class WordsTest(tf.test.TestCase):
       scored = [event for event in events if event.get('split') == 'valid']
       for event, value in zip(scored, (0.5, logloss)):
         event['logloss'] = value
-      self.assertLen(findings.faults(self.run_of(events)), found)
+      run = self.run_of(events, plateau={'metric': 'auc'})
+      self.assertLen(findings.faults(run), found)
 
   def test_steps_that_are_too_long(self):
     cases = (0, 1.04, 0.46, 1), (0, 0.51, 0.46, 0), (1, 1.04, 0.46, 0)
@@ -603,7 +606,7 @@ class WordsTest(tf.test.TestCase):
     for e in events:
       if e['event'] == 'eval':
         e |= {'examples': 8000, 'ctr': 20 / 8000}
-    run = self.run_of(events)
+    run = self.run_of(events, plateau={'metric': 'auc'})
     self.assertEqual(findings.faults(run), [], 'the difference from training may be chance')
     self.assertIn('the best, 0.7000 ± 0.11 (20 clicks).', ' '.join(findings.summary(run)))
 

@@ -42,7 +42,7 @@ class ResolveTest(tf.test.TestCase):
       'label: click  # given',
       'patience: 3  # given',
       'epochs: 20  # from train.plateau',
-      'stop_after: 2  # default',
+      'stop_after: 3  # default',
       'batch_size: 4096  # default',  # there is no log that it could be measured on
     ):
       self.assertIn(line, lines)

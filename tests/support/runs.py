@@ -159,6 +159,8 @@ def write_run(run_dir: str, events: list[dict[str, Any]], **train: Any) -> str:
     'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [16]}}]},
     'train': train,
   }
+  if 'plateau' in train:
+    tree['data']['valid'] = [f'{run_dir}/gone_valid.csv']
   write_config(tree, run_dir)
   (folder / 'metrics.jsonl').write_text(''.join(json.dumps(e) + '\n' for e in events))
   return run_dir

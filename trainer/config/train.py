@@ -20,6 +20,7 @@ from trainer.config.section import (
 from trainer.errors import nearest, short
 
 BATCH_SIZE = 4096
+LEAST_GAIN = 0.0005  # the default of train.plateau.min_delta for auc, gauc and logloss
 STATIC_EPOCHS = 20  # the default of train.epochs for a log without days that has data.valid
 
 
@@ -80,13 +81,14 @@ def _right_argument(name: str, kind: str) -> str:
 
 
 class Plateau(Section):
-  """What to do when the validation metric stops improving. The best epoch is kept."""
+  """What to do when the validation metric stops improving. The best epoch is kept. When rates are
+  lowered, training goes on from its state."""
 
   metric: str | None = None
-  """The metric that the best epoch is chosen by. auc and gauc judge the order of samples; logloss
-  judges probabilities, and its best epoch often comes earlier; rmse is of squared_error; recall@20,
-  ndcg@20 and so on are of model.retrieval. null: auc, rmse of squared_error, or recall at the first
-  of model.retrieval.eval_at."""
+  """The metric that the best epoch is chosen by. logloss judges probabilities; auc and gauc judge
+  only the order of samples, and their best epoch often comes later; rmse is of squared_error;
+  recall@20, ndcg@20 and so on are of model.retrieval. null: logloss, rmse of squared_error, or
+  recall at the first of model.retrieval.eval_at."""
   task: str | None = None
   """The task whose metric it is; null: the first of data.labels."""
   factor: PositiveShare = 0.3
@@ -95,8 +97,9 @@ class Plateau(Section):
   """Evaluations in a row without improvement after which the rates are lowered, each time anew."""
   stop_after: PositiveInt = 3
   """Evaluations without improvement after which training stops."""
-  min_delta: NonNegative = 0.0005
-  """The smallest change that counts as an improvement."""
+  min_delta: NonNegative = 0.0
+  """The smallest change that counts as an improvement. The default is .0005 for auc, gauc and
+  logloss."""
 
 
 class Schedule(Section):
