@@ -44,7 +44,12 @@ class ClosingTest(tf.test.TestCase):
 
   def events(self, epochs):
     for epoch in range(epochs):
-      quality = {'logloss': 0.5 - 0.01 * (epoch % 4), 'auc': 0.7 + 0.01 * (epoch % 4), 'gauc': 0.6, 'calibration': 1.0}
+      quality = {
+        'logloss': 0.5 - 0.01 * (epoch % 4),
+        'auc': 0.7 + 0.01 * (epoch % 4),
+        'gauc': 0.6,
+        'calibration': 1.0,
+      }
       common = {'epoch': epoch, 'examples': 12_345_678} | quality
       yield {'event': 'train', 'pass': 'a_pass_with_a_name_of_some_length_01'} | common
       yield {'event': 'eval', 'split': 'valid', 'pass': 'valid'} | common

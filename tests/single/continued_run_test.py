@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 from trainer import api
+from trainer.data.features import hash_keys
 from trainer.reporting.events import read_events
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
@@ -125,6 +126,19 @@ class ContinuedRunTest(tf.test.TestCase):
     self.fit()
     with open_run(self.run_dir) as run:
       self.assertEqual((run.progress.rate, run.progress.finished), (1.0, True))
+
+  def test_training_goes_on_from_the_best_state(self):
+    # From the second epoch on no step changes anything, so the last state is the best one again.
+    plateau = {'patience': 1, 'stop_after': 9, 'factor': 1e-12}
+    told = self.fit(train={'epochs': 3, 'plateau': plateau}, model={'interactions': ['dnn']})
+    self.assertIn('goes on from the best state, of step 8', told)
+    states = []
+    for name, steps in (('best', 8), ('last', 24)):
+      with open_run(self.run_dir, checkpoint=name) as run:
+        self.assertEqual(run.step.steps, steps)
+        rows = run.step.store.pull(hash_keys(USERS, 1), train=False)
+        states.append([rows.linear, rows.factors, *run.step.dense.trainable])
+        self.assertAllClose(states[0], states[-1], rtol=0, atol=1e-6)
 
   def test_another_metric_or_another_data_valid_begins_anew(self):
     self.fit(train={'epochs': 2, 'plateau': {'patience': 1, 'stop_after': 9}})

@@ -5,6 +5,7 @@ import glob
 import io
 import json
 import os
+import pathlib
 import signal
 import tempfile
 import threading
@@ -12,6 +13,7 @@ import time
 from unittest import mock
 
 import numpy as np
+import pandas as pd
 import tensorflow as tf
 
 from ops.tensors import to_tensor
@@ -62,7 +64,8 @@ class JobTest(tf.test.TestCase):
 
   def watch(self, data, **sections):
     """Trains on what is announced, then stops."""
-    one = self.make_job({'watch': f'{self.folder}/log', 'day_pattern': r'day_(\d+)'} | data)
+    data = {'watch': f'{self.folder}/log', 'day_pattern': r'day_(\d+)'} | data
+    one = self.make_job(data, **sections)
 
     sleep, own = time.sleep, threading.current_thread()
 
@@ -323,6 +326,33 @@ class JobTest(tf.test.TestCase):
     self.write('day_5.csv', 48)
     told = run(2, {'delta_every_passes': 5}, train=train)
     self.assertEqual(told.count('takes its place and begins a new chain'), 1)
+
+  def test_the_model_begins_at_the_mean_label(self):
+    """Rates are too low to learn, so the mean of the first pass with clicks is predicted."""
+    log = pd.DataFrame({'user': range(200), 'item': 0, 'w': [1, 3] * 100, 'price': 7.0})
+    log['click'] = [1, 0, 0, 0] * 25 + [0, 1, 0, 0] * 25
+    log['buy'] = log['click'] * ([1, 1, 0, 0, 0, 0, 0, 0] * 25)
+    labels = [{'name': 'click'}, {'name': 'buy'}, {'name': 'price', 'loss': 'squared_error'}]
+    still = {'learning_rate': 1e-12}
+    for kind, given in (('adam', {}), ('ftrl', {}), ('adam', {'given': 'click'})):
+      run_dir = tempfile.mkdtemp(dir=self.folder)
+      with self.subTest(kind, **given), mock.patch.object(self, 'run_dir', run_dir):
+        for name, part in (('day_1', log.assign(click=0, buy=0)), ('day_2', log)):
+          path = pathlib.Path(self.folder, 'log', f'{name}.csv')
+          path.parent.mkdir(exist_ok=True)
+          part.to_csv(path, index=False)
+          pathlib.Path(f'{path}.done').touch()
+        self.watch(
+          {'labels': labels, 'weight': 'w'},
+          model={'interactions': ['linear'], 'tasks': {'click': {}, 'buy': given, 'price': {}}},
+          sparse={'tables': {'default': {'linear': still}}},
+          train={'dense_optimizer': {'kind': kind} | still, 'progressive_validation': True},
+        )
+        first, second = (e['tasks'] for e in self.events('eval'))
+        self.assertAllClose(first['price']['rmse'], 0, atol=1e-5)
+        self.assertGreater(first['click']['logloss'], 0.6, 'nothing to begin at')
+        for task in ('click', 'buy'):
+          self.assertAllClose(second[task]['calibration'], 1, rtol=1e-5)
 
   def test_the_best_state_goes_back_with_the_run(self):
     path = self.write('a.csv', 48)
