@@ -83,13 +83,12 @@ class ApiTest(tf.test.TestCase):
     frame = log(500).assign(age=rng.normal(1e6, 10, 500), weight=rng.random(500))
     data = {'label': 'age', 'weight': 'weight', 'slots': [{'name': 'user'}]}
     model = {'interactions': ['linear'], 'loss': 'squared_error'}
+    test = frame.assign(age=frame['age'] + 100)
     with self.assertLogs('absl', 'WARNING') as logs:
-      run = api.fit(
-        {'data': data, 'model': model}, (), self.get_temp_dir(), train=frame, test=frame
-      )
-    found = run.evaluate(frame)
-    mean = np.average(frame['age'], weights=frame['weight'])
-    wanted = np.sqrt(np.average((frame['age'] - mean) ** 2, weights=frame['weight']))
+      run = api.fit({'data': data, 'model': model}, (), self.get_temp_dir(), train=frame, test=test)
+    found = run.evaluate(test)
+    mean = np.average(test['age'], weights=test['weight'])
+    wanted = np.sqrt(np.average((test['age'] - mean) ** 2, weights=test['weight']))
     self.assertAllClose(found['base_rmse'], wanted, 1e-3)  # labels are float32
     self.assertRegex(
       str(logs.output), r'test: rmse .* is worse than the \d.* of predicting the mean'
