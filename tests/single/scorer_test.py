@@ -131,7 +131,7 @@ class ScorerTest(tf.test.TestCase):
     cls.service = Service(store, Publisher(cls.exports, store).advance)
     cls.service.refresh()
     cls.client = cls.stack.enter_context(
-      served(cls.service, Limits(body_bytes=100_000, instances=200, seconds_to_send=0.3))
+      served(cls.service, Limits(body_bytes=100_000, instances=200, seconds_to_send=2))
     )
 
   @classmethod

@@ -33,9 +33,13 @@ class Client:
     """Returns: (status, body, response)."""
     if body is not None and not isinstance(body, bytes):
       body = json.dumps(body).encode()
-    self._connection.request(method, path, body, headers)
-    response = self._connection.getresponse()
-    return response.status, response.read(), response
+    try:
+      self._connection.request(method, path, body, headers)
+      response = self._connection.getresponse()
+      return response.status, response.read(), response
+    except Exception:
+      self.close()  # else all requests after this one would fail
+      raise
 
   def predict(self, body: Any, **headers: str) -> tuple[int, Any]:
     """Returns: (status, answer)."""
