@@ -94,7 +94,7 @@ class ItemTableTest(tf.test.TestCase):
     self.assertGreater(np.abs(vectors.loc['30']).max(), 0, 'an item that is in no log')
     frame = pd.DataFrame({'user': [4, 21], 'kinds': ['k1|k4', 'k0|k4']})
     for k in (0, '3'):
-      with self.assertRaisesRegex(UserError, f'^k: found {k!r}; wanted a whole number of items'):
+      with self.assertRaisesRegex(UserError, f'^k: found {k!r}; wanted a whole number above 0'):
         run.recommend(frame, k)
     found = run.recommend(frame, k=3)
 
