@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
 
 import psutil
@@ -157,9 +158,15 @@ class LostPeerTest(tf.test.TestCase):
   def test_what_the_store_of_horovodrun_tells_proves_nothing(self):
     with self.job() as ranks:
       first = ranks.start(0)
-      _unix_sockets(first, 1)
-      with urllib.request.urlopen(f'{ranks.rendezvous}/ctr_trainer/heartbeat') as response:
-        text = response.read()
+      text, end = None, time.monotonic() + 60
+      while text is None:
+        try:
+          with urllib.request.urlopen(f'{ranks.rendezvous}/ctr_trainer/heartbeat') as response:
+            text = response.read()
+        except urllib.error.HTTPError:  # the first rank has not written it yet
+          self.assertLess(time.monotonic(), end)
+          self.assertIsNone(first.poll())
+          time.sleep(0.1)
       record = json.loads(text)
       for secret in (text, b'', *(str(value).encode() for value in record.values())):
         with self.assertRaises(ConnectionError):
