@@ -139,6 +139,12 @@ class ContinuedRunTest(tf.test.TestCase):
         rows = run.step.store.pull(hash_keys(USERS, 1), train=False)
         states.append([rows.linear, rows.factors, *run.step.dense.trainable])
         self.assertAllClose(states[0], states[-1], rtol=0, atol=1e-6)
+        stalls = run.progress.stalls
+    # From the state that was saved when training had gone back, a new start goes on as it did.
+    shutil.rmtree(*pathlib.Path(self.run_dir, 'checkpoints').glob('*24'))
+    self.fit(train={'epochs': 3, 'plateau': plateau}, model={'interactions': ['dnn']})
+    with open_run(self.run_dir, checkpoint='last') as run:
+      self.assertEqual((run.step.steps, run.progress.stalls), (24, stalls))
 
   def test_another_metric_or_another_data_valid_begins_anew(self):
     self.fit(train={'epochs': 2, 'plateau': {'patience': 1, 'stop_after': 9}})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ops.row_kinds import row_defaults
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
+from trainer.config.metrics import METRICS
 from trainer.config.train import LEAST_GAIN, STATIC_EPOCHS
 from trainer.errors import ConfigError
 from trainer.plain_data import Json, JsonObject
@@ -30,7 +31,6 @@ _OF_MODES = {
   ('eviction', 'score'): {'delete_threshold': 0.8, 'delete_after_unseen_days': 30},
   ('eviction', 'unseen'): {'delete_after_unseen_days': 30},
 }
-_OF_CLICKS = ('auc', 'gauc', 'logloss')
 _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 16}
 
 
@@ -78,7 +78,8 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
     if tree.default(('train', 'plateau'), {}, 'data.valid') is not None:
       tree.default(('train', 'epochs'), STATIC_EPOCHS, 'train.plateau')
   if tree.values.get('train', {}).get('plateau') is not None:
-    least = LEAST_GAIN if cfg.deciding_metric in _OF_CLICKS else 0.0
+    metric = METRICS.get(cfg.deciding_metric)  # of retrieval: None
+    least = LEAST_GAIN if metric and not metric.of_numbers else 0.0
     tree.default(('train', 'plateau', 'min_delta'), least, 'train.plateau.metric')
   if data.watch:
     for key, value in _OF_A_STREAM.items():

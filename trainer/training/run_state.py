@@ -244,8 +244,8 @@ class RunState:
     kept, ledger, steps = self.progress, self.ledger, self._step.steps
     if not self.restore(best=True):
       raise UserError(f'{self._best} is gone; the same command goes on without it')
-    self.progress = dataclasses.replace(kept, ancestors=self.progress.ancestors)
-    self.ledger = ledger
+    kept.ancestors = self.progress.ancestors
+    self.progress, self.ledger = kept, ledger
     self._step.set_steps(steps)
     self._step.set_rates(kept.rate, kept.first_step)
 
