@@ -86,6 +86,24 @@ class Run:
     with self._prepared(data, labelled=False) as (run, prepared):
       return np.concatenate(list(predictions(run, prepared)))
 
+  def compare(self, other: Run, data: Data | None = None) -> pd.DataFrame:
+    """Returns the metrics of two runs on the same samples, with paired 95 % intervals.
+
+    Columns: task, metric, first (this run's), other, difference (other − first), low and high. The
+    difference may be chance if 0 lies between low and high.
+
+    Args:
+      data: as for `evaluate`; by default data.test of this run.
+    """
+    from trainer.training.paired import differences, scored
+
+    data, found = self.cfg.data.test or None if data is None else data, []
+    for run in (self, other):
+      config.refuse_retrieval(run.cfg.model.retrieval, f'compare: run_dir {run.run_dir}')
+      with run._prepared(data) as opened:
+        found.append(scored(*opened))
+    return differences(*found)
+
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
     """Returns the best k items for each sample. Only for a run with model.retrieval.
 

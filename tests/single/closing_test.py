@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -75,6 +76,49 @@ class ClosingTest(tf.test.TestCase):
       'ctr-predict --run_dir RUN',
     ):
       self.assertIn(wanted, text)
+
+  def test_a_constant_knows_only_what_was_trained_before(self):
+    def rows(events, rate=1.0, loss='log_loss'):
+      model = CONFIG['model'] | {'negative_sampling_rate': rate, 'loss': loss}
+      lines = self.printed(
+        [{'epoch': 0, 'examples': 9} | e for e in events], CONFIG | {'model': model}
+      )
+      return [line.split() for line in lines if line.split()[:1] == ['constant']]
+
+    def day(event, ctr, weight):
+      quality = {'logloss': 0.4, 'auc': 0.7, 'calibration': 1.0}
+      return event | {'pass': 'day', 'ctr': ctr, 'weight': weight} | quality
+
+    def figures(p, ctr):
+      loss = -ctr * math.log(p) - (1 - ctr) * math.log(1 - p)
+      return ['constant', f'{loss:.4f}', '0.5000', f'{p / ctr:.3f}']
+
+    ahead, test = ({'event': 'eval', 'split': split} for split in ('next', 'test'))
+    first = [day(ahead, 0.2, 100), day({'event': 'train'}, 0.2, 100)]
+    self.assertEqual(rows(first[:1]), [], 'no constant is known yet')
+    second = [*first, day(ahead, 0.1, 300), day({'event': 'train'}, 0.1, 300)]
+    both = (0.2 * 100 + 0.1 * 300) / 400
+    of_train_and_next = [figures(both, 0.1), figures(0.2, 0.1)]
+    self.assertEqual(rows(second), of_train_and_next)
+    # data.test has all negatives, of which the training log has a fifth.
+    all_negatives = both * 0.2 / (both * 0.2 + 1 - both)
+    self.assertEqual(
+      rows([*second, day(test, 0.03, 50)], rate=0.2),
+      [*of_train_and_next, figures(all_negatives, 0.03)],
+    )
+    numbers = {
+      'event': 'train',
+      'pass': 'a',
+      'rmse': 0.9,
+      'mean': 3.0,
+      'base_rmse': 1.5,
+      'weight': 2,
+    }
+    other = numbers | test | {'mean': 5.0}
+    self.assertEqual(
+      rows([numbers, other], loss='squared_error'),
+      [['constant', '1.5000'], ['constant', f'{math.hypot(1.5, 2.0):.4f}']],
+    )
 
   def test_a_best_that_was_forgotten_is_not_the_kept_one(self):
     events = [*self.events(2), {'event': 'best_forgotten'}, {'event': 'train', 'pass': 'new'}]

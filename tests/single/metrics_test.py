@@ -135,7 +135,11 @@ class MetricsTest(tf.test.TestCase):
     one.reset()
     self.assertEqual(
       result(one.state()),
-      {**dict.fromkeys(('auc', 'base_logloss', 'logloss', 'calibration', 'ctr')), 'examples': 0},
+      {
+        **dict.fromkeys(('auc', 'base_logloss', 'logloss', 'calibration', 'ctr')),
+        'weight': 0,
+        'examples': 0,
+      },
     )
 
   def test_what_was_read_does_not_change(self):
@@ -181,9 +185,23 @@ class MetricsTest(tf.test.TestCase):
 
   def test_regression_has_rmse(self):
     metrics = MetricSums(config('squared_error'))
-    self.assertEqual(result(metrics.state()), {'rmse': None, 'examples': 0})
+    nothing = {**dict.fromkeys(('rmse', 'mean', 'base_rmse')), 'weight': 0, 'examples': 0}
+    self.assertEqual(result(metrics.state()), nothing)
     metrics.update(tf.constant([1.0, -2.0]), tf.constant([2.0, 0.0]), tf.constant([1.0, 3.0]))
-    self.assertAllClose(result(metrics.state()), {'rmse': np.sqrt((1 + 3 * 4) / 4), 'examples': 2})
+    mean = (1 - 3 * 2) / 4
+    self.assertAllClose(
+      result(metrics.state()),
+      {
+        'rmse': np.sqrt((1 + 3 * 4) / 4),
+        'mean': mean,
+        'weight': 4,
+        'examples': 2,
+        'base_rmse': np.sqrt(((1 - mean) ** 2 + 3 * (-2 - mean) ** 2) / 4),
+      },
+    )
+    metrics.reset()
+    metrics.update(tf.constant([1e6, 1e6 + 1]), tf.zeros([2]), tf.ones([2]))
+    self.assertIsNone(result(metrics.state())['base_rmse'], 'the sums have too few digits for it')
 
 
 class GroupAucTest(tf.test.TestCase):

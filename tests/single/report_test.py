@@ -9,17 +9,20 @@ import shutil
 import subprocess
 import tempfile
 import unittest
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 import yaml
+from plotly.offline import get_plotlyjs_version
+from sklearn.metrics import log_loss
 
 import trainer
 from tests.support import commands, runs
 from trainer import config
 from trainer.errors import UserError
-from trainer.reporting import comparison, findings, report, slot_figures
+from trainer.reporting import comparison, figures, findings, report, slot_figures
 from trainer.reporting.runs import read_run
 
 BROWSER = next(
@@ -54,6 +57,14 @@ style="border:0"></iframe><pre id="told"></pre><script>
 window.addEventListener('message', (e) => {{
   document.getElementById('told').textContent = e.data; }});
 </script>"""
+
+
+def rows_of(table):
+  """The rows of the first table in a text of HTML, each as {title: cell}."""
+  tree = ElementTree.fromstring(table[table.index('<table') :] + '</table>')
+  titles = [cell.text or '' for cell in tree.iterfind('./thead/tr/th')]
+  rows = ([cell.text for cell in row] for row in tree.iterfind('./tbody/tr'))
+  return [dict(zip(titles, cells, strict=True)) for cells in rows]
 
 
 # Of a healthy run.
@@ -141,6 +152,7 @@ class PageTest(tf.test.TestCase):
     self.assertAllClose(
       page['figures']['unknown']['traces'][0]['z'],
       [[100 * slots[slot]['unknown'] for slots in unknown] for slot in runs.SLOTS],
+      atol=5e-3,
     )
     self.assertEqual(
       dict(zip(shown['importance', 'the model']['y'], shown['importance', 'the model']['x'])),
@@ -165,13 +177,14 @@ class PageTest(tf.test.TestCase):
     for name in ('auc', 'logloss', 'calibration'):
       for task in ('click', 'conversion'):
         self.assertEqual(page.count(f'id="{name}_{task}"'), 1)
-    self.assertIn('<h2>Calibration conversion</h2>', page)
+    self.assertIn('>Calibration conversion</h2>', page)
     ahead = [e for e in events if e.get('split') == 'next']
     last = ahead[-1]['auc'] - 0.25
     self.assertIn(f'Before the training on day_03, its conversion AUC was {last:.4f}', page)
     test = events[-3]['auc']
     for task, auc in (('click', test), ('conversion', test - 0.25)):
-      self.assertIn(f'On the test data of {task}, AUC is {auc:.4f}', page)
+      table = page.partition(f'<h3>{task}</h3>')[2].partition('</table>')[0]
+      self.assertEqual([r['AUC'] for r in rows_of(table) if r[''] == 'test'], [f'{auc:.4f}'])
 
   @unittest.skipUnless(BROWSER, 'no Chromium is installed: apt-get install chromium')
   def test_a_browser_compares_runs(self):
@@ -219,7 +232,53 @@ class PageTest(tf.test.TestCase):
     report.write([run_dir], f'{run_dir}/report.html')
     page = pathlib.Path(f'{run_dir}/report.html').read_text()
     self.assertEmpty(re.findall(r'<(?:script|link|img)[^>]*(?:src|href)=', page))
-    self.assertEqual(page.count('plotly.js v'), 1)
+    # Of the version for which the Python package makes its figures.
+    self.assertEqual(page.count(f'plotly.js (cartesian - minified) v{get_plotlyjs_version()}'), 1)
+    self.assertLess(len(page), 1.7e6)
+
+  def test_many_passes_fit_in_two_megabytes(self):
+    events = runs.healthy_events(500)
+    run_dir = self.write(events=events)
+    report.write([run_dir], f'{run_dir}/report.html')
+    self.assertLess(os.path.getsize(f'{run_dir}/report.html'), 2e6)
+    curve = figures.quality('auc', 'AUC')(read_run(run_dir)).data[1]
+    trained = [e for e in events if e['event'] == 'train']
+    self.assertEqual([curve.x[0], curve.x[-1]], [trained[0]['step'], trained[-1]['step']])
+
+  def test_it_begins_with_figures_beside_those_of_a_constant(self):
+    events, rng = runs.healthy_events(), np.random.default_rng(0)
+    seen = []  # weights and shares of clicks of the passes trained so far
+    ahead = {}
+    for e in events:
+      if e['event'] in ('train', 'eval'):
+        e |= {'ctr': rng.uniform(0.1, 0.3), 'weight': rng.uniform(1, 9)}
+        if e['event'] == 'train':
+          seen.append((e['weight'], e['ctr']))
+        ahead[e.get('split', 'train')] = e, list(seen)
+    run_dir = self.write(events=events)
+    report.write([run_dir], f'{run_dir}/report.html')
+    page = pathlib.Path(run_dir, 'report.html').read_text()
+    headings = re.findall('<h2 id="(.+?)">(.+?)</h2>', page)
+    self.assertEqual([text for _, text in headings[:3]], ['Figures', 'Importance', 'Quality'])
+    self.assertEqual(re.findall('<a href="#(.+?)">(.+?)</a>', page), headings)
+    self.assertLess(page.index('<table'), page.index('class="summary"'))
+    rows = rows_of(page.partition('>Figures</h2>')[2].partition('</table>')[0])
+    self.assertEqual(
+      [row[''] for row in rows], ['train', 'constant', 'next', 'constant'] + ['test', 'constant']
+    )
+    for model, constant in zip(rows[::2], rows[1::2]):
+      event, before = ahead[model['']]
+      weights, shares = zip(*before)
+      share = np.average(shares, weights=weights)
+      loss = log_loss([0, 1], [share] * 2, sample_weight=[1 - event['ctr'], event['ctr']])
+      self.assertEqual(model['logloss'], f'{event["logloss"]:.4f}')
+      self.assertEqual(
+        [constant[title] for title in ('AUC', 'logloss', 'calibration')],
+        ['0.5000', f'{loss:.4f}', f'{share / event["ctr"]:.4f}'],
+      )
+    low, high = map(float, rows[-2]['AUC, 95 %'].split(' to '))
+    self.assertBetween(float(rows[-2]['AUC']), low, high)
+    self.assertEqual(rows[0]['AUC, 95 %'] or '', '', 'of samples learned from')
 
   def test_the_command_says_what_is_wrong(self):
     for arguments, wanted in (
@@ -610,7 +669,7 @@ class WordsTest(tf.test.TestCase):
     self.assertEqual(findings.faults(run), [], 'the difference from training may be chance')
     self.assertIn('the best, 0.7000 ± 0.11 (20 clicks).', ' '.join(findings.summary(run)))
 
-  def test_a_comparison_says_differences_with_intervals(self):
+  def test_a_comparison_says_differences(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     found = [
       read_run(runs.write_run(f'{folder}/{n}', self.static_events(valid_auc=(0.5, auc))))
@@ -620,16 +679,6 @@ class WordsTest(tf.test.TestCase):
     self.assertIn('the valid split; differences are from a.', notes[0])
     self.assertLen(notes, 1)
     self.assertEqual(table['AUC difference'].tolist(), ['', '+0.1000'])
-    low, high = map(float, table['95 %'][1].split(' to '))
-    # Hanley and McNeil's variance of each AUC, with 800 clicks of 4,000 samples.
-    variance = sum(
-      (a * (1 - a) + (800 - 1) * (a / (2 - a) - a * a) + (3200 - 1) * (2 * a * a / (1 + a) - a * a))
-      / (800 * 3200)
-      for a in (0.7, 0.8)
-    )
-    self.assertAllClose(
-      [low, high], [0.1 - 1.96 * variance**0.5, 0.1 + 1.96 * variance**0.5], atol=3e-3
-    )
 
   def test_computed_numbers_are_shown_with_the_digits_in_which_they_differ(self):
     found = []

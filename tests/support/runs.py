@@ -42,7 +42,8 @@ def healthy_events(days: int = 4, seed: int = 0) -> list[dict[str, Any]]:
 
   def quality(place: float) -> dict[str, float]:
     auc = 0.8 - 0.1 * 0.5**place + 0.003 * rng.random()
-    return {'auc': auc, 'logloss': 1.15 - auc, 'calibration': 1 + 0.02 * rng.random(), 'ctr': 0.2}
+    fixed = {'ctr': 0.2, 'weight': 100_000.0}
+    return {'auc': auc, 'logloss': 1.15 - auc, 'calibration': 1 + 0.02 * rng.random()} | fixed
 
   def evaluate(split: str, name: str, place: int) -> None:
     predicted = np.linspace(0.03, 0.6, 10)

@@ -1,5 +1,6 @@
 """Metrics computed from running sums; the sums of several steps, ranks or passes can be added."""
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,18 +26,13 @@ def bucket_logits(buckets: int) -> np.ndarray:
 
 
 class _Sums:
-  """Sums over the samples of one task.
-
-  Args:
-    kind: 'clicks', 'squared_error', or 'losses' for model.retrieval.
-    name: what the variables' names begin with.
-  """
+  """Sums over the samples of one task, of a kind: clicks, squared_error, or losses of retrieval."""
 
   def __init__(self, kind: str, buckets: int, name: str):
     self._kind, self._buckets = kind, buckets
     shapes = {
       'clicks': {'sums': [5], 'histogram': [2, buckets]},
-      'squared_error': {'errors': [3]},
+      'squared_error': {'errors': [3], 'labels': [3], 'squares': [3]},
       'losses': {'losses': [3]},
     }[kind]
     with tf.device('CPU:0'):
@@ -47,10 +43,13 @@ class _Sums:
 
   def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
     """Adds a batch; the arguments are those of `MetricSums.update` for one task."""
-    sums, *histogram = (variable.handle for variable in self.state.values())
-    library.load().ctr_metric_sums(
-      labels, probabilities, weights, sums, histogram, kind=self._kind, buckets=self._buckets
-    )
+    sums, *others = (variable.handle for variable in self.state.values())
+    histogram = others if self._kind == 'clicks' else []
+    add = functools.partial(library.load().ctr_metric_sums, buckets=self._buckets)
+    add(labels, probabilities, weights, sums, histogram, kind=self._kind)
+    if self._kind == 'squared_error':
+      add(labels, labels, weights, others[0], [], kind='losses')
+      add(labels, tf.zeros_like(labels), weights, others[1], [], kind='squared_error')
 
 
 class MetricSums:
@@ -62,6 +61,7 @@ class MetricSums:
     sums [5], for clicks: Σ weight, the number of samples, Σ weight·log loss, Σ weight·predicted,
       Σ weight·clicked
     errors [3], for squared error: Σ weight, the number of samples, Σ weight·error²
+    labels [3] and squares [3], for squared error: the same with Σ weight·label and Σ weight·label²
     losses [3], for model.retrieval: Σ weight, the number of samples, Σ weight·loss
   With several tasks there is one array for each task, named as in `TASK/histogram`.
 
@@ -81,9 +81,12 @@ class MetricSums:
     }
 
   def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
-    """Adds a batch: float32 [B], with several tasks [B, T].
+    """Adds a batch.
 
-    `probabilities` are the predictions for squared error, and the losses for retrieval.
+    Args:
+      labels: float32 [B]. With several tasks, all three arguments are [B, T].
+      probabilities: float32 [B]; for squared error, the predictions; for retrieval, the losses.
+      weights: float32 [B].
     """
     count = len(self._tasks)
     columns = [(labels, probabilities, weights)]
@@ -114,10 +117,12 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
 
   Returns:
     {metric: value}. For clicks: auc, logloss, base_logloss (the log loss of predicting the share of
-    clicks for every sample), calibration (Σ predicted / Σ clicked), ctr (the share of clicks) and
-    examples. For squared error: rmse and examples. For model.retrieval: loss and examples. A metric
-    that the samples do not define is None, such as the AUC if all samples are clicks. With several
-    tasks, these are the metrics of the first task, and `tasks` is {task: its metrics}.
+    clicks for every sample), calibration (Σ predicted / Σ clicked), ctr (the share of clicks),
+    weight (Σ weight) and examples. For squared error: rmse, mean (of the labels), base_rmse (of
+    predicting the mean; also None if it is below a thousandth of the labels' size), weight and
+    examples. For model.retrieval: loss and examples. A metric that the samples do not define is
+    None, such as the AUC if all samples are clicks. With several tasks, these are the metrics of
+    the first task, and `tasks` is {task: its metrics}.
   """
   if any('/' in name for name in state):
     of_tasks: dict[str, State] = {}
@@ -132,7 +137,12 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
   if 'errors' in state:
     weight, examples, squares = state['errors']
     rmse = float(np.sqrt(squares / weight)) if weight > 0 else None
-    return {'rmse': rmse, 'examples': int(examples)}
+    mean, square = (_ratio(state[name][2], weight) for name in ('labels', 'squares'))
+    values = {'rmse': rmse, 'mean': mean, 'weight': float(weight), 'examples': int(examples)}
+    variance = 0 if mean is None else square - mean**2
+    # The sums have 32 bits.
+    is_known = variance > 0 and variance > 1e-6 * square
+    return values | {'base_rmse': float(np.sqrt(variance)) if is_known else None}
   negatives, positives = state['histogram']
   weight, examples, loss, predicted, clicked = state['sums']
   shares = [n / weight for n in (clicked, weight - clicked) if n > 0]
@@ -144,6 +154,7 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
     'base_logloss': sum(float(-p * np.log(p)) for p in shares) if weight > 0 else None,
     'calibration': _ratio(predicted, clicked),
     'ctr': _ratio(clicked, weight),
+    'weight': float(weight),
     'examples': int(examples),
   }
 

@@ -79,8 +79,7 @@ def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
 def print_table(run: RecordedRun) -> None:
   """Prints a table of the metrics on train, next (progressive validation), valid and test.
 
-  Args:
-    run: the run; with several tasks, an element of `RecordedRun.by_task`.
+  The last row of each has the metrics of a constant on its last pass.
   """
   retrieval = run.cfg.model.retrieval
   of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
@@ -97,6 +96,10 @@ def print_table(run: RecordedRun) -> None:
     logloss=shown['logloss'].fillna(shown['rmse']),
     half_interval=pd.Series(halves, shown.index, float).where(is_evaluated),
   )
+  last = shown.groupby('group').tail(1)
+  constants = run.constants.loc[last.index].set_axis(last['group']).dropna(subset='constant')
+  constants['logloss'] = constants['logloss'].fillna(constants['rmse'])
+  shown = pd.concat([shown, constants.reindex(columns=shown.columns)])
   cells = {}
   for title, field, form in fields:
     if shown[field].notna().any():
@@ -137,15 +140,14 @@ def print_table(run: RecordedRun) -> None:
       mark = 'best' if index == best else ''
       name = '' if pd.isna(row['pass']) else short_name(row['pass'], room, shared)
       table.add_row(mark or group, name, *cells.loc[index], style='bold' if mark else None)
+    if group in constants.index:
+      table.add_row('', 'constant', *cells.loc[group], style='dim')
     table.add_section()
   rich.console.Console(width=WIDTH, markup=False).print(table)
 
 
 def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
-  """Yields the lines below the closing table.
-
-  They say which state is kept for prediction, its metrics on data.test, what looks wrong, the sizes
-  of the files, and which commands may come next.
+  """Yields the lines below the closing table: the kept state, findings, sizes, next commands.
 
   Args:
     run_dir: the run_dir as it is shown to the user.

@@ -1,12 +1,10 @@
 """Compares several runs: their metrics on the same split, and the settings in which they differ."""
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from trainer.model.slices import auc_interval_of
 from trainer.plain_data import Json
 from trainer.reporting import findings
 from trainer.reporting.metric_text import decimals, metric_text
@@ -20,8 +18,8 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   """Returns a table with a row for each run, and sentences that say how to read it.
 
   The metrics are of the state that each run kept for prediction, on the first of the splits test,
-  valid and next (progressive validation) that all runs have. If a run has several tasks, they are
-  of the task that chose its best epoch. Differences are a run's metric minus the first run's.
+  valid and next (progressive validation) that all runs have, and of the task that chose its best
+  epoch. Differences are a run's metric minus the first run's.
   """
   decided = [run.deciding for run in runs]
   split = next((s for s in ('test', 'valid', 'next') if all(s in r.scores for r in decided)), None)
@@ -31,16 +29,12 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   for run, score in zip(decided, scores):
     row = {'run': run.directory, 'state': findings.state(run), 'samples': run.samples}
     for metric, title in findings.NAMES.items():
-      if pd.isna(score.get(metric)):
-        continue
-      row[title] = metric_text(metric, score[metric])
-      compares = score is not first and pd.notna(first.get(metric))
-      digits = decimals(metric, score[metric])
-      difference = f'{score[metric] - first[metric]:+.{digits}f}' if compares else ''
-      row[f'{title} difference'] = difference
-      if metric == 'auc':
-        interval = _auc_difference(first, score) if compares else ()
-        row['95 %'] = ' to '.join(f'{end:+.4f}' for end in interval)
+      if pd.notna(score.get(metric)):
+        row[title] = metric_text(metric, score[metric])
+        compares = score is not first and pd.notna(first.get(metric))
+        digits = decimals(metric, score[metric])
+        difference = f'{score[metric] - first[metric]:+.{digits}f}' if compares else ''
+        row[f'{title} difference'] = difference
     row['calibration'] = score.get('calibration')
     row['samples/s'] = run.of('train')['examples_per_second'].median()
     rows.append(row)
@@ -48,8 +42,8 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
     notes.append('The runs were not evaluated on the same split, so they cannot be compared.')
   else:
     notes.append(
-      f'Metrics are of the {split} split; differences are from {runs[0].name}. The interval of AUC '
-      'assumes that each run has its own samples; if the samples are the same, it is narrower.'
+      f'Metrics are of the {split} split; differences are from {runs[0].name}. They may be chance: '
+      'ctr-report with --data FILE tells their intervals on the samples of a file.'
     )
     if len({(score['examples'], score.get('ctr')) for score in scores}) > 1:
       notes.append(f'Their {split} data differ, which may be why their metrics differ.')
@@ -97,14 +91,3 @@ def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
       yield from _settings(value, f'{prefix}{name}.')
   else:
     yield prefix[:-1], str(tree)
-
-
-def _auc_difference(first: pd.Series, other: pd.Series) -> tuple[float, float]:
-  """Returns the 95 % interval of the second AUC minus the first, from the interval of each.
-
-  The method is MOVER (Zou and Donner 2008, "Construction of confidence limits about effect
-  measures").
-  """
-  (low1, high1), (low2, high2) = auc_interval_of(first), auc_interval_of(other)
-  a, b = first['auc'], other['auc']
-  return b - a - math.hypot(b - low2, high1 - a), b - a + math.hypot(high2 - b, a - low1)

@@ -11,7 +11,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from trainer.reporting.live_line import short_name
-from trainer.reporting.plots import COLOURS, DOTTED, SEQUENCE, new_figure
+from trainer.reporting.plots import COLOURS, DOTTED, SEQUENCE, new_figure, thinned
 from trainer.reporting.runs import SPLITS, RecordedRun
 
 MANY_VALUES = 20  # with more, the range of the y axis may leave outliers out
@@ -22,7 +22,7 @@ PARTS = ('convert', 'wait', 'step', 'exchange', 'evaluate', 'save', 'export')
 
 def _line(figure: go.Figure, rows: pd.DataFrame, field: str, name: str, **style: object) -> None:
   """Adds a curve over the steps; hovering over it also shows pass, day and epoch."""
-  rows = rows.dropna(subset=[field]) if field in rows else rows[:0]
+  rows = thinned(rows.dropna(subset=[field]) if field in rows else rows[:0])
   if not len(rows):
     return
   days, epochs = ([f'{n:.0f}' if n == n else '–' for n in rows[of]] for of in ('day', 'epoch'))
@@ -44,12 +44,7 @@ def _rows(run: RecordedRun, split: str) -> pd.DataFrame:
 def _over_steps(
   run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
 ) -> go.Figure:
-  """Returns a figure of one field of the events over the steps, with a curve for each split.
-
-  Args:
-    y: the title of the y axis.
-    within_passes: whether to draw also the values that were measured within each pass.
-  """
+  """Returns a figure of one field over the steps, with a curve for each split; `y` is its axis."""
   figure = new_figure('step', y, **layout)
   if within_passes:
     style = {'mode': 'lines', 'line': {'color': COLOURS['train'], 'width': 1}, 'opacity': 0.55}
@@ -70,6 +65,10 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
       bound = [run.reachable(name, metric) for name in evaluated['pass']]
       bounds = evaluated.assign(bound=bound).astype({'bound': float})
       _line(figure, bounds, 'bound', 'reachable', line=DOTTED, mode='lines+markers')
+    if metric in ('logloss', 'rmse'):
+      constant = evaluated.assign(**{metric: run.constants[metric]})
+      line = DOTTED | {'color': COLOURS['constant']}
+      _line(figure, constant, metric, 'constant', line=line, mode='lines+markers')
     if not figure.data:
       return None
     best = run.best
@@ -97,10 +96,7 @@ def ranking(run: RecordedRun) -> go.Figure | None:
 
 
 def _zoomed(figure: go.Figure) -> go.Figure:
-  """Sets the range of the y axis to all values or, if there are many, to all but outliers.
-
-  Most outliers are values of the untrained model.
-  """
+  """Sets the range of the y axis to all values or, if there are many, to all but outliers."""
   points = [np.array([trace.x, trace.y], float) for trace in figure.data]
   steps, values = np.concatenate(points, 1)
   values = values[np.isfinite(values) & ((steps > 0) | (steps == steps.max()))]
@@ -176,10 +172,7 @@ def roc(run: RecordedRun) -> go.Figure | None:
 
 
 def lift(run: RecordedRun) -> go.Figure | None:
-  """Draws the lift over the share of the samples, from the highest predictions on.
-
-  It is the click rate of these samples divided by the click rate of all samples.
-  """
+  """Draws the click rate of the highest predictions over that of all samples."""
   figure = new_figure('share of the samples', 'times the click rate')
   for split, table in run.of_scores('ranking').items():
     if table:
@@ -194,10 +187,7 @@ def lift(run: RecordedRun) -> go.Figure | None:
 
 
 def spread(run: RecordedRun) -> go.Figure | None:
-  """Draws the distribution of the predictions, for samples with a click and for samples without.
-
-  The samples are of the test split; if the run has none, of valid, or else of next.
-  """
+  """Draws the distribution of the predictions with and without a click, of test, valid or next."""
   tables = {split: table for split, table in run.of_scores('spread').items() if table}
   if not tables:
     return None
@@ -239,7 +229,7 @@ def features(run: RecordedRun) -> go.Figure | None:
 
 def time_spent(run: RecordedRun) -> go.Figure | None:
   """Draws the seconds that each part of the work took in each pass."""
-  rows = run.of('train').dropna(subset='seconds')
+  rows = thinned(run.of('train').dropna(subset='seconds'))
   if not len(rows):
     return None
   seconds = pd.json_normalize(rows['seconds'].tolist()).fillna(0)

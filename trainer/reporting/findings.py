@@ -36,7 +36,7 @@ def state(run: RecordedRun) -> str:
 
 
 def summary(run: RecordedRun) -> list[str]:
-  """Returns sentences on the model, the data, the metrics, the speed, and how the run ended."""
+  """Returns sentences on the model, the data, the kept state, the speed, and how the run ended."""
   cfg, trained, told = run.cfg, run.of('train'), []
   used = dict.fromkeys(i.kind.rpartition('.')[2] for i in cfg.model.all_interactions().values())
   kinds = ', '.join(used) or f'two towers with {cfg.model.retrieval.loss}'
@@ -52,22 +52,6 @@ def summary(run: RecordedRun) -> list[str]:
     count += f', in {epochs} epochs' * (epochs > 1)
     told.append(f'{model} was trained on {run.samples:,.0f} samples: {count}.')
   told += _kept(run.deciding)
-  for run_of_task in run.by_task():
-    test = run_of_task.evaluated('test')
-    if not len(test):
-      continue
-    last = test.iloc[-1]
-    ranked = cfg.model.retrieval.metrics() if cfg.model.retrieval else []
-    shown = [m for m in (*METRICS, *ranked) if pd.notna(last.get(m))]
-    of_task = f' of {run_of_task.task}' if run_of_task.task else ''
-    values = {m: f'{metric_text(m, last[m])}{plus_minus(m, last, bool(of_task))}' for m in shown}
-    text = f'On the test data{of_task}, '
-    text += listed([f'{NAMES.get(m, m)} is {value}' for m, value in values.items()])
-    reach = [(m, run_of_task.reachable(last['pass'], m)) for m in shown]
-    reach = [f'{NAMES[m]} {metric_text(m, value)}' for m, value in reach if value is not None]
-    if reach:
-      text += f'; the true probabilities reach {listed(reach)}'
-    told.append(text + '.')
   if len(trained):
     speed = f'{trained["examples_per_second"].median():,.0f} samples/s (median)'
     for processes in run.of('start').tail(1).get('processes', ()):

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 
+MOST_POINTS = 366  # of a curve, so that the page stays small
 COLOURS = {
   'train': '#3568a8',
   'next': '#e07b39',
@@ -11,6 +14,7 @@ COLOURS = {
   'test': '#8e5bb5',
   'reachable': '#7a7f87',
   'unclear': '#c9cdd3',
+  'constant': '#c0504d',
 }
 SEQUENCE = ['#3568a8', '#e07b39', '#3a9a6b', '#8e5bb5', '#c0504d', '#2a9db0', '#a5892b', '#7a7f87']
 DOTTED = {'color': COLOURS['reachable'], 'dash': 'dot', 'width': 1}
@@ -48,6 +52,11 @@ def new_figure(x: str, y: str, height: int = 320, **layout: object) -> go.Figure
   """Returns an empty figure whose axes have the titles `x` and `y`."""
   axes = {'xaxis': {'title': {'text': x}}, 'yaxis': {'title': {'text': y}}}
   return go.Figure(layout={'template': _TEMPLATE, 'height': height, **axes, **layout})
+
+
+def thinned(rows: pd.DataFrame) -> pd.DataFrame:
+  """Returns at most MOST_POINTS of the rows, evenly spaced, with the first and the last."""
+  return rows.iloc[np.linspace(0, len(rows) - 1, min(len(rows), MOST_POINTS)).astype(int)]
 
 
 def bars(slots: Sequence[str], x: str, **layout: object) -> go.Figure:

@@ -4,17 +4,23 @@ The page is made from config.yaml and metrics.jsonl alone. So there is a report 
 is at work, was killed, or has lost its data.
 """
 
+import gzip
 import html
-from collections.abc import Callable, Mapping, Sequence
+import importlib.resources
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pandas as pd
 import plotly.graph_objects as go
-import plotly.offline
 
 from trainer import config, files
+from trainer.model.slices import Z, auc_interval_of
 from trainer.reporting import comparison, figures, findings, slot_figures
 from trainer.reporting.events import SCALARS
+from trainer.reporting.live_line import short_name
+from trainer.reporting.metric_text import clicks_of, metric_text
 from trainer.reporting.runs import RecordedRun, read_run
 
 
@@ -31,6 +37,13 @@ def _of(metric: str, heading: str, note: str = '') -> _Card:
 
 
 _SECTIONS = {
+  'Importance': (
+    _Card(
+      slot_figures.importance,
+      'Slots and dense columns',
+      'How much worse without a slot or column, with 95 % intervals; grey may be chance.',
+    ),
+  ),
   'Quality': (
     _of('auc', 'AUC', 'One curve for each split.'),
     _of('logloss', 'Logloss'),
@@ -59,11 +72,6 @@ _SECTIONS = {
       'Bins of numbers',
       'Of the slot that has drifted most, without empty bins.',
     ),
-    _Card(
-      slot_figures.importance,
-      'Importance',
-      'How much worse without a slot or column, with 95 % intervals; grey may be chance.',
-    ),
   ),
   'Speed': (
     _Card(
@@ -76,7 +84,10 @@ _SECTIONS = {
 }
 # The figures that take the whole width of the page.
 _WIDE = 'auc rmse ranking loss slot_calibration spread funnel unknown importance'.split()
-MOST_EVENTS = 400  # in the table of events
+# The part of plotly.js that draws what lies on two axes: a third of what plotly's package has. From
+# npm, plotly.js-cartesian-dist-min, of the version that the package has.
+PLOTLY = 'plotly-cartesian.min.js.gz'
+MOST_EVENTS = 200  # in the table of events
 _OF_EACH_TASK = ('Quality', 'Calibration', 'Predictions')
 
 _STYLE = """
@@ -89,7 +100,9 @@ h1 { font-size: 26px; line-height: 1.25; margin: 0 0 8px; overflow-wrap: anywher
 h2 { font-size: 19px; margin: 36px 0 12px; }
 h3 { font-size: 15px; margin: 0; }
 p { margin: 0; } .where { color: #656b75; margin-bottom: 18px; overflow-wrap: anywhere; }
-.summary { font-size: 16px; max-width: 76ch; overflow-wrap: anywhere; }
+nav { display: flex; flex-wrap: wrap; gap: 2px 16px; font-size: 14px; }
+nav a { color: #3568a8; }
+.summary { font-size: 16px; margin-top: 18px; max-width: 76ch; overflow-wrap: anywhere; }
 .faults { margin: 14px 0 0; padding: 12px 16px 12px 32px; max-width: 92ch; border-radius: 8px;
   background: #fdf3e7; border: 1px solid #efd3ad; overflow-wrap: anywhere; }
 .well { margin: 14px 0 0; color: #2c7a52; }
@@ -125,6 +138,11 @@ def _card(heading: str, note: str, body: str, wide: bool) -> str:
   )
 
 
+def _heading(text: str) -> str:
+  name = re.sub(r'\W+', '_', text)
+  return f'<h2 id="section_{name}">{html.escape(text)}</h2>'
+
+
 def _table(table: pd.DataFrame, index: bool = False) -> str:
   def number(x: float) -> str:
     return f'{x:,.0f}' if abs(x) >= 1000 else f'{x:,.4g}'
@@ -141,7 +159,42 @@ def _table(table: pd.DataFrame, index: bool = False) -> str:
 def _folded(heading: str, summary: str, body: str) -> str:
   """Returns a section whose body is hidden until its summary is clicked."""
   details = f'<details><summary>{summary}</summary>{body}</details>'
-  return f'<h2>{heading}</h2><section class="card">{details}</section>'
+  return f'{_heading(heading)}<section class="card">{details}</section>'
+
+
+def _figures(run: RecordedRun) -> str:
+  """Returns a table of the metrics on each split, with intervals, beside those of a constant."""
+  cards = []
+  for of_task in run.by_task():
+    splits = {'train': of_task.of_kept('train'), 'next': of_task.evaluated('next')}
+    scores = {split: rows.iloc[-1] for split, rows in splits.items() if len(rows)} | of_task.scores
+    rows = [row for split, score in scores.items() for row in _rows_of(of_task, split, score)]
+    if rows:
+      table = _table(pd.DataFrame(rows).dropna(axis=1, how='all'))
+      note = 'Next: before its pass was trained; constant: the mean of the labels trained before.'
+      cards.append(_card(of_task.task, note, table, True))
+  return f'{_heading("Figures")}<div class="grid">{"".join(cards)}</div>' if cards else ''
+
+
+def _rows_of(run: RecordedRun, split: str, score: pd.Series) -> Iterator[dict[str, str | None]]:
+  """Yields the rows of one split: the run, a constant and, if known, the true probabilities."""
+  ranked = run.cfg.model.retrieval.metrics() if run.cfg.model.retrieval else []
+  names = (*config.METRICS, *ranked, 'calibration')
+  true = {name: run.reachable(score['pass'], name) for name in names}
+  place = {'pass': short_name(score['pass'], 24), 'samples': f'{score["examples"]:,.0f}'}
+  constant = run.constants.loc[score.name]
+  for what, own in ((split, score), ('constant', constant), ('true probabilities', true)):
+    row = {'': what} | (place if own is score else dict.fromkeys(place))
+    for name in names:
+      title, value, ends = findings.NAMES.get(name, name), own.get(name), ()
+      row[title] = None if pd.isna(value) else metric_text(name, value)
+      if own is score and name == 'auc' and split != 'train':
+        ends = auc_interval_of(own) or ()
+      elif own is score and name == 'calibration' and value > 0 and (clicks := clicks_of(own)):
+        ends = [value * math.exp(z / clicks**0.5) for z in (-Z, Z)]
+      row[f'{title}, 95 %'] = ' to '.join(f'{end:.4f}' for end in ends) or None
+    if any(pd.notna(own.get(name)) for name in names):
+      yield row
 
 
 def _sections(run: RecordedRun) -> str:
@@ -159,11 +212,7 @@ def _sections(run: RecordedRun) -> str:
 def _section(
   run: RecordedRun, heading: str, cards: Sequence[_Card], last: str | None = None
 ) -> str:
-  """Returns one section of the page, or '' if there is nothing to show.
-
-  Args:
-    last: the HTML of a card to put last; None: none.
-  """
+  """Returns one section of the page, with a card `last`; '' if there is nothing to show."""
   drawn = [(card, figure) for card in cards if (figure := card.draw(run)) is not None]
   parts, is_right = [], False  # is_right: the next narrow card has one to its left
   for i, (card, figure) in enumerate(drawn):
@@ -175,7 +224,7 @@ def _section(
     name = f'{name}_{run.task}' if run.task else name
     parts.append(_card(card.heading, card.note, _plot(name, figure), is_wide))
   parts += [last] if last else []
-  return f'<h2>{heading}</h2><div class="grid">{"".join(parts)}</div>' if parts else ''
+  return f'{_heading(heading)}<div class="grid">{"".join(parts)}</div>' if parts else ''
 
 
 def _slots(run: RecordedRun) -> str | None:
@@ -225,16 +274,21 @@ def _words(run: RecordedRun) -> str:
 def _page_of(run: RecordedRun) -> str:
   settings = f'<pre class="scroll">{html.escape(config.dump(run.cfg))}</pre>'
   return (
-    f'<h1>{html.escape(run.name)}</h1><p class="where">{html.escape(run.directory)}</p>'
-    f'{_words(run)}{_sections(run)}{_events(run)}{_folded("Config", "config.yaml", settings)}'
+    f'{_figures(run)}{_words(run)}{_sections(run)}{_events(run)}'
+    f'{_folded("Config", "config.yaml", settings)}'
   )
 
 
-def _comparison_of(runs: Sequence[RecordedRun]) -> str:
+def _comparison_of(runs: Sequence[RecordedRun], paired: Mapping[str, pd.DataFrame] | None) -> str:
   differences, notes = comparison.differences(runs)
-  page = [f'<h1>{len(runs)} runs compared</h1>']
-  page.append(_card('Figures', ' '.join(notes), _table(differences), True))
-  page.append('<h2>Settings that differ</h2>')
+  page = [_heading('Figures'), _card('', ' '.join(notes), _table(differences), True)]
+  if paired:
+    note = f'Of {runs[0].name} (first) and of each other run, with paired 95 % intervals.'
+    page += [
+      _heading('On the same samples'),
+      _card('', note, _table(pd.concat(paired, names=['run']).reset_index('run')), True),
+    ]
+  page.append(_heading('Settings that differ'))
   keys = comparison.settings_that_differ(runs)
   told = _table(keys, index=True) if len(keys) else 'There are none.'
   page.append(f'<section class="card">{told}</section>')
@@ -244,21 +298,25 @@ def _comparison_of(runs: Sequence[RecordedRun]) -> str:
       figure = figures.compared(metric, title, split)(runs)
       if figure is not None:
         cards.append(_card(f'{title}, {split}', '', _plot(f'{metric}_{split}', figure), False))
-  page.append(f'<h2>Quality</h2><div class="grid">{"".join(cards)}</div>')
+  page.append(f'{_heading("Quality")}<div class="grid">{"".join(cards)}</div>')
   for run in runs:
-    page.append(f'<h2>{html.escape(run.name)}</h2>{_words(run)}')
+    page.append(f'{_heading(run.name)}{_words(run)}')
   return ''.join(page)
 
 
-def write(run_dirs: Sequence[str], path: str) -> None:
+def write(
+  run_dirs: Sequence[str], path: str, paired: Mapping[str, pd.DataFrame] | None = None
+) -> None:
   """Writes the report of a run, or the comparison of several, to `path`.
 
-  Raises:
-    UserError: if a directory is no run_dir.
+  Args:
+    paired: {run_dir: the result of Run.compare with the first run}, to be shown too.
   """
   runs = [read_run(directory) for directory in run_dirs]
-  body = _page_of(runs[0]) if len(runs) == 1 else _comparison_of(runs)
-  _write(runs[0].name if len(runs) == 1 else f'{len(runs)} runs compared', body, path)
+  if len(runs) == 1:
+    _write(runs[0].name, _page_of(runs[0]), path, runs[0].directory)
+  else:
+    _write(f'{len(runs)} runs compared', _comparison_of(runs, paired), path)
 
 
 def write_page(title: str, cards: Mapping[str, str | pd.DataFrame | go.Figure], path: str) -> None:
@@ -267,7 +325,7 @@ def write_page(title: str, cards: Mapping[str, str | pd.DataFrame | go.Figure], 
   Args:
     cards: {heading: what to show below it}. A heading with an empty text is left out.
   """
-  body = f'<h1>{html.escape(title)}</h1>'
+  body = ''
   for heading, shown in cards.items():
     if isinstance(shown, str):
       drawn = html.escape(shown)
@@ -277,16 +335,22 @@ def write_page(title: str, cards: Mapping[str, str | pd.DataFrame | go.Figure], 
       drawn = _table(shown)
     else:
       drawn = _plot(heading.replace(' ', '_'), shown)
-    body += f'<h2>{heading}</h2><section class="card">{drawn}</section>'
+    body += f'{_heading(heading)}<section class="card">{drawn}</section>'
   _write(title, body, path)
 
 
-def _write(title: str, body: str, path: str) -> None:
+def _write(title: str, body: str, path: str, where: str = '') -> None:
+  """Writes a page: a title, where the run lies, links to the headings of the body, and the body."""
+  headings = re.findall('<h2 id="(.+?)">(.+?)</h2>', body)
+  links = ' '.join(f'<a href="#{name}">{text}</a>' for name, text in headings)
+  packed = importlib.resources.files('trainer.reporting') / PLOTLY
   page = (
     '<!doctype html><html lang="en"><head><meta charset="utf-8">'
     '<meta name="viewport" content="width=device-width, initial-scale=1">'
     f'<title>{html.escape(title)}</title><style>{_STYLE}</style>'
-    f'<script>{plotly.offline.get_plotlyjs()}</script></head><body><main>{body}</main></body></html>'
+    f'<script>{gzip.decompress(packed.read_bytes()).decode()}</script></head><body><main>'
+    f'<h1>{html.escape(title)}</h1><p class="where">{html.escape(where)}</p>'
+    f'<nav>{links}</nav>{body}</main></body></html>'
   )
   with files.whole_file(path) as f:
     f.write(page.encode())

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from trainer import config
@@ -15,7 +16,7 @@ from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
 # Fields that events have for each task.
-QUALITY = (*config.METRICS, 'base_logloss', 'base_rmse', 'calibration', 'ctr')
+QUALITY = (*config.METRICS, 'base_logloss', 'base_rmse', 'calibration', 'ctr', 'mean', 'weight')
 # Columns that RecordedRun.events always has, even if no event has the field yet.
 EVENT_COLUMNS = (
   *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
@@ -29,7 +30,6 @@ class RecordedRun:
   """The config and the events of a run, with the metrics of one of its tasks.
 
   Attributes:
-    directory: the run_dir.
     events: the result of read_events, with every column of EVENT_COLUMNS.
     truth: the content of truth.json, which lies beside a synthetic log; {} for other logs.
     task: the name of the task; '' if there is one label.
@@ -131,6 +131,31 @@ class RecordedRun:
       last['valid'] = self.best
     return {split: row for split, row in last.items() if split != 'next'} or last
 
+  @functools.cached_property
+  def constants(self) -> pd.DataFrame:
+    """The metrics of a constant for each event `train` and `eval`.
+
+    The constant is the weighted mean of the labels in the passes trained up to this event, for
+    clicks the share of positives; NaN before the first pass. It is among all impressions, not those
+    that model.negative_sampling_rate has kept, where the run's own predictions are.
+    """
+    rows = self.events[self.events['event'].isin(['train', 'eval'])]
+    ctr, mean, base, weight = (
+      rows[field].astype(float) for field in ('ctr', 'mean', 'base_rmse', 'weight')
+    )
+    mean = mean.fillna(ctr)
+    weight = weight.where((rows['event'] == 'train') & mean.notna(), 0.0)
+    known = (weight * mean.fillna(0)).cumsum() / weight.cumsum()
+    rate = self.cfg.model.negative_sampling_rate
+    is_sampled = ctr.isna() | ~rows['split'].isin(['valid', 'test'])
+    known = known.where(is_sampled, known * rate / (known * rate + 1 - known))
+    with np.errstate(divide='ignore', invalid='ignore'):
+      # 0 · log 0 is 0, where all labels and the constant are 0.
+      losses = [s * np.log(p).where(s > 0, 0) for s, p in ((ctr, known), (1 - ctr, 1 - known))]
+    figures = {'logloss': -sum(losses), 'rmse': np.hypot(base, known - mean)}
+    figures |= {'auc': 0.5 + 0 * known * ctr, 'calibration': known / ctr, 'constant': known}
+    return pd.DataFrame(figures)
+
   @property
   def samples(self) -> float:
     """The number of samples trained on. A sample counts once, however many epochs there are."""
@@ -168,11 +193,7 @@ class RecordedRun:
     }
 
   def reachable(self, name: str, metric: str) -> float | None:
-    """Returns the best value of `metric` that a model can reach on the pass `name`.
-
-    It is the value for predictions that equal the true click probabilities. None if these are
-    unknown: only synthetic logs come with them.
-    """
+    """Returns the metric of the true click probabilities; None if unknown, as of most logs."""
     return self.truth.get('passes', {}).get(name, {}).get(metric)
 
 
@@ -188,11 +209,7 @@ def _truth(cfg: config.Config) -> dict:
 
 
 def read_run(run_dir: str) -> RecordedRun:
-  """Reads what a run has written so far; its training data is not needed.
-
-  Raises:
-    UserError: if `run_dir` is not the directory of a run.
-  """
+  """Reads what a run has written so far; its training data is not needed."""
   cfg = config.load_of_run(run_dir)
   if not os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):
     raise UserError(f'{run_dir}: no metrics.jsonl there; wanted the run_dir of a training run')

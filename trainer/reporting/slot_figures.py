@@ -7,15 +7,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from trainer.reporting.plots import COLOURS, DOTTED, bars, new_figure
+from trainer.reporting.plots import COLOURS, DOTTED, bars, new_figure, thinned
 from trainer.reporting.runs import RecordedRun
 
 
 def slot_calibration(run: RecordedRun) -> go.Figure | None:
-  """Draws each slot's calibration, for samples with a known feature and for all other samples.
-
-  A feature is known if its linear weight is not 0 or it has factors.
-  """
+  """Draws each slot's calibration, for samples with a known feature and for all other samples."""
   slots = next(iter(run.of_scores('slots').values()), {})
   figure = bars(list(slots), 'Σ predicted / Σ clicked')
   for field, name in (('known', 'feature known'), ('unknown', 'feature unknown or blank')):
@@ -58,24 +55,20 @@ def funnel(run: RecordedRun) -> go.Figure | None:
 
 
 def unknown(run: RecordedRun) -> go.Figure | None:
-  """Draws the share of samples with a feature unknown to the model, by slot and evaluation.
-
-  The evaluations are of passes before the model trained on them. If there are none, they are of the
-  state kept for prediction.
-  """
+  """Draws the share of samples with unknown features, by slot and pass, as `next` or as kept."""
   shares = run.by_slot('eval', 'unknown')
   if not len(shares):
     return None
   rows = run.evaluated('next')
   if not len(rows):
     rows = run.events.loc[[row.name for row in run.scores.values()]]
-  rows = rows[rows.index.isin(shares.index)].drop_duplicates('pass', keep='last')
+  rows = thinned(rows[rows.index.isin(shares.index)].drop_duplicates('pass', keep='last'))
   if not len(rows):
     return None
   shares = shares.loc[rows.index]
   figure = new_figure('', '', height=110 + 30 * max(3, shares.shape[1]))
   figure.add_heatmap(
-    z=(100 * shares.T).to_numpy().tolist(),
+    z=(100 * shares.T).round(2).to_numpy().tolist(),
     x=rows['pass'].map(str).tolist(),
     y=list(shares),
     zmin=0,
@@ -92,10 +85,7 @@ def unknown(run: RecordedRun) -> go.Figure | None:
 
 
 def drift(run: RecordedRun) -> go.Figure | None:
-  """Draws the share of samples in each bin of a slot, on the first and the last day.
-
-  The slot is the one that has drifted most. Bins without samples on both days are left out.
-  """
+  """Draws the bins of the slot that has drifted most, on the first and the last day."""
   last = run.of('drift')['slots'].tail(1) if len(run.of('drift')) else ()
   for slots in last:
     slot = max(slots, key=lambda name: slots[name]['psi'])
@@ -111,10 +101,7 @@ def drift(run: RecordedRun) -> go.Figure | None:
 
 
 def importance(run: RecordedRun) -> go.Figure | None:
-  """Draws how much AUC falls, or RMSE rises, if a slot's values are permuted over the samples.
-
-  Dense columns are drawn like slots. A bar is grey if its 95 % interval contains 0.
-  """
+  """Draws how much AUC falls, or RMSE rises, if a slot or dense column is permuted."""
   measured = run.of('importance')
   if not len(measured):
     return None
