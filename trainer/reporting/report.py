@@ -171,7 +171,7 @@ def _figures(run: RecordedRun) -> str:
     rows = [row for split, score in scores.items() for row in _rows_of(of_task, split, score)]
     if rows:
       table = _table(pd.DataFrame(rows).dropna(axis=1, how='all'))
-      note = 'Next: before its pass was trained; constant: the mean of the labels trained before.'
+      note = 'Next: before its pass was trained; constant: the mean of the labels trained by then.'
       cards.append(_card(of_task.task, note, table, True))
   return f'{_heading("Figures")}<div class="grid">{"".join(cards)}</div>' if cards else ''
 
