@@ -25,7 +25,7 @@ from absl import logging
 
 from trainer import command_line, config, frames, runtime
 from trainer.comm.heartbeat import Heartbeat
-from trainer.config import effects
+from trainer.config import rules
 from trainer.data.log_files import is_directory, is_remote, matching, normal
 from trainer.errors import ConfigError, UserError, short
 from trainer.frames import Frame
@@ -383,7 +383,7 @@ class Source:
         none, or MLflow is not installed.
     """
     cfg, where = self.parsed(), self._where()
-    effects.check_effects(cfg, where)
+    rules.check_days(cfg, where)
     if 'mlflow' in cfg.report.to:
       trackers.check_mlflow()
     for key in ('train', 'valid', 'test'):
@@ -415,7 +415,7 @@ class Source:
     """
     cfg = self.cfg
     if tells:
-      for line in effects.warnings(cfg):
+      for line in rules.warnings(cfg):
         logging.warning('%s', line)
       trained = set(matching(cfg.data.train, 'data.train'))
       for split in ('valid', 'test'):

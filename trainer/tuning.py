@@ -22,7 +22,7 @@ import pandas as pd
 import yaml
 
 from trainer import command_line, config, files
-from trainer.config import effects
+from trainer.config import rules
 from trainer.errors import ConfigError, UserError, plain_errors
 from trainer.plain_data import Json
 from trainer.reporting import trackers
@@ -129,7 +129,7 @@ def _without_effect(
     for beside in others:
       with contextlib.suppress(ConfigError):  # a trial would end with it
         cfgs = (config.load(file, [*overrides, *beside, setting]) for setting in own)
-        lines = itertools.chain.from_iterable(map(effects.warnings, cfgs))
+        lines = itertools.chain.from_iterable(map(rules.warnings, cfgs))
         told = next((line for line in lines if line.startswith(f'{key}: ')), None)
         if told is None:
           break

@@ -8,7 +8,7 @@ from absl.testing import absltest
 
 from tests.support import jobs
 from trainer import api, config, errors
-from trainer.config import effects
+from trainer.config import rules
 
 CONFIG = """
 data: {train: [a.csv], slots: [{name: a}, {name: b}]}
@@ -31,8 +31,8 @@ class EffectsTest(absltest.TestCase):
       with self.assertRaisesRegex(
         errors.ConfigError, f"f.yaml: key '{key}': .*without data.day_pattern"
       ):
-        effects.check_effects(load(override), 'f.yaml')
-      effects.check_effects(load(override, 'data.day_pattern=(1)'), 'f.yaml')
+        rules.check_days(load(override), 'f.yaml')
+      rules.check_days(load(override, 'data.day_pattern=(1)'), 'f.yaml')
 
   def test_settings_without_effect_are_told(self):
     linear, days = 'sparse.tables.default.linear', 'data.day_pattern=(1)'
@@ -74,9 +74,9 @@ class EffectsTest(absltest.TestCase):
     ):
       with self.subTest(setting):
         key, _, _ = setting.partition('=')
-        (line,) = effects.warnings(load(setting, *without.split()))
+        (line,) = rules.warnings(load(setting, *without.split()))
         self.assertRegex(line, f'^{key}: found .*, which has no effect .*{why}')
-        told = effects.warnings(load(setting, *acts.split()))
+        told = rules.warnings(load(setting, *acts.split()))
         self.assertEmpty([line for line in told if 'has no effect' in line])
 
   def test_the_sum_of_a_history_is_told(self):
@@ -85,14 +85,14 @@ class EffectsTest(absltest.TestCase):
       slots = [{'name': 'item'}, history | {'pooling': pooling}]
       tree = {'data': {'train': ['x'], 'slots': slots}, 'model': {'interactions': ['dnn']}}
       tree['sparse'] = {'shared_lists': lists}
-      told = list(effects.warnings(config.Config.model_validate(tree)))
+      told = list(rules.warnings(config.Config.model_validate(tree)))
       wanted = (
         "data.slots.1.pooling: found 'sum', which has no effect on a list of features of 'item' "
         'with sparse.shared_lists: mean'
       )
       self.assertEqual(told, [wanted] * ((lists, pooling) == ('mean', 'sum')))
       slots.pop()
-      (line,) = effects.warnings(config.Config.model_validate(tree))
+      (line,) = rules.warnings(config.Config.model_validate(tree))
       self.assertEqual(
         line,
         f"sparse.shared_lists: found '{lists}', which has no effect without a list of another "
@@ -103,7 +103,7 @@ class EffectsTest(absltest.TestCase):
     for counts in (True, False):
       slots = [{'name': 'item', 'counts': counts}, {'name': 'last', 'shares': 'item'}]
       tree = {'data': {'train': ['x'], 'slots': slots}, 'model': {'interactions': ['linear']}}
-      told = list(effects.warnings(config.Config.model_validate(tree)))
+      told = list(rules.warnings(config.Config.model_validate(tree)))
       wanted = (
         "slot 'item': its counts also count its features in slot 'last'; a second slot of the same "
         'column (`column`) has counts of its own'
@@ -130,7 +130,7 @@ class EffectsTest(absltest.TestCase):
   def test_shipped_configs_are_told_of_nothing(self):
     for path in glob.glob(os.path.join(jobs.ROOT, 'configs', '**', '*.yaml'), recursive=True):
       with self.subTest(path):
-        self.assertEmpty(list(effects.warnings(config.load(path))))
+        self.assertEmpty(list(rules.warnings(config.load(path))))
 
 
 if __name__ == '__main__':

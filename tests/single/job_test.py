@@ -19,7 +19,7 @@ import tensorflow as tf
 from ops.tensors import to_tensor
 from trainer import config, files
 from trainer.comm.communicator import SingleProcess
-from trainer.config import effects
+from trainer.config import rules
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import passes
 from trainer.errors import BadPass, UserError
@@ -421,7 +421,7 @@ class JobTest(tf.test.TestCase):
         train = {'plateau': {'stop_after': 1}, 'epochs': 3}
         one = self.make_job(splits | data, model=model, train=train)
         self.assertEqual(0, one.run())
-        told = [line for line in effects.warnings(one.cfg) if 'focal' in line]
+        told = [line for line in rules.warnings(one.cfg) if 'focal' in line]
         self.assertLen(told, name == 'focal')
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown):
@@ -610,7 +610,7 @@ class JobTest(tf.test.TestCase):
     }
     model = {'interactions': [{'dnn': {'hidden': [4]}}]}
     one = self.make_job({'train': [self.write('a.csv')]}, model=model, train=train)
-    (line,) = effects.warnings(one.cfg)
+    (line,) = rules.warnings(one.cfg)
     self.assertRegex(line, "dense_optimizer.kind: found 'ftrl', .* train.schedule changes")
 
   def test_a_threshold_that_admits_almost_nothing_is_told(self):

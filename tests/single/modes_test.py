@@ -9,7 +9,7 @@ import trainer
 from tests.support import commands
 from tests.support.jobs import ROOT
 from trainer import api, config, errors
-from trainer.config import effects
+from trainer.config import rules
 
 SLOTS = [{'name': 'user'}, {'name': 'item'}]
 CLICKS = {'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]}}
@@ -60,7 +60,7 @@ def answer(row, mode):
     cfg = config.parse(yaml.safe_dump(tree_of(row, mode)), 'test')
   except errors.UserError as e:
     return 'refused' if key in str(e) and mode in str(e) else str(e)
-  told = [line for line in effects.warnings(cfg) if line.startswith(f'{key}: ')]
+  told = [line for line in rules.warnings(cfg) if line.startswith(f'{key}: ')]
   return 'no effect' if told else 'yes'
 
 

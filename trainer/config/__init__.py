@@ -5,10 +5,9 @@ one line: what is wrong, where (file and key), the value found, the value wanted
 key, the nearest valid one. Nothing here imports TensorFlow, so that a mistake is reported before
 anything slow starts.
 
-Each section of the schema has a file; the string under a key is its description. `schema.py` joins
-the sections, `checks.py` checks values of one section against those of another, `effects.py` warns
-of settings without effect, `yaml_text.py` reads YAML, `messages.py` describes a mistake in one
-line, and `schema_text.py` prints the schema.
+Each section of the schema has a file with its keys and their rules; the string under a key is its
+description. `schema.py` joins the sections, `rules.py` runs their rules, `yaml_text.py` reads YAML,
+`messages.py` describes a mistake in one line, and `schema_text.py` prints the schema.
 """
 
 from ops.row_kinds import row_defaults
@@ -25,7 +24,7 @@ from trainer.config.columns import (
   Time,
   column_of,
 )
-from trainer.config.data import DAY_GROUPS, MAX_SLOTS, Data, DenseColumn, Label, Slot
+from trainer.config.data import DAY_GROUPS, MAX_SLOTS, Data
 from trainer.config.export import Export, Gate
 from trainer.config.layers import BUILT_IN
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
@@ -46,6 +45,7 @@ from trainer.config.model import Interaction, Model
 from trainer.config.retrieval import RANKING_METRICS, refuse_retrieval
 from trainer.config.schema import Config
 from trainer.config.section import Section
+from trainer.config.slots import DenseColumn, Label, Slot
 from trainer.config.sparse import WIDTH, RowOptimizer
 from trainer.config.sync import Sync
 from trainer.config.train import BATCH_SIZE, STATIC_EPOCHS, DenseOptimizer, Plateau, Schedule

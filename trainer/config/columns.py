@@ -7,14 +7,17 @@ in TensorFlow, for served graphs.
 import ast
 import zoneinfo
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import numpy as np
 import pydantic
 
-from trainer.config.section import PositiveInt, Section, wrong
+from trainer.config.section import PositiveInt, Rules, Section, wrong
 from trainer.errors import nearest, short
 from trainer.plain_data import Json
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 MOST_BINS = 10_000
 NumberOfBins = Annotated[int, pydantic.Field(ge=2, le=MOST_BINS, strict=True)]
@@ -40,17 +43,6 @@ class Made(Section):
   def reads(self) -> list[str]:
     columns = getattr(self, self.kind)
     return [columns] if isinstance(columns, str) else columns
-
-
-def _distinct(wanted: str, least: int, most: int) -> pydantic.AfterValidator:
-  def check(columns: list[str]) -> list[str]:
-    if not least <= len(columns) <= most:
-      wrong('', f'found {len(columns)} column{"s" * (len(columns) != 1)}; wanted {wanted}')
-    if len(set(columns)) < len(columns):
-      wrong('', f'found {short(columns)}; wanted distinct columns')
-    return columns
-
-  return pydantic.AfterValidator(check)
 
 
 class Bins(Made):
@@ -82,21 +74,19 @@ class Bins(Made):
   def left_open(self) -> str | None:
     return 'boundaries' if self._is_measured and self.boundaries is None else None
 
-  @pydantic.model_validator(mode='after')
-  def _check(self) -> 'Bins':
+  def mistakes(self, cfg: 'Config') -> Rules:
     ways = [self.log_squared, self.quantiles is not None, self.widths is not None]
     is_set = self.boundaries is not None
     if sum(ways) + (is_set and not self._is_measured) != 1:
-      wrong('', 'wanted one of boundaries, log_squared, quantiles, widths')
+      yield '', 'wanted one of boundaries, log_squared, quantiles, widths'
     if is_set:
       with np.errstate(over='ignore'):
         rounded = np.array(self.boundaries, np.float32)
       if not 0 < len(rounded) <= MOST_BINS:
-        wrong('boundaries', f'found {len(rounded)} numbers; wanted 1 to {MOST_BINS}')
+        yield 'boundaries', f'found {len(rounded)} numbers; wanted 1 to {MOST_BINS}'
       if not np.isfinite(rounded).all() or (np.diff(rounded) <= 0).any():
         found = f'found {short(self.boundaries)}'
-        wrong('boundaries', f'{found}; wanted finite, rising float32 numbers')
-    return self
+        yield 'boundaries', f'{found}; wanted finite, rising float32 numbers'
 
 
 class Number(Made):
@@ -111,10 +101,13 @@ class SlotCross(Made):
   """A feature for each combination of the features of two or more columns."""
 
   how, is_several = 'features', True
-  cross: Annotated[list[str], _distinct('two or more columns', 2, 8)]
+  cross: list[str]
   """Slots, or columns of the log."""
   most: Annotated[int, pydantic.Field(ge=1, le=10_000, strict=True)] = 100
   """At most this many combinations a sample; later ones are left out."""
+
+  def mistakes(self, cfg: 'Config') -> Rules:
+    return _columns(self, 'two or more columns', 8)
 
 
 class Time(Made):
@@ -141,16 +134,14 @@ class Time(Made):
   def is_fraction(self) -> bool:
     return self.part == 'minutes_since'
 
-  @pydantic.model_validator(mode='after')
-  def _check(self) -> 'Time':
+  def mistakes(self, cfg: 'Config') -> Rules:
     try:
       zoneinfo.ZoneInfo(self.zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
       near = nearest(self.zone, zoneinfo.available_timezones())
-      wrong('zone', f'found {short(self.zone)}; wanted a time zone such as Europe/Berlin{near}')
+      yield 'zone', f'found {short(self.zone)}; wanted a time zone such as Europe/Berlin{near}'
     if (self.since is None) == (self.part == 'minutes_since'):
-      wrong('since', f'found {self.since!r} with part {self.part}; minutes_since alone wants it')
-    return self
+      yield 'since', f'found {self.since!r} with part {self.part}; minutes_since alone wants it'
 
 
 class Text(Made):
@@ -176,18 +167,16 @@ class Text(Made):
   def is_several(self) -> bool:
     return self.ngrams is not None or self.prefixes is not None
 
-  @pydantic.model_validator(mode='after')
-  def _check(self) -> 'Text':
+  def mistakes(self, cfg: 'Config') -> Rules:
     if self.ngrams is not None and self.prefixes is not None:
-      wrong('prefixes', 'found with ngrams; wanted one of them')
+      yield 'prefixes', 'found with ngrams; wanted one of them'
     if self.prefixes is not None:
       if not self.prefixes or (np.diff(self.prefixes) <= 0).any():
-        wrong('prefixes', f'found {short(self.prefixes)}; wanted rising lengths, as [3, 6]')
-    if self.match is not None:
-      _check_group(self.match)
+        yield 'prefixes', f'found {short(self.prefixes)}; wanted rising lengths, as [3, 6]'
+    if self.match is not None and (wanted := _lacks_group(self.match)):
+      yield 'match', f'found {short(self.match)}; wanted {wanted}'
     if not (self.lower or self.match is not None or self.ngrams or self.prefixes):
-      wrong('', 'found a text alone; wanted lower, match, ngrams or prefixes, or no from')
-    return self
+      yield '', 'found a text alone; wanted lower, match, ngrams or prefixes, or no from'
 
 
 FUNCTIONS = {'log': 1, 'abs': 1, 'missing': 1, 'min': 2, 'max': 2, 'clip': 3, 'where': 3}
@@ -209,22 +198,20 @@ class Expression(Made):
   def reads(self) -> list[str]:
     return sorted(set(names_in(self.tree())))
 
-  @pydantic.field_validator('expression')
-  @classmethod
-  def _check(cls, text: str) -> str:
+  def mistakes(self, cfg: 'Config') -> Rules:
+    key, found = 'expression', short(self.expression)
     try:
-      tree = ast.parse(text.strip(), mode='eval').body
+      tree = self.tree()
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
       reason = f' ({e.msg})' if isinstance(e, SyntaxError) else ''
-      wrong('', f'found {short(text)}{reason}; wanted an expression such as price / category_price')
+      yield key, f'found {found}{reason}; wanted an expression such as price / category_price'
     if sum(1 for _ in ast.walk(tree)) > _MOST_NODES:
-      wrong('', f'found over {_MOST_NODES} parts; wanted fewer')
+      yield key, f'found over {_MOST_NODES} parts; wanted fewer'
     for problem in _problems(tree):
-      wrong('', f'found {problem} in {short(text)}; wanted columns, numbers, + - * /, '
-            f'comparisons, {", ".join(FUNCTIONS)}')  # fmt: skip
-    if not any(True for _ in names_in(tree)):
-      wrong('', f'found {short(text)}, which reads no column; wanted one')
-    return text
+      wanted = f'columns, numbers, + - * /, comparisons, {", ".join(FUNCTIONS)}'
+      yield key, f'found {problem} in {found}; wanted {wanted}'
+    if not self.reads():
+      yield key, f'found {found}, which reads no column; wanted one'
 
 
 class Lookup(Made):
@@ -252,7 +239,7 @@ class Overlap(Made):
   number of distinct features of the first column."""
 
   how = 'features'
-  overlap: Annotated[list[str], _distinct('two columns', 2, 2)]
+  overlap: list[str]
   """Two slots, or columns of the log."""
   of: Literal['count', 'share'] = 'count'
   """share: count divided by the distinct features of the first column; missing if it has none."""
@@ -260,6 +247,17 @@ class Overlap(Made):
   @property
   def is_fraction(self) -> bool:
     return self.of == 'share'
+
+  def mistakes(self, cfg: 'Config') -> Rules:
+    return _columns(self, 'two columns', 2)
+
+
+def _columns(made: Made, wanted: str, most: int) -> Rules:
+  columns = made.reads()
+  if not 2 <= len(columns) <= most:
+    yield made.kind, f'found {len(columns)} column{"s" * (len(columns) != 1)}; wanted {wanted}'
+  if len(set(columns)) < len(columns):
+    yield made.kind, f'found {short(columns)}; wanted distinct columns'
 
 
 MADE = {
@@ -333,8 +331,8 @@ def _problems(node: ast.AST) -> Iterator[str]:
     yield from _problems(child)
 
 
-def _check_group(pattern: str) -> None:
-  """Checks that a regular expression is valid in RE2 and has exactly one group."""
+def _lacks_group(pattern: str) -> str:
+  """Returns what is wanted if a regular expression is not one of RE2 with one group; else ''."""
   import pyarrow as pa
   import pyarrow.compute as pc
 
@@ -346,6 +344,5 @@ def _check_group(pattern: str) -> None:
       return False
 
   if not holds(''):
-    wrong('match', f'found {short(pattern)}; wanted a regular expression of RE2')
-  if not holds('\\1') or holds('\\2'):
-    wrong('match', f'found {short(pattern)}; wanted one group, as in (\\w+)/')
+    return 'a regular expression of RE2'
+  return 'one group, as in (\\w+)/' if not holds('\\1') or holds('\\2') else ''

@@ -1,139 +1,28 @@
 """The section `data`: where the log is, and how to read it."""
 
 import re
-from collections.abc import Collection, Iterator
-from typing import Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
-import pydantic
-
-from trainer.config.columns import Expression, From, Made
-from trainer.config.lifecycle import Thresholds
+from trainer.config.columns import Bins, Expression, Made
 from trainer.config.section import (
-  NonNegative,
   NonNegativeInt,
   Positive,
   PositiveInt,
   RegularExpression,
+  Rules,
   Section,
   Share,
-  check_distinct,
-  wrong,
+  distinct,
 )
+from trainer.config.slots import DenseColumn, Label, Slot
 from trainer.errors import nearest
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 MAX_SLOTS = 2047  # a slot id takes the 11 bits of a key below the sign bit
 DAY_GROUPS = 'year', 'month', 'day'  # the names that groups of day_pattern may have
-Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
-
-
-class History(Section):
-  """A history: a slot whose features are in order, the oldest first."""
-
-  max_length: PositiveInt
-  """L: a longer history is cut to its last L features."""
-
-
-class Slot(Section):
-  """A column of the log with categorical features."""
-
-  name: str
-  """Names the slot in reports and in other keys."""
-  column: str | None = None
-  """Its column in the file; null: the slot's name. ctx.device.os is a nested field, unless
-  the file has a column of that name."""
-  made: From = pydantic.Field(None, alias='from')
-  """How it is made from other columns: bins of a number, a cross, … (docs/data.md); null: it is a
-  column of the file."""
-  separator: str | None = None
-  """Separates the features of a multi-valued slot; null: each value is one feature."""
-  value_separator: str | None = None
-  """Separates a feature from its value x_i, as in sports:0.5; null: every x_i is 1."""
-  table: str = 'default'
-  """The table of sparse.tables that holds the rows of this slot."""
-  shares: str | None = None
-  """Another slot whose features (keys and rows) this one uses. sparse.shared_lists says how lists
-  of them are added up."""
-  sequence: History | None = None
-  """Makes the slot a history: a sequence of features of the slot that it `shares`, the candidate.
-  din compares the two."""
-  pooling: Literal['sum', 'mean', 'sqrtn'] = 'mean'
-  """How several features of a sample become the slot vector that dnn and cross read."""
-  counts: bool = False
-  """Whether the layers also read the counts of the slot's features, as dense columns: the
-  smoothed log-odds of a click, and how much the feature's own impressions weigh in them, both as of
-  before the sample (docs/layers.md, Counts)."""
-  lifecycle: Thresholds | None = None
-  """Thresholds that differ for this slot; null: those of `lifecycle`."""
-
-  @property
-  def may_hold_several(self) -> bool:
-    """Whether a sample may have several features in this slot."""
-    made = self.made is not None and self.made.is_several
-    return bool(self.separator or self.value_separator or self.sequence or made)
-
-  @property
-  def is_list_of_another(self) -> bool:
-    """Whether a sample may have several features of another slot here, as in a history."""
-    return self.shares is not None and self.may_hold_several
-
-  @pydantic.model_validator(mode='after')
-  def _check_separators(self) -> 'Slot':
-    for key in ('separator', 'value_separator'):
-      if getattr(self, key) == '':
-        wrong(key, "found ''; wanted a text of at least one character, or null")
-    return self
-
-  @pydantic.model_validator(mode='after')
-  def _check_sequence(self) -> 'Slot':
-    if self.sequence and self.shares is None:
-      wrong('shares', 'found null; a sequence needs the slot of its candidates, as in shares: item')
-    if self.sequence and self.value_separator:
-      wrong('value_separator', 'a sequence has no values; wanted null')
-    return self
-
-
-class DenseColumn(Section):
-  """A numeric column; blank means missing."""
-
-  name: str
-  """Its column in the file, or the name of what `from` makes."""
-  made: From = pydantic.Field(None, alias='from')
-  """What it is made of: a time, text, lookup, expression or overlap; null: the column as
-  it is."""
-  transform: Literal['none', 'log1p', 'standardise', 'log1p_standardise'] = 'none'
-  """log1p is sign(x)·log(1 + |x|); standardise is (x − mean) / std, after log1p."""
-  missing: float = 0.0
-  """Replaces a missing value, after the transform."""
-
-
-class Label(Section):
-  """One of several labels. A sample whose label is blank adds nothing to the loss of the task."""
-
-  name: str
-  """Names the task in reports, in model.tasks and in serving."""
-  column: str | None = None
-  """Its column in the file; null: the label's name."""
-  positive: RegularExpression | None = None
-  """As data.label_positive."""
-  negative: RegularExpression | None = None
-  """As data.label_negative."""
-  loss: Loss = 'log_loss'
-  """log_loss, focal and fake_negative (conversions that come late, docs/layers.md) want 0 or 1,
-  squared_error any number."""
-  weight: NonNegative = 1.0
-  """The weight of the task's mean loss in the sum over tasks."""
-  click: Share | None = None
-  """How much of a click a positive label adds to the clicks of its features in the lifecycle; all
-  labels together at most 1. null: 1 for the first label if no label sets it, else 0. To let a
-  conversion count three times a click: .25 for the click, .75 for the conversion, and four times
-  lifecycle.clk_coeff."""
-
-  @pydantic.model_validator(mode='after')
-  def _check_patterns(self) -> 'Label':
-    for key, pattern in (('positive', self.positive), ('negative', self.negative)):
-      if pattern is not None and self.loss == 'squared_error':
-        wrong(key, 'makes labels of 0 and 1; wanted a loss for them with it')
-    return self
 
 
 class Data(Section):
@@ -227,49 +116,12 @@ class Data(Section):
   """How many converted passes are kept in run_dir/prepared after they were trained on. The default
   is 2 with data.watch; null: all."""
 
-  @pydantic.model_validator(mode='after')
-  def _check_thousands(self) -> 'Data':
+  def mistakes(self, cfg: 'Config') -> Rules:
     text = self.thousands
     if text is not None and (len(text) != 1 or text.isalnum() or text in f'+-%{self.decimal}'):
-      wrong('thousands', f'found {text!r}; wanted one character that numbers do not have otherwise')
-    return self
-
-  @pydantic.model_validator(mode='after')
-  def _check_slots(self) -> 'Data':
-    names = [slot.name for slot in self.slots]
-    if not names:
-      wrong('slots', 'found []; wanted at least one slot')
-    if len(names) > MAX_SLOTS:
-      wrong('slots', f'found {len(names)} slots; wanted at most {MAX_SLOTS}')
-    check_distinct('slots', names)
-    check_distinct('dense', [column.name for column in self.dense])
-    by_name = dict(zip(names, self.slots))
-    for i, slot in enumerate(self.slots):
-      delimiter = self.delimiter or ','
-      if slot.value_separator == delimiter and not slot.separator:
-        wrong(f'slots.{i}.value_separator', f'found {delimiter!r}, which is data.delimiter')
-      if slot.shares is None:
-        continue
-      key, shared = f'slots.{i}.shares', by_name.get(slot.shares)
-      if shared is None or shared is slot:
-        others = set(names) - {slot.name}
-        wrong(key, f"found '{slot.shares}'; wanted another slot{nearest(slot.shares, others)}")
-      if shared.shares:
-        wrong(key, f"'{slot.shares}' itself shares '{shared.shares}'; wanted the latter")
-      if shared.table != slot.table:
-        wanted = f"'{shared.table}', the table of '{slot.shares}', which it shares"
-        wrong(f'slots.{i}.table', f"found '{slot.table}'; wanted {wanted}")
-    own = {name for name, slot in by_name.items() if slot.shares is None}
-    for name in self.keep_texts:
-      if name not in own:
-        shared = name in by_name and by_name[name].shares
-        wanted = f"'{shared}', which it shares" if shared else f'a slot{nearest(name, own)}'
-        wrong('keep_texts', f"found '{name}'; wanted {wanted}")
-    check_distinct('keep_texts', self.keep_texts)
-    return self
-
-  @pydantic.model_validator(mode='after')
-  def _check_no_column_is_a_label(self) -> 'Data':
+      wanted = 'wanted one character that numbers do not have otherwise'
+      yield 'thousands', f'found {text!r}; {wanted}'
+    yield from self._wrong_slots()
     labels = [label.column or label.name for label in self.labels]
     labels = labels or ([self.label] if self.label is not None else [])
     for key, columns in (
@@ -279,29 +131,76 @@ class Data(Section):
       ('group', [self.group]),
     ):
       if read := [label for label in labels if label in columns]:
-        wrong(key, f"found '{read[0]}', which is a label: the model would read what it predicts")
-    return self
+        yield key, f"found '{read[0]}', which is a label: the model would read what it predicts"
+    yield from self._wrong_labels(cfg)
+    yield from self._wrong_days()
+    for section in ('slots', 'dense'):
+      for i, column in enumerate(getattr(self, section)):
+        if column.made is not None:
+          yield from self._wrongly_made(column, f'{section}.{i}')
+    retrieval = cfg.model.retrieval
+    if retrieval is None and self.items is not None:
+      yield 'items', f"found '{self.items}'; model.retrieval alone reads it"
+    if retrieval is not None and self.group is None:
+      yield 'group', 'found null; model.retrieval wants the column of the user'
+    if not self.watch and not self.train:
+      yield 'train', 'found []; wanted files, or data.watch set to a directory'
 
-  @pydantic.model_validator(mode='after')
-  def _check_labels(self) -> 'Data':
-    names = [label.name for label in self.labels]
+  def _wrong_slots(self) -> Rules:
+    names = [slot.name for slot in self.slots]
     if not names:
-      return self
+      yield 'slots', 'found []; wanted at least one slot'
+    if len(names) > MAX_SLOTS:
+      yield 'slots', f'found {len(names)} slots; wanted at most {MAX_SLOTS}'
+    yield from distinct('slots', names)
+    yield from distinct('dense', [column.name for column in self.dense])
+    by_name = dict(zip(names, self.slots))
+    for i, slot in enumerate(self.slots):
+      delimiter = self.delimiter or ','
+      if slot.value_separator == delimiter and not slot.separator:
+        yield f'slots.{i}.value_separator', f'found {delimiter!r}, which is data.delimiter'
+      if slot.shares is None:
+        continue
+      key, shared = f'slots.{i}.shares', by_name.get(slot.shares)
+      if shared is None or shared is slot:
+        others = set(names) - {slot.name}
+        yield key, f"found '{slot.shares}'; wanted another slot{nearest(slot.shares, others)}"
+      if shared.shares:
+        yield key, f"'{slot.shares}' itself shares '{shared.shares}'; wanted the latter"
+      if shared.table != slot.table:
+        wanted = f"'{shared.table}', the table of '{slot.shares}', which it shares"
+        yield f'slots.{i}.table', f"found '{slot.table}'; wanted {wanted}"
+    own = {name for name, slot in by_name.items() if slot.shares is None}
+    for name in self.keep_texts:
+      if name not in own:
+        shared = name in by_name and by_name[name].shares
+        wanted = f"'{shared}', which it shares" if shared else f'a slot{nearest(name, own)}'
+        yield 'keep_texts', f"found '{name}'; wanted {wanted}"
+    yield from distinct('keep_texts', self.keep_texts)
+
+  def _wrong_labels(self, cfg: 'Config') -> Rules:
+    names = [label.name for label in self.labels]
+    if not names and cfg.model.retrieval is None:
+      if self.label is None:
+        yield 'label', 'found null, which is for model.retrieval; wanted the column of the label'
+      for key in ('label_positive', 'label_negative'):
+        if getattr(self, key) is not None and cfg.model.loss == 'squared_error':
+          yield key, 'makes labels of 0 and 1; wanted a loss for them with it'
+    if not names:
+      return
     if len(names) < 2:
-      wrong('labels', f'found {names}; wanted at least two, or the one as data.label')
+      yield 'labels', f'found {names}; wanted at least two, or the one as data.label'
     if (self.label, self.label_positive, self.label_negative) != ('label', None, None):
-      wrong('labels', 'found beside the keys of data.label; wanted one of the two')
+      yield 'labels', 'found beside the keys of data.label; wanted one of the two'
     for name in names:
       if not re.fullmatch(r'[A-Za-z]\w*', name, re.ASCII):
-        wrong('labels', f"found the name '{name}'; wanted letters, digits and underscores alone")
-    check_distinct('labels', names)
+        yield 'labels', f"found the name '{name}'; wanted letters, digits and underscores alone"
+    yield from distinct('labels', names)
     shares = [label.click or 0.0 for label in self.labels]
     if sum(shares) > 1 + 1e-6:
-      wrong('labels', f'found click {shares}; wanted shares that sum to at most 1')
-    return self
+      yield 'labels', f'found click {shares}; wanted shares that sum to at most 1'
 
-  @pydantic.model_validator(mode='after')
-  def _check_days(self) -> 'Data':
+  def _wrong_days(self) -> Rules:
     if self.day_pattern is None:
       for key, off, what in (
         ('close_day_after_hours', None, 'what a day is'),
@@ -310,18 +209,41 @@ class Data(Section):
       ):
         found = getattr(self, key)
         if found != off:
-          wrong(key, f'found {found!r}; it needs data.day_pattern, which says {what}')
-      return self
-    pattern = re.compile(self.day_pattern)
+          yield key, f'found {found!r}; it needs data.day_pattern, which says {what}'
+      return
+    pattern, found = re.compile(self.day_pattern), f'found {self.day_pattern!r}'
     if not pattern.groups:
-      wrong('day_pattern', f'found {self.day_pattern!r}; wanted the day in parentheses')
+      yield 'day_pattern', f'{found}; wanted the day in parentheses'
     if pattern.groups > 1 and pattern.groupindex and set(pattern.groupindex) != set(DAY_GROUPS):
-      names = f'with groups named {", ".join(pattern.groupindex)}'
-      wrong(
-        'day_pattern',
-        f'found {self.day_pattern!r}, {names}; wanted the names year, month and day, or none',
-      )
-    return self
+      named = f'with groups named {", ".join(pattern.groupindex)}'
+      yield 'day_pattern', f'{found}, {named}; wanted the names year, month and day, or none'
+
+  def _wrongly_made(self, column: Slot | DenseColumn, place: str) -> Rules:
+    """Yields mistakes in what a column with `from` reads."""
+    made, of_name = column.made, self.made
+    key, one = f'{place}.from.{made.kind}', f'wanted one {made.how} a sample'
+    if [c.name for c in (*self.slots, *self.dense) if c.made].count(column.name) > 1:
+      yield f'{place}.name', f"found '{column.name}', which is made twice; wanted distinct names"
+    for name in made.reads():
+      source = of_name.get(name) if name != column.name else None
+      if source is None:
+        slot = next((s for s in self.slots if s.name == name and s.made is None), None)
+        if slot and slot.value_separator and made.how == 'features':
+          yield key, f"found '{name}', whose features have values, which {made.kind} would lose"
+        if slot and slot.separator and made.how != 'features':
+          yield key, f"found '{name}', which holds several features; {one}"
+        continue
+      is_bin = isinstance(source, Bins) and made.how == 'number'
+      if source.has_values or is_bin or (source.is_several and made.how != 'features'):
+        other = f"another name for it, where the log's column '{name}' is meant"
+        yield key, f"found '{name}', which is made by {source.kind}; {one} ({other})"
+      if source.is_fraction and made.how == 'features':
+        yield key, f"found '{name}', whose numbers are no features; wanted bins of it"
+    yield from _cycles(of_name, [column.name], key)
+
+  def idle(self, cfg: 'Config') -> Rules:
+    if why := cfg.model.why_dense_is_idle():
+      yield 'dense', why
 
   @property
   def made(self) -> dict[str, Made]:
@@ -397,3 +319,17 @@ class Data(Section):
         yield self.log_column(read), made[name].how != 'number'
       elif read not in visited:  # a cycle is refused later
         yield from self._leaves(read, visited)
+
+
+def _cycles(made: Mapping[str, Made], path: Sequence[str], key: str) -> Rules:
+  """Yields a mistake for each column that reads itself through other columns with `from`.
+
+  Args:
+    made: {name of a column with `from`: how it is computed}.
+    path: the names of columns, each of which reads the next one; the search continues at the last.
+  """
+  for read in made[path[-1]].reads():
+    if read in path[:-1]:
+      yield key, f'found a cycle: {" reads ".join([*path, read])}; wanted none'
+    elif read in made and read != path[-1]:
+      yield from _cycles(made, [*path, read], key)

@@ -7,7 +7,7 @@ run measures, like train.batch_size.
 
 from typing import TYPE_CHECKING
 
-from ops.row_kinds import row_defaults
+from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.metrics import METRICS
 from trainer.config.train import LEAST_GAIN, STATIC_EPOCHS
@@ -87,6 +87,8 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
         tree.default(key, value, 'data.watch')
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
+      if rule.preset not in ROW_OPTIMIZERS[rule.kind].presets:
+        continue  # which is refused later
       key = ('sparse', 'tables', name, part)
       defaults = row_defaults(
         rule.kind, rule.preset, cfg.train.batch_size, width, cfg.features_per_sample

@@ -4,10 +4,13 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from trainer.config.metrics import METRICS
-from trainer.config.section import NonNegative, PositiveInt, Section
+from trainer.config.metrics import METRICS, wrong_metric
+from trainer.config.section import NOT_OF_RETRIEVAL, NonNegative, PositiveInt, Rules, Section
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 
 def input_name(column: str) -> str:
@@ -44,6 +47,12 @@ class Gate(Section):
   """How much worse the metric may be. A slot that turns blank, or a metric that is not finite,
   never passes."""
 
+  def mistakes(self, cfg: 'Config') -> Rules:
+    if not cfg.train.progressive_validation:
+      yield '/export.gate', 'needs train.progressive_validation true; found false'
+    if why := wrong_metric(self.metric, cfg.labels[0].loss, cfg.data.group):
+      yield 'metric', why
+
 
 class Export(Section):
   """What is written for serving, and when."""
@@ -60,3 +69,15 @@ class Export(Section):
   kept. The default is 3 with data.watch; null: all."""
   gate: Gate | None = None
   """Withholds exports after bad passes; null: every export is written."""
+
+  def mistakes(self, cfg: 'Config') -> Rules:
+    if self.saved_model and (why := same_inputs(cfg.data.log_columns())):
+      yield 'saved_model', f'found true; {why}'
+    if cfg.model.retrieval is None:
+      return
+    if self.saved_model:
+      yield 'saved_model', NOT_OF_RETRIEVAL
+    item, texts = cfg.item_slot.name, cfg.data.keep_texts
+    if (self.base or self.delta_every_passes) and item not in texts and cfg.data.items is None:
+      wanted = f'exports while a run trains name its items: wanted [{item}], or data.items'
+      yield '/data.keep_texts', f'found {texts}; {wanted}'

@@ -1,10 +1,13 @@
 """The section `lifecycle`: when features get factors, how counts decay, what is deleted."""
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 
-from trainer.config.section import NonNegative, NonNegativeInt, PositiveInt, Section, Share
+from trainer.config.section import NonNegative, NonNegativeInt, PositiveInt, Rules, Section, Share
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
@@ -57,6 +60,15 @@ class Thresholds(Section):
   min_age_days: NonNegativeInt | None = None
   """A feature younger than this is not deleted for its score; null: a feature of any age may be."""
 
+  def idle(self, cfg: 'Config') -> Rules:
+    for kind, modes in LIFECYCLE_MODES.items():
+      mode = getattr(cfg.lifecycle, kind)
+      for key, reader in modes.items():
+        if mode != reader and (key, mode) != ('delete_after_unseen_days', 'score'):
+          yield key, f"with lifecycle.{kind} '{mode}'"
+    if cfg.data.day_pattern is None:
+      yield 'decay', 'without data.day_pattern: it happens at the end of each day'
+
 
 class Lifecycle(Thresholds):
   """When a feature gets its factors, is deleted and is exported, by the rules of PaddlePaddle's CTR
@@ -75,3 +87,8 @@ class Lifecycle(Thresholds):
   """How many features are kept at the end of a day, the best by capacity_by; null: no bound."""
   capacity_by: Literal['score', 'recency', 'frequency'] = 'score'
   """What capacity ranks features by: their score, or how recently or how often they were seen."""
+
+  def idle(self, cfg: 'Config') -> Rules:
+    yield from super().idle(cfg)
+    if self.capacity is None:
+      yield 'capacity_by', 'without lifecycle.capacity'

@@ -10,9 +10,9 @@ import pydantic
 import yaml
 
 from trainer import files
-from trainer.config.checks import check
 from trainer.config.messages import one_line
 from trainer.config.model import interaction
+from trainer.config.rules import check
 from trainer.config.schema import Config
 from trainer.config.train import BATCH_SIZE
 from trainer.config.yaml_text import flatten, put, read_yaml, set_key

@@ -21,3 +21,13 @@ METRICS = {
 def direction(metric: str) -> int:
   """Returns 1 if a higher value is better, as for every ranking metric; −1 if a lower one is."""
   return METRICS[metric].direction if metric in METRICS else 1
+
+
+def wrong_metric(metric: str, loss: str, group: str | None) -> str | None:
+  """Returns why `metric` cannot be computed for a label with the loss `loss`; None if it can."""
+  names = [name for name, m in METRICS.items() if m.of_numbers == (loss == 'squared_error')]
+  if metric not in names:
+    return f"found '{metric}'; the loss '{loss}' has {', '.join(map(repr, names))}"
+  if METRICS[metric].needs_group and not group:
+    return f"found '{metric}'; it needs data.group, the column of the user"
+  return None

@@ -1,15 +1,18 @@
 """The sections below `model`: interactions, tasks and the loss."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import pydantic
 
-from trainer.config.data import Loss
 from trainer.config.layers import BUILT_IN
 from trainer.config.retrieval import Retrieval
-from trainer.config.section import NonNegative, PositiveShare, Section, Share, wrong
+from trainer.config.section import NonNegative, PositiveShare, Rules, Section, Share
+from trainer.config.slots import Loss
 from trainer.errors import nearest
 from trainer.plain_data import Json
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 
 class Interaction(Section):
@@ -81,33 +84,99 @@ class Model(Section):
     others = {'model.shared': self.shared, 'model.dense_embedding': self.dense_embedding}
     return layers | {key: layer for key, layer in others.items() if layer is not None}
 
-  @pydantic.model_validator(mode='after')
-  def _check_interactions(self) -> 'Model':
+  def why_dense_is_idle(self) -> str:
+    """Returns why dense columns have no effect; '' if a layer may read them."""
+    kinds = {layer.kind for layer in self.all_interactions().values()}
+    if not kinds or any(k not in BUILT_IN or BUILT_IN[k].reads_dense for k in kinds):
+      return ''
+    return f'with {" and ".join(sorted(kinds))} alone: linear and dnn read dense columns'
+
+  def idle(self, cfg: 'Config') -> Rules:
+    losses = {label.loss for label in cfg.labels}
+    if 'focal' not in losses:
+      yield 'focal_gamma', 'without a loss of kind focal'
+    if losses == {'squared_error'}:
+      for key in ('label_smoothing', 'negative_sampling_rate'):
+        yield key, 'on squared_error, which predicts no clicks'
+
+  def mistakes(self, cfg: 'Config') -> Rules:
     layers = {key.removeprefix('model.'): kind for key, kind in self.all_interactions().items()}
+    tables = cfg.sparse.tables
+    widths = sorted({table.width for table in tables.values()})
     if not layers.keys() - {'shared', 'dense_embedding'} and self.retrieval is None:
-      wrong('interactions', 'found []; wanted at least one interaction')
+      yield 'interactions', 'found []; wanted at least one interaction'
     for key, layer in layers.items():
       kind, part = layer.kind, 'interactions' if 'interactions' in key else key
       known = [name for name, built_in in BUILT_IN.items() if built_in.part == part]
       if kind not in known and '.' not in kind:
         what = 'interaction' if part == 'interactions' else 'layer'
         dotted = ', or give the dotted path of a Keras layer'
-        wrong(key, f"unknown {what} '{kind}'{nearest(kind, known)}{dotted}")
-      if kind in BUILT_IN and 'shared' in BUILT_IN[kind].needs and self.shared is None:
-        wrong(key, f"found '{kind}', which reads model.shared; wanted that set, or 'dnn'")
-    return self
+        yield key, f"unknown {what} '{kind}'{nearest(kind, known)}{dotted}"
+      if kind not in BUILT_IN:
+        continue
+      needs = BUILT_IN[kind].needs
+      if 'shared' in needs and self.shared is None:
+        yield key, f"found '{kind}', which reads model.shared; wanted that set, or 'dnn'"
+      if BUILT_IN[kind].one_width and len(widths) > 1:
+        yield 'interactions', f"'{kind}' needs one width for all slots; found widths {widths}"
+      if 'field_factors' in needs and len(tables) > 1:
+        yield 'interactions', f"'{kind}' needs one table; found {sorted(tables)}"
+      if 'histories' in needs and not any(slot.sequence for slot in cfg.data.slots):
+        yield key, f"found '{kind}', which reads histories; wanted a slot with `sequence`"
+    yield from self._wrongly_given()
+    yield from self._wrong_beside_towers(cfg) if self.retrieval else self._wrong_tasks(cfg)
+    if self.dense_embedding is None:
+      return
+    if not cfg.dense_inputs():
+      found = f"found '{self.dense_embedding.kind}'"
+      yield 'dense_embedding', f'{found} without data.dense; wanted columns'
+    readers = [kind for kind, layer in BUILT_IN.items() if layer.reads_slot_vectors]
+    if not any(layer.kind in readers or '.' in layer.kind for layer in layers.values()):
+      yield 'dense_embedding', f'no interaction reads it; wanted one of {", ".join(readers)}'
 
-  @pydantic.model_validator(mode='after')
-  def _check_given(self) -> 'Model':
+  def _wrongly_given(self) -> Rules:
     for name in self.tasks:
       path = [name]
       while (given := self.tasks[path[-1]].given) is not None:
         key = f'tasks.{path[-1]}.given'
         if given not in self.tasks:
           others = set(self.tasks) - set(path)
-          wrong(key, f"found '{given}'; wanted another task{nearest(given, others)}")
+          yield key, f"found '{given}'; wanted another task{nearest(given, others)}"
         if given in path:
           cycle = ' → '.join([*path[path.index(given) :], given])
-          wrong(key, f'found a cycle, {cycle}; wanted one of these tasks without `given`')
+          yield key, f'found a cycle, {cycle}; wanted one of these tasks without `given`'
         path.append(given)
-    return self
+
+  def _wrong_beside_towers(self, cfg: 'Config') -> Rules:
+    if self.interactions:
+      yield 'retrieval', 'found beside model.interactions; wanted either'
+    if cfg.data.labels or self.tasks or self.shared:
+      yield 'retrieval', 'found beside several tasks; wanted either'
+    if self.dense_embedding:
+      yield 'dense_embedding', 'found with model.retrieval, which does not read it'
+    for key in ('loss', 'label_smoothing', 'negative_sampling_rate'):
+      if getattr(self, key) != type(self).model_fields[key].default:
+        yield key, 'is of models of clicks; wanted model.retrieval.loss, or this left out'
+
+  def _wrong_tasks(self, cfg: 'Config') -> Rules:
+    losses = {label.name: label.loss for label in cfg.data.labels}
+    if not losses:
+      for key in ('shared', 'tasks'):
+        if getattr(self, key):
+          yield key, 'is for several tasks; wanted data.labels, or this left out'
+      return
+    for name in self.tasks:
+      if name not in losses:
+        yield f'tasks.{name}', f'is no name of data.labels{nearest(name, losses)}'
+    for name in losses:
+      if name not in self.tasks:
+        yield 'tasks', f"has no '{name}', a name of data.labels; wanted an entry for each"
+      if not (self.tasks[name].interactions or self.interactions):
+        yield f'tasks.{name}', 'has no interactions; wanted at least one'
+    for name, task in self.tasks.items():
+      if task.given is not None and 'squared_error' in (losses[name], losses[task.given]):
+        yield f'tasks.{name}.given', "needs probabilities; found loss 'squared_error'"
+    if self.loss != 'log_loss':
+      yield 'loss', f"found '{self.loss}'; wanted the key loss of each of data.labels"
+    if (rate := self.negative_sampling_rate) != 1:
+      yield 'negative_sampling_rate', f'found {rate}; data.labels has several; wanted 1'

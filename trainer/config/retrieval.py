@@ -1,9 +1,12 @@
 """The section `model.retrieval`: two towers whose vectors find items."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from trainer.config.section import DropoutRate, Positive, PositiveInt, Section
-from trainer.errors import ConfigError
+from trainer.config.section import DropoutRate, Positive, PositiveInt, Rules, Section, distinct
+from trainer.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 # The metrics of a ranking of the whole catalogue; each is computed at every K of eval_at.
 RANKING_METRICS = ('recall', 'ndcg', 'hitrate', 'mrr')
@@ -39,6 +42,27 @@ class ItemTower(Section):
   """Widths of its perceptron's layers; the last layer is linear, and makes the vector. []: the
   vector is the sum of the slots' vectors, which with one slot is matrix factorisation."""
 
+  def mistakes(self, cfg: 'Config') -> Rules:
+    if not self.slots:
+      yield 'slots', 'found []; wanted at least one slot'
+    for key in ('slots', 'dense'):
+      known = [column.name for column in getattr(cfg.data, key)]
+      for i, name in enumerate(getattr(self, key)):
+        if name not in known:
+          wanted = f'wanted one of data.{key}{nearest(name, known)}'
+          yield f'{key}.{i}', f"found '{name}'; {wanted}"
+      yield from distinct(key, getattr(self, key))
+    if self.dense and not self.hidden:
+      yield 'dense', 'wants layers; found hidden []'
+    widths = sorted(self.widths(cfg))
+    if len(widths) > 1 and not self.hidden:
+      yield 'hidden', f'found [], which adds vectors of one width; its slots have {widths}'
+
+  def widths(self, cfg: 'Config') -> set[int]:
+    """Returns the widths of the tables of its slots."""
+    tables = {slot.name: slot.table for slot in cfg.data.slots}
+    return {cfg.sparse.tables[tables[name]].width for name in self.slots}
+
 
 class QueryTower(ItemTower):
   """The tower that makes the vector of a query: a user, or what is known about a user."""
@@ -50,6 +74,20 @@ class QueryTower(ItemTower):
   """
   dropout: DropoutRate = 0.0
   """The share of the numbers of the query's vector that a training step sets to 0."""
+
+  def mistakes(self, cfg: 'Config') -> Rules:
+    yield from super().mistakes(cfg)
+    if self.encoder is None:
+      return
+    histories = [slot for slot in cfg.data.slots if slot.sequence and slot.name in self.slots]
+    if len(histories) != 1:
+      found = f'found {len(histories)} slots with `sequence` in query.slots'
+      yield 'encoder', f'reads one history; {found}'
+    (history,), heads = histories, self.encoder.sasrec.heads
+    width = cfg.sparse.tables[history.table].width
+    if width % heads:
+      wanted = f'wanted a divisor of {width}, the width of the table of {history.name}'
+      yield 'encoder.sasrec.heads', f'found {heads}; {wanted}'
 
 
 class Retrieval(Section):
@@ -87,6 +125,42 @@ class Retrieval(Section):
   """
   eval_at: list[PositiveInt] = [20]
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
+
+  def mistakes(self, cfg: 'Config') -> Rules:
+    query, item, id_slot = self.query, self.item, cfg.item_slot
+    for key in ('slots', 'dense'):
+      of_query, of_item = getattr(query, key), getattr(item, key)
+      for i, column in enumerate(getattr(cfg.data, key)):
+        if column.name not in (*of_query, *of_item):
+          wanted = 'wanted it in one, or left out'
+          yield f'/data.{key}.{i}', f"no tower reads '{column.name}'; {wanted}"
+      for name in of_query:
+        if name in of_item:
+          found = f"found '{name}', which is of the item that the query is to find"
+          yield f'query.{key}', f'{found}; wanted it in one tower'
+    if id_slot.separator or id_slot.value_separator or id_slot.shares:
+      wanted = 'wanted a slot of its own with one feature a line'
+      yield 'item.slots.0', f"found '{id_slot.name}', the item's id; {wanted}"
+    if (len(item.slots) > 1 or item.dense) and cfg.data.items is None:
+      found = f"reads more than the id '{id_slot.name}'"
+      yield 'item', f'{found}; wanted data.items, the table of its columns'
+    widths = {
+      side: tower.hidden[-1] if tower.hidden else tower.widths(cfg).pop()
+      for side, tower in (('query', query), ('item', item))
+    }
+    if widths['query'] != widths['item']:
+      yield '', f'its towers give vectors of the widths {widths}; wanted one width'
+    if len(set(self.eval_at)) < max(1, len(self.eval_at)):
+      yield 'eval_at', f'found {self.eval_at}; wanted distinct numbers'
+    if self.logq != 'none' and self.loss == 'bpr':
+      yield 'logq', f"found '{self.logq}'; the loss bpr has no sum to correct"
+    if self.logq == 'none' and self.logq_positive:
+      yield 'logq_positive', "found true with logq 'none'; wanted uniform or shows"
+
+  def idle(self, cfg: 'Config') -> Rules:
+    if self.loss == 'in_batch_softmax':
+      for key in ('negatives', 'sampling', 'own_positives'):
+        yield key, 'on in_batch_softmax, which draws nothing'
 
   def only_of_items(self) -> set[str]:
     """Returns the names of the slots and dense columns that only the item tower reads."""

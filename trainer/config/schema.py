@@ -7,13 +7,14 @@ from typing import Annotated, Any
 import pydantic
 
 from ops.policy import Policy
-from trainer.config.data import Data, Label, Slot
+from trainer.config.data import Data
 from trainer.config.defaults import completed
 from trainer.config.export import Export
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.model import Model
 from trainer.config.report import Report
 from trainer.config.section import NonNegativeInt, Section
+from trainer.config.slots import Label, Slot
 from trainer.config.sparse import Sparse
 from trainer.config.sync import Sync
 from trainer.config.train import Checkpoint, Train
@@ -118,7 +119,7 @@ class Config(Section):
   @property
   def features_per_sample(self) -> float:
     """The mean number of features of a sample, as far as it is known."""
-    return self.sparse.features_per_sample or len(self.data.slots)
+    return self.sparse.features_per_sample or max(1, len(self.data.slots))
 
   def poolings(self) -> list[str]:
     """Returns each slot's pooling, [F]; 'sum' for a slot with at most one feature a sample."""
@@ -199,7 +200,7 @@ class Config(Section):
     plateau = self.train.plateau
     default = 'rmse' if self.deciding_label.loss == 'squared_error' else 'logloss'
     if self.model.retrieval is not None:
-      default = self.model.retrieval.metrics()[0]
+      default = next(iter(self.model.retrieval.metrics()), '')
     return plateau.metric if plateau and plateau.metric else default
 
   def own_slot_ids(self) -> dict[str, int]:

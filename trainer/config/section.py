@@ -1,17 +1,26 @@
-"""The base class of sections, types of numbers, and helpers for checks."""
+"""The base class of sections with its rules, types of numbers, and helpers for rules."""
 
 import re
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import pydantic
 import pydantic_core
 
 from trainer.plain_data import Json
 
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
+
+Rules = Iterator[tuple[str, str]]  # a key of the section, or /KEY of the whole config, and a text
+
 
 class Section(pydantic.BaseModel):
-  """A part of the config. It refuses unknown keys, and cannot be changed."""
+  """A part of the config. It refuses unknown keys, and cannot be changed.
+
+  A section may have rules, which rules.py runs once on the whole config, those of the sections
+  within it first.
+  """
 
   model_config = pydantic.ConfigDict(
     extra='forbid',
@@ -21,8 +30,17 @@ class Section(pydantic.BaseModel):
     serialize_by_alias=True,  # `from` is no name in Python
   )
 
+  def mistakes(self, cfg: 'Config') -> Rules:
+    """Yields what is wrong with a key. The first is told, so that later ones may rely on it."""
+    return iter(())
+
+  def idle(self, cfg: 'Config') -> Rules:
+    """Yields why a key has no effect, which is told if it is given and is not its default."""
+    return iter(())
+
 
 MAX_INT = 2**63 - 1
+NOT_OF_RETRIEVAL = 'found true; a model with model.retrieval has none yet; wanted it left out'
 Positive = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 # A learning rate or an initial scale. Larger ones make float32 weights overflow in a few steps.
@@ -36,13 +54,13 @@ DropoutRate = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 
 def wrong(key: str, text: str) -> NoReturn:
-  """Raises an error for a wrong value. Only pydantic validators may call it.
+  """Raises an error for a wrong value. Only the validator of a key's type may call it.
 
   Args:
-    key: the wrong key, relative to the validator's section; '' in the validator of a key.
+    key: the wrong key below the validator's, or ''.
     text: what was found and what is wanted, in one line.
   """
-  parts = key.split('.') if key else []
+  parts = [key] if key else []
   raise pydantic_core.PydanticCustomError('wrong', '{text}', {'key': parts, 'text': text})
 
 
@@ -64,12 +82,7 @@ RegularExpression = Annotated[
 ]
 
 
-def check_distinct(key: str, names: Sequence[str]) -> None:
-  """Refuses a list that contains a name twice.
-
-  Args:
-    key: the key of the list, relative to the validator's section.
-  """
-  twice = {name for name in names if names.count(name) > 1}
-  if twice:
-    wrong(key, f"the name '{min(twice)}' is there twice; wanted distinct names")
+def distinct(key: str, names: Sequence[str]) -> Rules:
+  """Yields a mistake at `key` for each name that is in `names` twice."""
+  for name in sorted({name for name in names if names.count(name) > 1}):
+    yield key, f"the name '{name}' is there twice; wanted distinct names"

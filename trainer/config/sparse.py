@@ -1,15 +1,21 @@
 """The sections below `sparse`: the embedding tables and their row optimizers."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import pydantic
 
 from ops.row_kinds import HYPERPARAMETERS, ROW_OPTIMIZERS, meaning_of
-from trainer.config.section import PositiveInt, Scale, Section, wrong
+from trainer.config.layers import BUILT_IN
+from trainer.config.section import PositiveInt, Rules, Scale, Section
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 MAX_FACTORS = 1 << 20  # the largest number of factors of a row
 WIDTH = 16
+# Hyperparameters that only some row optimizers read.
+_KIND_KEYS = frozenset().union(*(kind.reads for kind in ROW_OPTIMIZERS.values()))
 
 
 class _RowRule(Section):
@@ -27,12 +33,20 @@ class _RowRule(Section):
   that it was not in, with the penalty alone. It takes them in its next update, or before it is
   evaluated or saved. So the penalty acts on the whole table, as in a dense optimizer."""
 
-  @pydantic.model_validator(mode='after')
-  def _has_its_preset(self) -> '_RowRule':
+  def mistakes(self, cfg: 'Config') -> Rules:
     presets = ROW_OPTIMIZERS[self.kind].presets
     if self.preset not in presets:
-      wrong('preset', f"found '{self.preset}'; kind '{self.kind}' has {', '.join(presets)}")
-    return self
+      yield 'preset', f"found '{self.preset}'; kind '{self.kind}' has {', '.join(presets)}"
+
+  def idle(self, cfg: 'Config') -> Rules:
+    kind = ROW_OPTIMIZERS[self.kind]
+    for key in sorted(_KIND_KEYS - kind.reads):
+      yield key, f"on kind '{self.kind}'"
+    # A step without a gradient still changes a state that decays, such as the moments of Adam.
+    if self.kind == 'ftrl':
+      yield 'l2_mode', "on kind 'ftrl', whose weights follow from sums"
+    elif not (self.l1 or self.l2 or kind.has_decaying_state):
+      yield 'l2_mode', 'without l1 or l2'
 
 
 def _key(name: str) -> tuple[Any, pydantic.fields.FieldInfo]:
@@ -68,6 +82,26 @@ class Table(Section):
   them; steps are taken in float32 and rounded stochastically, by seed. Linear weights stay
   float32."""
 
+  def mistakes(self, cfg: 'Config') -> Rules:
+    if cfg.sparse.store == 'tfra':
+      if 'catch_up' in (self.linear.l2_mode, self.factors.l2_mode):
+        yield '', "l2_mode 'catch_up' needs sparse.store 'rows'; found 'tfra'"
+      if self.dtype == 'bfloat16':
+        yield 'dtype', "found 'bfloat16', which needs sparse.store 'rows'"
+    slots, fields, of_slots = len(cfg.data.slots), 1, ''
+    for layer in cfg.model.all_interactions().values():
+      if layer.kind in BUILT_IN and 'field_factors' in BUILT_IN[layer.kind].needs:
+        fields, of_slots = slots, f', times {slots} slots of {layer.kind},'
+    if self.width * fields > MAX_FACTORS:
+      found = f'found {self.width}{of_slots} of factors a row'
+      yield 'width', f'{found}; wanted at most {MAX_FACTORS:,}'
+
+  def idle(self, cfg: 'Config') -> Rules:
+    if {layer.kind for layer in cfg.model.all_interactions().values()} == {'linear'}:
+      of_factors = ('kind', 'learning_rate', 'l1', 'l2')
+      for key in ('width', 'init_scale', *(f'factors.{key}' for key in of_factors)):
+        yield key, 'with linear alone, which reads no factors'
+
 
 class Sparse(Section):
   """The embedding tables."""
@@ -98,11 +132,11 @@ class Sparse(Section):
       yield f'sparse.tables.{name}.linear', table.linear, 1
       yield f'sparse.tables.{name}.factors', table.factors, table.width
 
-  @pydantic.model_validator(mode='after')
-  def _check_store(self) -> 'Sparse':
-    for name, table in self.tables.items() if self.store == 'tfra' else ():
-      if 'catch_up' in (table.linear.l2_mode, table.factors.l2_mode):
-        wrong(f'tables.{name}', "l2_mode 'catch_up' needs sparse.store 'rows'; found 'tfra'")
-      if table.dtype == 'bfloat16':
-        wrong(f'tables.{name}.dtype', "found 'bfloat16', which needs sparse.store 'rows'")
-    return self
+  def mistakes(self, cfg: 'Config') -> Rules:
+    for name in self.tables.keys() - {slot.table for slot in cfg.data.slots}:
+      wanted = 'wanted it named by a slot or left out'
+      yield f'tables.{name}', f'no slot uses this table; {wanted}'
+
+  def idle(self, cfg: 'Config') -> Rules:
+    if not any(slot.is_list_of_another for slot in cfg.data.slots):
+      yield 'shared_lists', "without a list of another slot's features"

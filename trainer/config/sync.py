@@ -1,10 +1,12 @@
 """The section `sync`: how the processes of a job work together."""
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import pydantic
+from trainer.config.section import Port, Positive, PositiveInt, Rules, Section
+from trainer.errors import short
 
-from trainer.config.section import Port, Positive, PositiveInt, Section, wrong
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 
 class Sync(Section):
@@ -31,8 +33,37 @@ class Sync(Section):
   on_lost_worker: Literal['end', 'wait'] = 'end'
   """ps: whether a lost worker ends the job or is waited for."""
 
-  @pydantic.model_validator(mode='after')
-  def _check_ports(self) -> 'Sync':
+  def mistakes(self, cfg: 'Config') -> Rules:
     if self.ports and self.ports[0] > self.ports[1]:
-      wrong('ports', f'found {list(self.ports)}; wanted [first, last] with first <= last')
-    return self
+      yield 'ports', f'found {list(self.ports)}; wanted [first, last] with first <= last'
+    if cfg.model.retrieval is not None and self.mode != 'allreduce':
+      yield 'mode', f"found '{self.mode}'; model.retrieval wants 'allreduce'"
+    # What a mode does not support; docs/runbook.md has a table of all modes.
+    schedule, exact = cfg.train.schedule, ('allreduce', 'ps')
+    kind = schedule and schedule.kind
+    by_steps = *exact, 'ps_async'
+    refused = [
+      ('data.keep_texts', cfg.data.keep_texts, exact, 'whose workers may leave with their texts'),
+      ('train.schedule', kind, by_steps, 'whose workers count their own steps'),
+    ]
+    for i, slot in enumerate(cfg.data.slots):
+      why = 'whose workers keep copies of rows without counts'
+      refused.append((f'data.slots.{i}.counts', slot.counts, by_steps, why))
+    for key, interaction in cfg.model.all_interactions().items():
+      if interaction.args.get('batch_norm') == 'sync':
+        refused.append((f'{key}.batch_norm', 'sync', exact, 'where no two workers share a step'))
+    for key, value, modes, why in refused:
+      if value and self.mode not in modes:
+        found = f"found {short(value)} with sync.mode '{self.mode}', {why}"
+        others = ' or '.join(map(repr, modes))
+        yield f'/{key}', f'{found}; wanted it left out, or mode {others}'
+
+  def idle(self, cfg: 'Config') -> Rules:
+    for key, mode in (
+      ('row_exchange', 'allreduce'),
+      ('max_staleness', 'ps_async'),
+      ('geo_steps', 'ps_geo'),
+      ('on_lost_worker', 'ps'),
+    ):
+      if self.mode != mode:
+        yield key, f"with sync.mode '{self.mode}': it is of '{mode}'"

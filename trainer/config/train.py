@@ -2,22 +2,25 @@
 
 import difflib
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import pydantic
-
+from trainer.config.metrics import wrong_metric
 from trainer.config.section import (
+  NOT_OF_RETRIEVAL,
   NonNegative,
   NonNegativeInt,
   Positive,
   PositiveInt,
   PositiveShare,
+  Rules,
   Scale,
   Section,
   Share,
-  wrong,
 )
 from trainer.errors import nearest, short
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
 
 BATCH_SIZE = 4096
 LEAST_GAIN = 0.0005  # the default of train.plateau.min_delta for auc, gauc and logloss
@@ -52,21 +55,19 @@ class DenseOptimizer(Section):
   args: dict[str, Any] = {}
   """Further arguments of the Keras optimizer."""
 
-  @pydantic.model_validator(mode='after')
-  def _check_arguments(self) -> 'DenseOptimizer':
+  def mistakes(self, cfg: 'Config') -> Rules:
     for name, value in self.args.items():
       key, found = f'args.{name}', f'found {short(value)}'
       if name not in (*OPTIMIZER_ARGS[self.kind], *CLIPPING):
-        wrong(key, f'unknown{_right_argument(name, self.kind)}')
+        yield key, f'unknown{_right_argument(name, self.kind)}'
       if not isinstance(value, (int, float)) or not abs(value) < math.inf:
-        wrong(key, f'{found}; wanted a finite number')
+        yield key, f'{found}; wanted a finite number'
       if name in ('beta_1', 'beta_2', 'momentum', 'rho') and not 0 <= value < 1:
-        wrong(key, f'{found}; wanted a number >= 0 and < 1')
+        yield key, f'{found}; wanted a number >= 0 and < 1'
       if value < 0 and name != 'learning_rate_power':
-        wrong(key, f'{found}; wanted a number >= 0')
+        yield key, f'{found}; wanted a number >= 0'
       if value > 0 and name == 'learning_rate_power':
-        wrong(key, f'{found}; wanted a number <= 0')
-    return self
+        yield key, f'{found}; wanted a number <= 0'
 
 
 def _right_argument(name: str, kind: str) -> str:
@@ -101,6 +102,17 @@ class Plateau(Section):
   """The smallest change that counts as an improvement. The default is .0005 for auc, gauc and
   logloss."""
 
+  def mistakes(self, cfg: 'Config') -> Rules:
+    names = [label.name for label in cfg.data.labels]
+    if cfg.data.watch:
+      yield '', 'with data.watch there are no epochs to compare; wanted it left out'
+    if not cfg.data.valid:
+      yield '', 'needs data.valid; found no validation files'
+    if self.task is not None and self.task not in names:
+      missing = '' if names else ', which the config lacks'
+      wanted = f'wanted a name of data.labels{missing}{nearest(self.task, names)}'
+      yield 'task', f"found '{self.task}'; {wanted}"
+
 
 class Schedule(Section):
   """How the learning rates of layers and rows change from step to step. A plateau lowers the
@@ -119,17 +131,14 @@ class Schedule(Section):
   floor: Share = 0.0
   """cosine: the share of the configured rates that is left at the end."""
 
-  @pydantic.model_validator(mode='after')
-  def _check_kind(self) -> 'Schedule':
+  def mistakes(self, cfg: 'Config') -> Rules:
     if self.kind != 'constant' and self.period is None:
       found = f"found null with kind '{self.kind}'"
-      wrong('period', f'{found}; wanted steps (ctr-train --dry_run tells how many an epoch has)')
+      yield 'period', f'{found}; wanted steps (ctr-train --dry_run tells how many an epoch has)'
     kinds_by_key = {'period': ('cosine', 'step'), 'factor': ('step',), 'floor': ('cosine',)}
     for key, kinds in kinds_by_key.items():
-      is_default = getattr(self, key) == type(self).model_fields[key].default
-      if not is_default and self.kind not in kinds:
-        wrong(key, f"does nothing with kind '{self.kind}'; wanted it left out")
-    return self
+      if getattr(self, key) != type(self).model_fields[key].default and self.kind not in kinds:
+        yield key, f"does nothing with kind '{self.kind}'; wanted it left out"
 
 
 class Train(Section):
@@ -163,6 +172,22 @@ class Train(Section):
   """Steps between updates of the live line, and between `window` events of metrics.jsonl."""
   deterministic: bool = False
   """Whether the same run gives the same bits again; somewhat slower."""
+
+  def mistakes(self, cfg: 'Config') -> Rules:
+    retrieval, metric = cfg.model.retrieval, cfg.deciding_metric
+    if cfg.data.watch and self.epochs != 1:
+      yield 'epochs', f'found {self.epochs}; data.watch trains on each pass once'
+    if retrieval is None:
+      if why := wrong_metric(metric, cfg.deciding_label.loss, cfg.data.group):
+        yield 'plateau.metric', why
+      return
+    if metric not in retrieval.metrics():
+      names = ', '.join(map(repr, retrieval.metrics()))
+      yield 'plateau.metric', f"found '{metric}'; model.retrieval.eval_at has {names}"
+    if self.dense_dtype != 'float32':
+      yield 'dense_dtype', f"found '{self.dense_dtype}'; model.retrieval wants 'float32'"
+    if self.progressive_validation:
+      yield 'progressive_validation', NOT_OF_RETRIEVAL
 
 
 class Checkpoint(Section):
