@@ -7,7 +7,6 @@ ops/cc/lifecycle/feature_table.h. The verbs work eagerly, in `tf.function` and i
 
 import copy
 import functools
-import os
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -295,26 +294,11 @@ class FeatureLifecycle:
     """Returns how many bytes of memory the table and its rows take, int64 []."""
     return self._reads.ctr_lifecycle_bytes(self.handle)
 
-  def export_state(
-    self, path: str | os.PathLike | None = None, shards: range = range(SHARDS)
-  ) -> Iterator[dict[str, np.ndarray]] | int:
-    """Exports all columns of the table's features, without loss. Eager only.
+  def export_state(self, shards: range = range(SHARDS)) -> Iterator[chunks.Chunk]:
+    """Yields all columns of the features of these logical shards, without loss. Eager only.
 
-    Args:
-      path: an `.npz` file to write; it appears once it is whole. None: no file is written.
-      shards: the logical shards whose features are exported.
-    Returns:
-      A generator of chunks (ops/chunks.py), each of at most 65536 features and about 16 MiB; with
-      `path`, the number of features instead.
+    A chunk (ops/chunks.py) has at most 65536 features and about 16 MiB.
     """
-    exported = self._chunks(shards)
-    return exported if path is None else chunks.write(path, exported)
-
-  def _row_floats(self) -> int:
-    """Returns the number of floats in the widest row; 0 in a table without rows."""
-    return 0
-
-  def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
     most = max(1, min(CHUNK_FEATURES, CHUNK_BYTES // (64 + 4 * self._row_floats())))
     # The shards of the table to read; the first and the last may also hold other logical shards.
     shard, stop, place = shards.start // IN_TABLE_SHARD, -(-shards.stop // IN_TABLE_SHARD), 0
@@ -328,27 +312,46 @@ class FeatureLifecycle:
         kept = within(chunk['key'], shards)
         chunk = {name: column[kept] for name, column in chunk.items()}
       if len(chunk['key']):
-        chunk['checksum'] = np.int64(chunks.checksum(chunk))
         yield chunk
 
-  def import_state(
-    self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True
-  ) -> None:
-    """Imports features that any number of tables exported. Eager only.
+  def import_state(self, source: Iterable[chunks.Chunk], replace: bool = True) -> None:
+    """Imports chunks that any number of tables exported. Eager only.
 
     Args:
-      source: a file that `export_state` wrote, or chunks.
       replace: whether to first delete the features that the table has.
     Raises:
-      DataLossError: if `source` is damaged; the table is then unchanged.
+      DataLossError: if a chunk is damaged, or a feature exists already. After any error the table
+        is empty, even if `replace` is False.
     """
-    staging = FeatureLifecycle(self.policy)
-    for i, chunk in enumerate(chunks.read(source)):
-      chunks.check(f'chunk {i}', chunk)
-      try:
-        self._ops.ctr_lifecycle_import(
-          staging.handle, **{name: chunk[name] for name in chunks.COLUMNS}
-        )
-      except tf.errors.DataLossError as e:
-        raise tf.errors.DataLossError(None, None, f'chunk {i}: {e.message}') from None
-    self._ops.ctr_lifecycle_absorb(self.handle, staging.handle, replace=replace)
+    if replace:
+      self.clear()
+    try:
+      for i, chunk in enumerate(source):
+        self._check_columns(f'chunk {i}', chunk)
+        try:
+          self._import(chunk)
+        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as e:
+          raise tf.errors.DataLossError(None, None, f'chunk {i}: {e.message}') from None
+    except BaseException:
+      self.clear()
+      raise
+
+  def _check_columns(self, where: str, chunk: chunks.Chunk) -> None:
+    for name, dtype in self._columns().items():
+      own = getattr(chunk[name], 'dtype', type(chunk[name])) if name in chunk else 'nothing'
+      if own != dtype:
+        text = f'{where}: {name}: found {own}; wanted a column of {np.dtype(dtype)}'
+        raise tf.errors.DataLossError(None, None, text)
+
+  # What a subclass that keeps rows beside the features adds to an export.
+
+  def _row_floats(self) -> int:
+    """Returns the number of floats in the widest row."""
+    return 0
+
+  def _columns(self) -> dict[str, np.dtype]:
+    return chunks.COLUMNS
+
+  def _import(self, chunk: chunks.Chunk) -> None:
+    columns = {name: chunk[name] for name in chunks.COLUMNS}
+    self._ops.ctr_lifecycle_import(self.handle, **columns)

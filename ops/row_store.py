@@ -14,8 +14,7 @@ contracts.
 
 import dataclasses
 import functools
-import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -212,27 +211,25 @@ class RowStore(FeatureLifecycle):
     for first in range(0, SHARDS, SHARDS // 16):
       for chunk in list(self.export_state(shards=range(first, first + SHARDS // 16))):
         self.erase(chunk['key'])
-        self.import_chunk('counts', without_counts(chunk))
+        self._import(without_counts(chunk))
 
   def _row_floats(self) -> int:
     return max(t.floats for t in self.tables)
 
-  def _chunks(self, shards: range) -> Iterator[dict[str, np.ndarray]]:
-    """Yields chunks of n features with the columns of `chunks.COLUMNS` and the columns of rows.
+  def export_state(self, shards: range = range(SHARDS)) -> Iterator[chunks.Chunk]:
+    """Yields chunks of n features, as `FeatureLifecycle` does, with the columns of their rows.
 
-    The columns of rows are:
-      linear: float32 [n, 1 + k], the linear weight, then its optimizer state.
-      last_step: int32 [n], the global step of the row's last update.
-      factors_NAME: for each table NAME with factors, [m, width + state], the factors of the table's
-        m admitted features, then their state. The dtype is `TableSpec.factors_dtype`.
+    linear: float32 [n, 1 + k], the linear weight, then its optimizer state.
+    last_step: int32 [n], the global step of the row's last update.
+    factors_NAME: for each table NAME with factors, [m, width + state], the factors of the table's m
+      admitted features, then their state. The dtype is `TableSpec.factors_dtype`.
     """
-    for chunk in super()._chunks(shards):
+    for chunk in super().export_state(shards):
       linear, last_step, factors = self._reads.ctr_row_store_export(
         self.handle, chunk['key'], chunk['admitted'], dtypes=[t.factors_dtype for t in self.tables]
       )
-      columns = {name: chunk[name] for name in chunks.COLUMNS}
       rows = {f'factors_{t.name}': rows.numpy() for t, rows in zip(self.tables, factors) if t.width}
-      yield columns | {'linear': linear.numpy(), 'last_step': last_step.numpy()} | rows
+      yield chunk | {'linear': linear.numpy(), 'last_step': last_step.numpy()} | rows
 
   def within(self, chunk: chunks.Chunk, shards: range) -> chunks.Chunk:
     """Returns a chunk with only the features that belong to these logical shards."""
@@ -243,51 +240,16 @@ class RowStore(FeatureLifecycle):
     table_slots = {t.name: np.flatnonzero(slots == i) for i, t in enumerate(self.tables)}
     return chunks.select(chunk, kept, table_slots)
 
-  def import_state(
-    self, source: str | os.PathLike | Iterable[chunks.Chunk], replace: bool = True
-  ) -> None:
-    """Imports features that any number of stores exported. Eager only.
+  def _columns(self) -> dict[str, np.dtype]:
+    factors = {f'factors_{t.name}': t.factors_dtype for t in self.tables if t.width}
+    return chunks.COLUMNS | {'linear': np.float32, 'last_step': np.int32} | factors
 
-    Args:
-      source: a file that `export_state` wrote, or chunks.
-      replace: whether to first delete the features that the store has.
-    Raises:
-      DataLossError: if `source` is damaged. After any error the store is empty, even if `replace`
-        is False.
-    """
-    if replace:
-      self.clear()
-    try:
-      for i, chunk in enumerate(chunks.read(source)):
-        self.import_chunk(f'chunk {i}', chunk)
-    except BaseException:
-      self.clear()
-      raise
-
-  def import_chunk(self, where: str, chunk: chunks.Chunk) -> None:
-    """Adds the features of one exported chunk to the store. Eager only.
-
-    Args:
-      where: names the chunk in messages.
-      chunk: columns as `export_state` yields them, arrays or tensors.
-    Raises:
-      DataLossError: if the chunk is damaged; the store may then have some of its features.
-    """
-    dtypes = chunks.COLUMNS | {'linear': np.float32, 'last_step': np.int32}
-    dtypes |= {f'factors_{t.name}': t.factors_dtype for t in self.tables if t.width}
-    for name, dtype in dtypes.items():
-      own = chunk[name].dtype if name in chunk else 'nothing'
-      if own != dtype:
-        text = f'{where}: {name}: found {own}; wanted a column of {np.dtype(dtype)}'
-        raise tf.errors.DataLossError(None, None, text)
+  def _import(self, chunk: chunks.Chunk) -> None:
+    super()._import(chunk)
     factors = [
       chunk[f'factors_{t.name}'] if t.width else np.zeros([0, 0], t.factors_dtype)
       for t in self.tables
     ]
-    try:
-      self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in chunks.COLUMNS})
-      self._ops.ctr_row_store_import(
-        self.handle, chunk['key'], chunk['admitted'], chunk['linear'], chunk['last_step'], factors
-      )
-    except tf.errors.InvalidArgumentError as e:
-      raise tf.errors.DataLossError(None, None, f'{where}: {e.message}') from None
+    self._ops.ctr_row_store_import(
+      self.handle, chunk['key'], chunk['admitted'], chunk['linear'], chunk['last_step'], factors
+    )

@@ -439,22 +439,6 @@ TEST(ExportsAndImportsEverything) {
   columns.key.back() = columns.key.front();
   CHECK(empty.Import(columns).code() == Status::kDataLoss);
   CHECK_EQ(empty.Size(), 0);
-
-  FeatureTable sum(MakePolicy(""));
-  Observe(&sum, {keys[1], 1}, 1, 0);
-  FeatureTable more(MakePolicy(""));
-  Observe(&more, {keys[1], 2, 3}, 1, 0);
-  CHECK(sum.Absorb(&more, /*replace=*/false, testing::Threads(4)).code() == Status::kDataLoss);
-  CHECK_EQ(sum.Size(), 2);
-  CHECK(sum.Absorb(&more, /*replace=*/true, testing::Threads(4)).ok());
-  CHECK_EQ(sum.Size(), 3);
-  CHECK(sum.Absorb(&copy, /*replace=*/false, testing::Threads(4)).code() == Status::kDataLoss);
-  CHECK(copy.Evict(Serial).empty());
-  sum.Clear(Serial);
-  CHECK(sum.Absorb(&copy, /*replace=*/false, testing::Threads(4)).ok());
-  CHECK_EQ(sum.Size(), 5000);
-  Observe(&sum, {1, 2, 3}, 1, 0);
-  CHECK_EQ(sum.Size(), 5003);
 }
 
 // Eight threads at once on the same few shards and keys; shows are whole numbers, so their sums are

@@ -376,10 +376,6 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
     for shards in (range(1000), range(1000, sharding.SHARDS)):
       other.import_state(store.export_state(shards=shards), replace=False)
     self.assertEqual(contents(other), wanted)
-    path = os.path.join(self.get_temp_dir(), 'state.npz')
-    self.assertEqual(store.export_state(path), len(wanted))
-    other.import_state(path)
-    self.assertEqual(contents(other), wanted)
     for s in (store, other):
       self.fill(s, np.random.default_rng(6), steps=2)
     self.assertEqual(contents(store), contents(other))

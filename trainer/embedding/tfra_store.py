@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow_recommenders_addons import dynamic_embedding as de
 
 from ops import row_optimizers, row_store
-from ops.chunks import COLUMNS, Chunk
+from ops.chunks import Chunk
 from ops.feature_lifecycle import FeatureLifecycle, Remote
 from ops.library import TensorLike
 from ops.policy import Policy
@@ -160,10 +160,10 @@ class TfraStore(FeatureLifecycle):
       table.clear()
 
   def forget_counts(self) -> None:
-    features = list(super()._chunks(range(SHARDS)))
+    features = list(super().export_state())
     super().clear()
     for chunk in map(row_store.without_counts, features):
-      self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
+      super()._import(chunk)
 
   def bytes(self) -> tf.Tensor:
     # TFRA does not report how much it has allocated, so the bytes that rows fill are counted.
@@ -171,11 +171,10 @@ class TfraStore(FeatureLifecycle):
     return super().bytes() + sum(rows)
 
   within = row_store.RowStore.within
-  import_state = row_store.RowStore.import_state
   _row_floats = row_store.RowStore._row_floats
 
-  def import_chunk(self, where: str, chunk: Chunk) -> None:
-    self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in COLUMNS})
+  def _import(self, chunk: Chunk) -> None:
+    super()._import(chunk)
     keys = tf.constant(chunk['key'])
     for t, spec in enumerate(self.tables):
       start, places = self._linear_floats[t], self._of_table(keys, t).numpy()
@@ -187,9 +186,8 @@ class TfraStore(FeatureLifecycle):
         rows[admitted, start:-2] = chunk[f'factors_{spec.name}']
       self._rows[t].insert(tf.gather(keys, places), tf.constant(rows))
 
-  def _chunks(self, shards: range) -> Iterator[Chunk]:
-    for features in super()._chunks(shards):
-      chunk = {name: features[name] for name in COLUMNS}
+  def export_state(self, shards: range = range(SHARDS)) -> Iterator[Chunk]:
+    for chunk in super().export_state(shards):
       keys = tf.constant(chunk['key'])
       linear = np.zeros([len(keys), max(self._linear_floats)], np.float32)
       last_step = np.zeros([len(keys)], np.int32)

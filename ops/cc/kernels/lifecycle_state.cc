@@ -89,28 +89,5 @@ class LifecycleImportOp : public FeatureTableOpKernel {
 REGISTER_KERNEL_BUILDER(Name("CtrLifecycleImport").Device(tensorflow::DEVICE_CPU),
                         LifecycleImportOp);
 
-class LifecycleAbsorbOp : public FeatureTableOpKernel {
- public:
-  explicit LifecycleAbsorbOp(tensorflow::OpKernelConstruction* context)
-      : FeatureTableOpKernel(context) {
-    OP_REQUIRES_OK(context, context->GetAttr("replace", &replace_));
-  }
-
- private:
-  void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
-    tensorflow::core::RefCountPtr<FeatureTableResource> other;
-    OP_REQUIRES_OK(context, tensorflow::LookupResource(
-                                context, tensorflow::HandleFromInput(context, 1), &other));
-    OP_REQUIRES(context, other.get() != resource,
-                absl::InvalidArgumentError("other: found the table itself; wanted another"));
-    OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->Absorb(other->table(), replace_,
-                                                                   ParallelForOf(context))));
-  }
-
-  bool replace_;
-};
-REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAbsorb").Device(tensorflow::DEVICE_CPU),
-                        LifecycleAbsorbOp);
-
 }  // namespace
 }  // namespace ctr

@@ -659,52 +659,6 @@ Status FeatureTable::Import(const FeatureColumns& columns) {
   return bad("key", twice, std::to_string(columns.key[twice]), "a key that stands once");
 }
 
-Status FeatureTable::Absorb(FeatureTable* other, bool replace, const ParallelFor& parallel_for) {
-  if (payload_bytes_ != 0 || other->payload_bytes_ != 0) {
-    return Status::InvalidArgument("payload_bytes: found " +
-                                   std::to_string(std::max(payload_bytes_, other->payload_bytes_)) +
-                                   "; wanted 0 in both tables");
-  }
-  if (replace) {
-    ForEachShard(parallel_for, [&](int64_t s, Shard& shard) {
-      Shard& from = other->shards_[s];
-      std::lock_guard<std::mutex> lock(from.mutex);
-      std::swap(shard.arena_, from.arena_);
-      std::swap(shard.index_arena_, from.index_arena_);
-      std::swap(shard.chunks_, from.chunks_);
-      std::swap(shard.index_, from.index_);
-      std::swap(shard.index_entries_, from.index_entries_);
-      std::swap(shard.size_, from.size_);
-      std::swap(shard.end_, from.end_);
-      std::swap(shard.free_, from.free_);
-      for (auto& selected : shard.selected_) std::vector<Shard::Selected>().swap(selected);
-    });
-    return Status();
-  }
-  int64_t twice = -1;
-  std::mutex mutex;  // guards twice
-  for (const bool change : {false, true}) {
-    ForEachShard(parallel_for, [&](int64_t s, Shard& shard) {
-      Shard& from = other->shards_[s];
-      std::lock_guard<std::mutex> lock(from.mutex);
-      ForEachFeature(from, [&](int64_t, Feature* feature) {
-        const uint64_t mixed = Mix64(feature->key);
-        if (change) {
-          bool created;
-          *shard.At(shard.FindOrCreate(feature->key, mixed, feature->slot, &created)) = *feature;
-        } else if (shard.Find(feature->key, mixed) >= 0) {
-          std::lock_guard<std::mutex> twice_lock(mutex);
-          twice = feature->key;
-        }
-      });
-    });
-    if (twice >= 0)
-      return Status::DataLoss("key: found " + std::to_string(twice) +
-                              "; wanted keys that the table does not hold yet");
-  }
-  return Status();
-}
-
 void FeatureTable::Clear(const ParallelFor& parallel_for) {
   ForEachShard(parallel_for, [&](int64_t s, Shard& shard) {
     if (on_erase) {

@@ -10,8 +10,8 @@
 // power of two; meanwhile only users of its shard wait.
 //
 // Locks: each shard has a lock, which guards all of the shard. A thread holds at most one of these
-// locks (Absorb also holds that of the same shard in the other table), and a batched verb takes
-// each lock once. So a batched verb is atomic within each shard, but not over shards.
+// locks, and a batched verb takes each lock once. So a batched verb is atomic within each shard,
+// but not over shards.
 //
 // Batches: keys come in any order and may repeat; results are in the order of the input. A verb
 // that fails has changed nothing.
@@ -262,10 +262,6 @@ class FeatureTable {
   // Adds features. DataLoss if a value is impossible or a key exists already; it names column,
   // index and value.
   Status Import(const FeatureColumns& columns);
-  // Moves the features of another table into this one; what is in the other is undefined
-  // afterwards. replace: first erases the features and selections of this table; else DataLoss if a
-  // key is in both. Neither table may have a payload, and nobody else may use the other one.
-  Status Absorb(FeatureTable* other, bool replace, const ParallelFor& parallel_for);
   // Erases all features and selections.
   void Clear(const ParallelFor& parallel_for);
 

@@ -288,18 +288,5 @@ REGISTER_OP("CtrLifecycleImport")
         "it "
         "fails as DataLoss and adds nothing.");
 
-REGISTER_OP("CtrLifecycleAbsorb")
-    .Input("table: resource")
-    .Input("other: resource")
-    .Attr("replace: bool")
-    .SetIsStateful()
-    .SetShapeFn(NoOutput)
-    .Doc(R"doc(
-Moves the features of another table into this one; the other table must not be used afterwards.
-
-replace: whether to delete the features that this table has. If false, it fails as DataLoss if a key
-  is in both.
-)doc");
-
 }  // namespace
 }  // namespace ctr
