@@ -38,9 +38,8 @@ def dedupe(
   Args:
     keys: int64 [n].
     shows: float32 [n], or [1] for one number that holds for all keys.
-    clicks: float32 [n] or [1], as for shows. If `fields` is not 0: [B], one number for each sample,
-      which holds for all keys of the sample.
-    segments: int32 [n], as in `ops.pooling.pool`; read only if `fields` is not 0.
+    clicks: as shows; with `fields`, [B], one number for all keys of each sample.
+    segments: int32 [n], as in `ops.pooling.pool`; read only with `fields`.
     fields: the number of slots F, if `clicks` has a number for each sample; else 0.
   """
   return Deduped(

@@ -37,11 +37,7 @@ def _invalid(message: str) -> tf.errors.InvalidArgumentError:
 
 
 def _vector(name: str, value: TensorLike, dtypes: tuple[str, ...], dtype: tf.DType) -> tf.Tensor:
-  """Returns `value` as a tensor [n] of `dtype`.
-
-  Raises:
-    InvalidArgumentError: if its dtype is not one of `dtypes`, or it does not have one dimension.
-  """
+  """Returns `value` as a tensor [n] of `dtype`; InvalidArgumentError if it cannot be one."""
   if not tf.is_tensor(value):
     try:
       value = np.asarray(value)
@@ -68,11 +64,9 @@ def _check_kind(kind: str) -> None:
 def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) -> tf.Tensor:
   """Finds the sort key that divides the best `capacity` features from the others.
 
-  A sort key is a number of nine 16-bit digits; a better feature has a higher one. The sort key is
-  found digit by digit (radix selection), until its digits alone divide the features.
+  It is found digit by digit (radix selection), until its digits alone divide the features.
 
   Args:
-    capacity: the number of features to keep.
     histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
   Returns:
     int32 [d], the first d digits of the lowest sort key to keep. Features whose first d digits are
@@ -94,10 +88,8 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
 class Remote:
   """Lets code outside of a v1 graph call methods that add ops to the graph.
 
-  Args:
-    of: the object with the methods.
-    run: a function that adds the ops of a method to the graph, unless they are there already, and
-      runs them. A call `m(…)` on this object becomes `run(of.m, …)`.
+  A call `m(…)` on this object becomes `run(of.m, …)`. `run` adds the ops of a method to the graph,
+  unless they are there already, and runs them.
   """
 
   def __init__(self, of: object, run: Callable):
@@ -115,13 +107,11 @@ class FeatureLifecycle:
   and the value.
 
   Args:
-    policy: the rules for admission, decay, eviction and exports. None: `Policy()`.
-    name: objects with the same name on one device share one table. The table lives as long as any
-      of them; in a v1 graph, as long as the session or server. None: the table is not shared.
+    name: objects with the same name on one device share one table, and must have equal policies.
+      The table lives as long as any of them; in a v1 graph, as long as the session or server.
+      None: the table is not shared.
     create_handle: a function of `policy` and `shared_name` that makes the table's resource; only
       for a subclass that keeps rows beside the features.
-  Raises:
-    InvalidArgumentError: if a table of this name has another policy.
   """
 
   def __init__(
@@ -186,10 +176,9 @@ class FeatureLifecycle:
   def lookup(self, keys: TensorLike) -> dict[str, tf.Tensor]:
     """Returns what the table holds for each key's feature; zeros if it does not have the feature.
 
-    Returns:
-      {name: tensor [n]}: show, click and delta_score, float64; unseen_days, age_days and slot,
-      int32; admitted and exists, bool. delta_score is the score that the feature has gained since
-      a delta or base last wrote it.
+    {name: tensor [n]}: show, click and delta_score, float64; unseen_days, age_days and slot, int32;
+    admitted and exists, bool. delta_score is the score that the feature has gained since a delta or
+    base last wrote it.
     """
     return self._reads.ctr_lifecycle_lookup(self.handle, _keys(keys))._asdict()
 
@@ -198,17 +187,15 @@ class FeatureLifecycle:
     return self._ops.ctr_lifecycle_decay(self.handle)
 
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> tf.Tensor:
-    """Deletes the features that the policy does not keep.
+    """Deletes the features that the policy does not keep; returns the keys deleted here, int64 [m].
 
-    First it deletes the features that fail the tests of `policy.eviction`. Then it deletes all but
-    the best `policy.capacity` features.
+    First it deletes those that fail the tests of `policy.eviction`, then all but the best
+    `policy.capacity` features.
 
     Args:
       all_reduce: a function that sums an int64 array over all processes that hold parts of one
         table. The capacity is then that of the whole table: the same features are kept as if one
         process held it. Eager only.
-    Returns:
-      int64 [m], the keys that this process has deleted.
     """
     if all_reduce is None or self.policy.capacity is None:
       return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle))
@@ -236,12 +223,7 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_rank_histogram(self.handle, prefix)
 
   def evict_below(self, cut: TensorLike) -> tf.Tensor:
-    """Deletes the features that rank below a cut; returns their keys, int64 [m].
-
-    Args:
-      cut: int32 [d], the first digits of a sort key (see `rank_histogram`), as `capacity_cut`
-        returned them. Features whose sort keys begin with less are deleted.
-    """
+    """Deletes the features below a `capacity_cut`; returns their keys, int64 [m]."""
     return self._forget_rows(self._ops.ctr_lifecycle_evict_below(self.handle, cut))
 
   def _forget_rows(self, keys: tf.Tensor) -> tf.Tensor:
@@ -259,12 +241,9 @@ class FeatureLifecycle:
   def select(self, kind: str) -> tf.Tensor:
     """Returns the keys of the features that belong in an export of this kind, int64 [m].
 
-    The keys are ordered by shard of the table, then by key. For a delta or base, the table
-    remembers the selected features and their present delta_score (see `lookup`), until `commit` or
-    until the same kind is selected again.
-
-    Args:
-      kind: 'delta', 'base' or 'all'.
+    They are ordered by shard of the table, then by key. For 'delta' and 'base', the table remembers
+    the features and their present delta_score (see `lookup`), until `commit` or until the same kind
+    is selected again.
     """
     _check_kind(kind)
     return self._reads.ctr_lifecycle_select(self.handle, kind=kind)
@@ -273,11 +252,8 @@ class FeatureLifecycle:
     """Marks selected features as written; call it once their export is complete.
 
     The delta_score that each feature had at the selection is subtracted, so only what the feature
-    has gained since then remains. For kind 'all' nothing is subtracted. Features that were deleted
-    since the selection are skipped.
-
-    Raises:
-      InvalidArgumentError: for keys that are not in the selection or were committed before.
+    has gained since then remains; for kind 'all' nothing is. Features that were deleted since the
+    selection are skipped. Keys that are not in the selection or were committed before are invalid.
     """
     _check_kind(kind)
     return self._ops.ctr_lifecycle_commit(self.handle, _keys(keys), kind=kind)

@@ -17,10 +17,7 @@ MAX_SAMPLES = 65536  # the most that one call of `encode_fields` takes
 
 
 class EncodedFields(NamedTuple):
-  """The fields of n samples in F slots; a field is what one slot holds in one sample.
-
-  The distinct fields of a slot are numbered; the number of a field is its code.
-  """
+  """The fields of n samples in F slots; a code is the number of a distinct field of its slot."""
 
   codes: np.ndarray  # uint16 [n, F]
   fields_of: np.ndarray  # int64 [F], the number of distinct fields of each slot
@@ -36,11 +33,8 @@ def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarr
   Args:
     values: uint8, the bytes of the strings, one after another.
     offsets: int32 [n + 1], where each string begins in `values`, and where the last one ends.
-    slot_id: 0 to 2047.
   Returns:
     int64 [n], NO_FEATURE for blank strings.
-  Raises:
-    ValueError: if the offsets or the slot id are out of range.
   """
   values, offsets = np.ascontiguousarray(values, np.uint8), np.ascontiguousarray(offsets, np.int32)
   n = len(offsets) - 1
@@ -84,8 +78,6 @@ def encode_fields(
   keys: np.ndarray, values: np.ndarray | None, counts: np.ndarray | None
 ) -> EncodedFields:
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
-
-  A field is what one slot holds in one sample: no feature, one or several.
 
   Args:
     keys: int64 [nnz], sample by sample, and slot by slot within a sample; if `counts` is None,

@@ -21,11 +21,9 @@ TensorLike = tf.types.experimental.TensorLike
 
 @functools.cache
 def load(path: str = PATH) -> types.ModuleType:
-  """Loads the op library, and returns a module with a function for each op.
+  """Returns a module with a function for each op; raises NotBuilt if the library does not fit.
 
-  Raises:
-    NotBuilt: if the library is missing, or was built for another TensorFlow or from other sources
-      than those in ops/cc.
+  It must have been built for this TensorFlow and from the sources in ops/cc.
   """
   sources = build.digest() if path == PATH else None
   compile_again = 'run `python -m ops.build` to compile the ops again'

@@ -20,7 +20,7 @@ Tensors = tuple[tf.Tensor, ...]
 def pack_rows(
   rows: PulledRows, inverse: TensorLike, counts: TensorLike, dtype: tf.DType = tf.float32
 ) -> Tensors:
-  """Packs the rows that an owner sends to the processes that requested them.
+  """Packs the rows that an owner sends to the N processes that requested them.
 
   A feature without factors takes only its linear weight and one bit.
 
@@ -28,9 +28,9 @@ def pack_rows(
     rows: the rows of the distinct keys that processes have requested.
     inverse: int32 [n], `Deduped.inverse` of all requested keys, process by process.
     counts: int32 [N], how many keys each process has requested.
-    dtype: the dtype of the buffer: float32, float16 or bfloat16.
+    dtype: of the buffer: float32, float16 or bfloat16.
   Returns:
-    A buffer [m] with a block for each of N processes, and the lengths of the blocks, int32 [N].
+    A buffer [m] with a block for each process, and the lengths of the blocks, int32 [N].
   """
   columns = rows.linear, rows.factors, rows.offsets
   return load().ctr_pack_rows(*columns, inverse, counts, T=dtype)
@@ -49,10 +49,9 @@ def unpack_rows(
     buffer: [m], the blocks of all owners, one after another.
     counts: int32 [N], how many keys this process has requested from each owner.
     keys: int64 [u], the requested keys, grouped by owner.
-    slot_table: for each slot id, the index of its table; -1 for unused ids.
-    widths: for each table, the number of factors in a row.
+    slot_table, widths: as in `RowStore`.
   Returns:
-    linear float32 [u], factors float32 [offsets[u]] and offsets int32 [u + 1], as in `PulledRows`.
+    `linear`, `factors` and `offsets` of `PulledRows`.
   """
   return load().ctr_unpack_rows(buffer, counts, keys, list(slot_table), list(widths))
 
@@ -64,16 +63,15 @@ def pack_gradients(
   counts: TensorLike,
   dtype: tf.DType = tf.float32,
 ) -> Tensors:
-  """Packs gradients for the owners of their keys.
+  """Packs the gradients of u linear weights and of factors for the N owners of their keys.
 
   Args:
-    linear_grad: float32 [u], the gradients of linear weights; keys are grouped by owner.
-    factors_grad: float32 [offsets[u]], the gradients of factors.
-    offsets: int32 [u + 1], where each key's factors begin, as in `PulledRows`.
+    linear_grad: float32 [u], of keys that are grouped by owner.
+    factors_grad, offsets: float32 [offsets[u]] and int32 [u + 1], as in `PulledRows`.
     counts: int32 [N], how many of the keys each owner owns.
-    dtype: the dtype of the buffer: float32, float16 or bfloat16.
+    dtype: of the buffer: float32, float16 or bfloat16.
   Returns:
-    A buffer [m] with a block for each of N owners, and the lengths of the blocks, int32 [N].
+    A buffer [m] with a block for each owner, and the lengths of the blocks, int32 [N].
   """
   return load().ctr_pack_gradients(linear_grad, factors_grad, offsets, counts, T=dtype)
 
@@ -88,11 +86,10 @@ def sum_gradients(
   Args:
     buffer: [m], the blocks of all processes, one after another.
     counts: int32 [N], how many keys each process sent gradients for.
-    offsets: int32 [u + 1], where each key's factors begin, as in the `PulledRows` of this owner.
+    offsets: int32 [u + 1], as in the `PulledRows` of this owner.
     deduped: what `dedupe` returned for the keys of all processes, one process after another.
   Returns:
-    The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]], for the u
-    distinct keys.
+    The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]].
   """
   occurrences = deduped.inverse, deduped.starts, deduped.order
   return load().ctr_sum_gradients(buffer, counts, offsets, *occurrences)

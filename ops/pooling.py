@@ -58,11 +58,7 @@ class PoolLayout:
     }
 
   def by_table(self, tensors: Iterable[tf.Tensor]) -> list[list[tf.Tensor]]:
-    """Groups tensors by table.
-
-    Args:
-      tensors: one for each FactorPart of each table, in order.
-    """
+    """Groups tensors, one for each FactorPart of each table in order, by table."""
     tensors = iter(tensors)
     return [[next(tensors) for _ in of_table] for of_table in self.parts]
 
@@ -95,11 +91,10 @@ def pool(
 
   Args:
     rows: the rows of `deduped.unique`; only linear, factors and offsets are read.
-    deduped: the distinct keys among the n features of the batch.
-    values: float32 [n], the values of the features; empty if all are 1.
+    values: float32 [n], the values of the n features; empty if all are 1.
     segments: int32 [n], ascending: sample * F + slot of each feature; empty if each slot of each
       sample has one feature.
-    batch_size: int32 [], the number of samples B.
+    batch_size: int32 [], B.
   """
   linear, norm, slots, totals, squares = load().ctr_pool(
     linear=rows.linear,
@@ -152,8 +147,7 @@ def histories(
   """Gathers the factors of the features in one slot of each sample; differentiable in the factors.
 
   Args:
-    rows: the rows of `deduped.unique`; only factors and offsets are read.
-    deduped, segments, batch_size: as for `pool`.
+    rows, deduped, segments, batch_size: as for `pool`.
     fields: the number of slots, F.
     field: the index of the histories' slot.
     width: how many of a row's factors to read, D.

@@ -17,10 +17,7 @@ from ops.row_kinds import HYPER_FIELDS, ROW_OPTIMIZERS
 
 
 class RowHyperparameters(Protocol):
-  """The settings of a row optimizer; a `trainer.config.RowOptimizer` has them.
-
-  Each key of `row_kinds.HYPERPARAMETERS` is an attribute too.
-  """
+  """The settings of a row optimizer; each of `row_kinds.HYPERPARAMETERS` is an attribute too."""
 
   kind: str  # a key of ROW_OPTIMIZERS
   l2_mode: str  # 'touch' or 'catch_up'
@@ -40,7 +37,7 @@ def hyper(
 
   Args:
     tables: for each of T tables, the optimizers of the linear weight and of the factors.
-    rate: a number or float32 [], multiplies every learning rate.
+    rate: multiplies every learning rate.
   Returns:
     float32 [T, 2, H], the H hyperparameters in the order of `HYPER_FIELDS`.
   """
@@ -57,12 +54,7 @@ def hyper(
 
 
 def row_init(weights: TensorLike, hyper: TensorLike, kind: str) -> tf.Tensor:
-  """Returns new rows, the weights followed by initial optimizer state, float32 [n, dim + state].
-
-  Args:
-    weights: float32 [n, dim].
-    hyper, kind: as in `row_update`.
-  """
+  """Returns rows [n, dim + state]: the weights, float32 [n, dim], then initial optimizer state."""
   return load().ctr_row_init(weights=weights, hyper=hyper, kind=kind)
 
 
@@ -76,20 +68,16 @@ def row_update(
   kind: str,
   add: bool = False,
 ) -> tf.Tensor:
-  """Takes one optimizer step on rows.
+  """Returns rows, float32 [n, dim + state] (weights, then state), after one optimizer step.
 
   Args:
-    rows: float32 [n, dim + state], weights, then state.
     gradient: float32 [n, dim].
     scale: float32 [1] or [n], multiplies the gradient.
     last_step: int32 [n], the global step of each row's last update. 0: the row had none, so its
       state is initialised first.
     hyper: float32 [H], what the function `hyper` returns for one optimizer.
     step: int64 [], the global step, from 1.
-    kind: a key of ROW_OPTIMIZERS.
     add: as in `RowStore.push`.
-  Returns:
-    The rows after the step, float32 [n, dim + state].
   """
   numbers = {'rows': rows, 'gradient': gradient, 'scale': scale, 'last_step': last_step}
   return load().ctr_row_update(**numbers, hyper=hyper, step=step, kind=kind, add=add)

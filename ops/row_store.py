@@ -86,13 +86,9 @@ def to_bfloat16(rows: np.ndarray) -> np.ndarray:
 
 
 def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01) -> tf.Tensor:
-  """Returns the initial factors of features, float32 [n, width].
+  """Returns the initial factors of features, float32 [n, width], with standard deviation `scale`.
 
   Each factor depends only on the seed, the key and the column.
-
-  Args:
-    keys: int64 [n].
-    scale: the standard deviation of the factors.
   """
   return load().ctr_initial_factors(keys=keys, seed=seed, width=width, scale=scale)
 
@@ -107,7 +103,6 @@ class RowStore(FeatureLifecycle):
   """A feature table that also holds the features' rows, with the verbs of `FeatureLifecycle`.
 
   Args:
-    policy: as in `FeatureLifecycle`.
     tables: the layout of each table's rows.
     slot_table: for each slot id, the index of its table in `tables`; -1 for unused ids.
     seed: the seed of initial factors and of the random rounding to bfloat16.
@@ -145,8 +140,7 @@ class RowStore(FeatureLifecycle):
 
     Args:
       keys: int64 [u], >= 0, of slots that have a table; fastest in the order of `dedupe`.
-      train: whether the rows are for a training step. If they are, and admission is 'none', a
-        feature without factors gets its initial factors.
+      train: whether a feature without factors gets its initial factors if admission is 'none'.
     """
     return PulledRows(*self._reads.ctr_row_store_pull(self.handle, keys, train=train))
 
@@ -180,8 +174,6 @@ class RowStore(FeatureLifecycle):
         state then does not change, except FTRL's z, which is set to match the new weight.
     Raises:
       OutOfRangeError: if a gradient is not finite; nothing has changed then.
-      InvalidArgumentError: if shows or clicks are negative or not finite, or clicks exceed shows
-        that are not 0; nothing has changed then.
     """
     gradients = linear_gradient, factors_gradient
     counts = shows, clicks
@@ -190,14 +182,10 @@ class RowStore(FeatureLifecycle):
     )
 
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
-    """Takes the optimizer steps that rows missed because they were in no batch.
+    """Takes the optimizer steps up to `step` that rows missed because they were in no batch.
 
     Only rows with l2_mode 'catch_up' change. The gradient of these steps comes from the penalties
     (L1, L2) alone. Call this before rows are evaluated, saved or exported.
-
-    Args:
-      hyper: as in `push`.
-      step: int64 [], the last global step to take.
     """
     return self._ops.ctr_row_store_catch_up(self.handle, hyper, step)
 

@@ -30,8 +30,7 @@ class SampleArrays:
     bases: int64 [chunks, W, 2], where each chunk's fields of a slot begin in `splits`, and where
       their features begin in `keys`.
     keys: int64 [K], the features of all distinct fields.
-    splits: uint32 [S], where the features of each distinct field begin; None if every field has one
-      feature.
+    splits: uint32 [S], where the features of each distinct field begin; None if each has one.
     values: float32 [K], the values of the features; None if all are 1.
     dense: float32 [n, Dn], the dense columns; None if there are none.
     slots: the number of slots, without the group.
@@ -61,10 +60,8 @@ class SampleArrays:
     self._tensors = {name: view(array) for name, array in arrays.items()}
 
   def gather(self, samples: np.ndarray) -> Samples:
-    """Returns a batch of the samples at these indices, in this order.
+    """Returns a batch of the samples at these indices, integers [B], in this order.
 
-    Args:
-      samples: the indices of the samples in the pass, integers [B].
     Raises:
       InvalidArgumentError: if an index in `samples`, or one in the arrays, is out of range.
     """

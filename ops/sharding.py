@@ -63,10 +63,5 @@ def owners_with(shards: range, owners: int) -> range:
 
 
 def owner_counts(keys: TensorLike, owners: int) -> tf.Tensor:
-  """Returns how many of the keys each of N processes owns, int32 [N].
-
-  Args:
-    keys: int64 [n], ordered by logical shard, as `ops.dedupe.dedupe` returns them.
-    owners: the number of processes, N.
-  """
+  """Returns how many keys each process owns, int32 [owners], of keys that `dedupe` has ordered."""
   return load().ctr_owner_counts(keys=keys, owners=owners)
