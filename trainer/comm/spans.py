@@ -30,9 +30,7 @@ class Spans:
   def timed(self, exchange: Callable[[], Outputs], inputs: Sequence[tf.Tensor]) -> Outputs:
     """Adds an exchange to the graph, with clocks before and after; returns the exchange's outputs.
 
-    Args:
-      exchange: adds the ops of the exchange to the graph, and returns their outputs.
-      inputs: the tensors that the exchange needs; its measured time begins when they are computed.
+    The measured time begins when `inputs`, the tensors that the exchange needs, are computed.
     """
     with tf.device(HOST), tf.control_dependencies(inputs):
       begins = _clock(inputs[-1])
@@ -50,11 +48,7 @@ class Spans:
 
 
 def seconds_of(spans: np.ndarray) -> float:
-  """Returns the length of the union of time spans, in seconds.
-
-  Args:
-    spans: float64 [n, 2], when each span begins and ends, in seconds.
-  """
+  """Returns the length in seconds of the union of time spans, float64 [n, 2] (begin, end)."""
   total, reached = 0.0, -np.inf
   for begins, ends in sorted(spans.tolist()):
     total += max(0.0, ends - max(begins, reached))

@@ -19,11 +19,7 @@ def _size(batch: SlotBatch) -> tf.Tensor:
 
 
 def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec]:
-  """Returns the layout of each table's rows.
-
-  Args:
-    needs: the inputs that the model's interactions read, of trainer.embedding.layer_inputs.NEEDS.
-  """
+  """Returns the layout of each table's rows; `needs`: those of layer_inputs.NEEDS that are read."""
   specs = []
   for name, table in cfg.sparse.tables.items():
     parts = []
@@ -52,7 +48,6 @@ class Embedding:
 
   Attributes:
     num_slots: the number of slots, F.
-    tables: the layout of each table's rows.
     slot_table: for each slot id, the index of its table; −1 for unused ids.
     catches_up: whether any table has `l2_mode: catch_up`. With it, a row that is not in a batch
       takes the batch's step of the penalty on weights (L1, L2) later.
@@ -103,13 +98,7 @@ class Embedding:
     self.stats = tf.Variable(stats, trainable=False, name='dense_stats', dtype=tf.float32)
 
   def hyper(self, rate: TensorLike) -> tf.Tensor:
-    """Returns the hyperparameters of the linear weights and the factors of each table.
-
-    Args:
-      rate: the factor by which the learning rates of the config are multiplied.
-    Returns:
-      float32 [tables, 2, H], for linear weights, then for factors; see ops.row_optimizers.hyper.
-    """
+    """Returns ops.row_optimizers.hyper of the tables; `rate` multiplies their learning rates."""
     return row_optimizers.hyper(self._optimizers, rate)
 
   def dedupe(self, batch: SlotBatch) -> Deduped:
@@ -150,12 +139,7 @@ class Embedding:
   def _show_click(
     self, batch: SlotBatch, deduped: Deduped, show_click: tf.Tensor, size: tf.Tensor
   ) -> tf.Tensor:
-    """Sums the shows and clicks of the features in the Fc slots with `counts`, float32 [B, Fc, 2].
-
-    Args:
-      show_click: float32 [u, 2], the shows and clicks of the distinct keys.
-      size: int32 [], the number of samples, B.
-    """
+    """Sums shows and clicks over the features of the Fc slots with `counts`, float32 [B, Fc, 2]."""
     of_each, slots = tf.gather(show_click, deduped.inverse), size * self.num_slots
     one_each = tf.size(batch.segments) == 0  # each slot of each sample has one feature
     one_each &= tf.size(deduped.inverse) > 0
@@ -168,9 +152,7 @@ class Embedding:
   ) -> dict[str, HistoryVectors]:
     """Returns {slot: the factors of its histories}; gradients flow from these to `rows.factors`.
 
-    Args:
-      batch, deduped, rows: B samples, their distinct keys, and the rows of these keys.
-      sums: the slot sums of each table, float32 [B, F_t, D_t].
+    `sums` has the slot sums of each table, float32 [B, F_t, D_t].
     """
     histories = {}
     for name, field, table, candidate in self._history_slots:

@@ -1,5 +1,3 @@
-"""The interface of anything that holds rows: a store in this process, or all servers together."""
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -15,10 +13,7 @@ from ops.row_store import PulledRows, TableSpec
 class RowTable(Protocol):
   """What holds rows: a store of ours or TFRA's in this process, or all servers together.
 
-  `ops.row_store.RowStore` describes each method.
-
-  Attributes:
-    slot_table: for each slot id, the index of its table in `tables`.
+  `ops.row_store.RowStore` describes each method and attribute.
   """
 
   policy: Policy

@@ -223,14 +223,10 @@ class TfraStore(FeatureLifecycle):
   def _with_factors(
     self, offsets: tf.Tensor, places: tf.Tensor, t: int
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds the keys of a table that have factors, and the indices of these factors.
+    """Finds the m keys of a table that have factors, among the n `places` of the table's keys.
 
-    Args:
-      offsets: int32 [u + 1], the indices at which the factors of each key of the pull begin.
-      places: int32 [n], the indices of the table's keys in the pull.
-    Returns:
-      For the m keys of the table that have factors: the indices of the keys within `places`, int32
-      [m], and the indices of their factors in the flat array of the pull's factors, int32 [m, D].
+    Returns the indices of the keys within `places`, int32 [m], and the indices of their factors in
+    the flat array of the pull's factors, int32 [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)
