@@ -1,5 +1,3 @@
-"""A job whose workers step independently: modes ps_async and ps_geo."""
-
 import dataclasses
 from collections.abc import Callable
 
