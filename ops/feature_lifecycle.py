@@ -303,21 +303,25 @@ class FeatureLifecycle:
       self.clear()
     try:
       for i, chunk in enumerate(source):
-        self._check_columns(f'chunk {i}', chunk)
-        try:
-          self._import(chunk)
-        except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as e:
-          raise tf.errors.DataLossError(None, None, f'chunk {i}: {e.message}') from None
+        self.import_chunk(f'chunk {i}', chunk)
     except BaseException:
       self.clear()
       raise
 
-  def _check_columns(self, where: str, chunk: chunks.Chunk) -> None:
+  def import_chunk(self, where: str, chunk: chunks.Chunk) -> None:
+    """Adds the features of one chunk. Eager only.
+
+    If it is damaged, this raises a DataLossError about `where`; the table may have some of them.
+    """
     for name, dtype in self._columns().items():
       own = getattr(chunk[name], 'dtype', type(chunk[name])) if name in chunk else 'nothing'
       if own != dtype:
         text = f'{where}: {name}: found {own}; wanted a column of {np.dtype(dtype)}'
         raise tf.errors.DataLossError(None, None, text)
+    try:
+      self._import(chunk)
+    except (tf.errors.DataLossError, tf.errors.InvalidArgumentError) as e:
+      raise tf.errors.DataLossError(None, None, f'{where}: {e.message}') from None
 
   # What a subclass that keeps rows beside the features adds to an export.
 
