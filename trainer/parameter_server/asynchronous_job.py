@@ -1,3 +1,5 @@
+"""A job whose workers step independently: modes ps_async and ps_geo."""
+
 import dataclasses
 from collections.abc import Callable
 

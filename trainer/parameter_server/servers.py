@@ -343,9 +343,12 @@ class Servers:
   def push(self, push: Push) -> np.ndarray:
     """Sends the changes of a step, and waits until the servers have applied them.
 
-    In mode ps, it returns the fields of StepCounts, summed over all workers, float32 [5]. In other
-    modes, it returns the number of steps so far, with a warning if the push is aborted or not
-    answered in time.
+    In modes ps_async and ps_geo, if the push is aborted or not answered in time, it logs a warning
+    and returns.
+
+    Returns:
+      In mode ps, the fields of StepCounts, summed over all workers, float32 [5]. In other modes,
+      the number of steps so far.
     """
     arrays = tf.nest.flatten(push)
     self.bytes += sum(array.nbytes for array in arrays)
