@@ -1,6 +1,6 @@
 """Reads and updates rows: this process's rows directly, other ranks' rows by all-to-all."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -9,7 +9,6 @@ from ops.dedupe import DEDUPED_SPEC, Deduped, dedupe
 from ops.row_store import PulledRows, RowStore
 from trainer.comm.communicator import Communicator, RankCommunicator
 from trainer.comm.spans import Spans
-from trainer.config import Config
 from trainer.embedding.row_table import counts_of
 from trainer.runtime import HOST
 
@@ -38,7 +37,7 @@ class ShardedPull(NamedTuple):
 Routing = Routed | tuple[()]
 
 
-def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
+def gradient_scale(kind: str, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
   """Returns the factor of the gradients of rows, float32 [1] or [u] (sparse.gradient_scale).
 
   With 'batch', the factor is `scale`. With 'feature', it is 1 / the feature's shows in the step, so
@@ -48,12 +47,15 @@ def gradient_scale(cfg: Config, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor
     scale: float32 [], 1 / the weight of the step's samples.
     shows: float32 [u], the shows of the features in this step.
   """
-  is_by_feature = cfg.sparse.gradient_scale == 'feature'
-  return 1 / tf.maximum(shows, 1) if is_by_feature else tf.reshape(scale, [1])
+  return 1 / tf.maximum(shows, 1) if kind == 'feature' else tf.reshape(scale, [1])
 
 
 class LocalRows:
   """Reads and updates the rows of the store in this process; `ShardedRows` extends it to N ranks.
+
+  Args:
+    by: what gradients are divided by, as `sparse.gradient_scale` says.
+    reads_counts: whether `pull` also returns the shows and clicks of features.
 
   Attributes:
     routed: the TensorSpecs of the result of `route`; () with one process.
@@ -65,9 +67,8 @@ class LocalRows:
   routed: Routing = ()
   overflowed: tf.Variable | None = None
 
-  def __init__(self, store: RowStore, cfg: Config):
-    self._store, self._cfg = store, cfg
-    self._reads_counts = bool(cfg.counted_fields())
+  def __init__(self, store: RowStore, by: str = 'batch', reads_counts: bool = False):
+    self._store, self._by, self._reads_counts = store, by, reads_counts
 
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routing:
     """Sends the keys of a batch to their owners, and the weight of its samples to all ranks.
@@ -124,7 +125,7 @@ class LocalRows:
       hyper: float32 [tables, 2, H], the result of ops.row_optimizers.hyper.
       step: int64 [], the number of this step, from 1.
     """
-    scale = gradient_scale(self._cfg, scale, deduped.shows)
+    scale = gradient_scale(self._by, scale, deduped.shows)
     gradients = linear_gradient, factors_gradient
     self._store.push(
       deduped.unique, rows, deduped.shows, deduped.clicks, *gradients, scale, hyper, step
@@ -137,12 +138,26 @@ class ShardedRows(LocalRows):
   A step takes four all-to-alls: keys with their shows and clicks go to the keys' owners, weights of
   samples go to all ranks, rows come back from the owners, and gradients go to the owners, which sum
   them. Each unique key of a rank travels once, and only admitted features have factors to send.
-  `spans` measures how long a step waits for rows and gradients.
+
+  Args:
+    dtype: the dtype in which rows and gradients travel.
+    tasks: how many weights each sample has, T.
+    spans: measures how long a step waits for rows and gradients.
   """
 
-  def __init__(self, store: RowStore, communicator: RankCommunicator, cfg: Config, spans: Spans):
-    super().__init__(store, cfg)
-    self._spans = spans
+  def __init__(
+    self,
+    store: RowStore,
+    by: str = 'batch',
+    reads_counts: bool = False,
+    *,
+    communicator: RankCommunicator,
+    dtype: str = 'float32',
+    tasks: int = 1,
+    spans: Spans | None = None,
+  ):
+    super().__init__(store, by, reads_counts)
+    self._timed = spans.timed if spans else lambda exchange, inputs: exchange()
     # Three exchanges, because the next batch's keys may travel before or after this batch's rows.
     self._keys = communicator.row_exchange('keys')
     self._rows = communicator.row_exchange('rows')
@@ -152,8 +167,7 @@ class ShardedRows(LocalRows):
     self._rank, self._size = communicator.rank, communicator.size
     with tf.device(HOST):
       self.overflowed = tf.Variable(False, trainable=False)
-    self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
-    tasks = len(cfg.labels)
+    self._dtype = tf.as_dtype(dtype)
     self.routed = Routed(
       sent=tf.TensorSpec([None], tf.int32),
       received=tf.TensorSpec([None], tf.int32),
@@ -184,7 +198,7 @@ class ShardedRows(LocalRows):
   def pull(self, deduped: Deduped, routed: Routed, train: bool) -> ShardedPull:
     owned = self._pull(routed.owned.unique, train)
     buffer, splits = packing.pack_rows(owned, routed.owned.inverse, routed.received, self._dtype)
-    (buffer,), _ = self._spans.timed(lambda: self._rows.all_to_all([buffer], splits), [buffer])
+    (buffer,), _ = self._timed(lambda: self._rows.all_to_all([buffer], splits), [buffer])
     widths = [t.width for t in self._store.tables]
     linear, factors, offsets = packing.unpack_rows(
       buffer, routed.sent, deduped.unique, self._store.slot_table, widths
@@ -193,7 +207,7 @@ class ShardedRows(LocalRows):
     if self._reads_counts:
       answers = tf.unstack(tf.gather(owned.show_click, routed.owned.inverse), 2, 1)
       exchange = lambda: self._counts.all_to_all(answers, routed.received)
-      show_click = tf.stack(self._spans.timed(exchange, answers)[0], 1)
+      show_click = tf.stack(self._timed(exchange, answers)[0], 1)
     return ShardedPull(linear, factors, offsets, routed, owned, show_click)
 
   def push(
@@ -210,7 +224,7 @@ class ShardedRows(LocalRows):
     buffer, splits = packing.pack_gradients(
       linear_gradient, factors_gradient, rows.offsets, routed.sent, self._dtype
     )
-    (buffer,), _ = self._spans.timed(lambda: self._gradients.all_to_all([buffer], splits), [buffer])
+    (buffer,), _ = self._timed(lambda: self._gradients.all_to_all([buffer], splits), [buffer])
     linear, factors = packing.sum_gradients(
       buffer, routed.received, rows.owned.offsets, routed.owned
     )
@@ -220,8 +234,14 @@ class ShardedRows(LocalRows):
     super().push(routed.owned, rows.owned, linear, factors, scale, hyper, step)
 
 
-def rows_of(store: RowStore, communicator: Communicator, cfg: Config, spans: Spans) -> LocalRows:
-  """Returns LocalRows for a single process, ShardedRows for one of N ranks."""
+def rows_of(
+  store: RowStore,
+  communicator: Communicator,
+  by: str = 'batch',
+  reads_counts: bool = False,
+  **between_ranks: Any,
+) -> LocalRows:
+  """Returns LocalRows for a single process, ShardedRows(…, **between_ranks) for one of N ranks."""
   if communicator.size == 1:
-    return LocalRows(store, cfg)
-  return ShardedRows(store, communicator, cfg, spans)
+    return LocalRows(store, by, reads_counts)
+  return ShardedRows(store, by, reads_counts, communicator=communicator, **between_ranks)

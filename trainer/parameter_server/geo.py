@@ -91,7 +91,8 @@ class GeoStep(WorkerStep):
     scale = 1 / tf.maximum(sums.weight, LEAST_WEIGHT)
     self.dense.apply(sums.dense, scale, self._step_here)
     zeros = tf.zeros_like(deduped.shows)  # only the servers count shows and clicks
-    by, step = gradient_scale(self._cfg, scale, deduped.shows), self._step_here.assign_add(1)
+    by = gradient_scale(self._cfg.sparse.gradient_scale, scale, deduped.shows)
+    step = self._step_here.assign_add(1)
     gradients, hyper = (sums.linear, sums.factors), self.dense.row_hyperparameters(step)
     self._local.push(deduped.unique, rows, zeros, zeros, *gradients, by, hyper, step)
     return sums.loss, sums.weight

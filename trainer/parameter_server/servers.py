@@ -234,7 +234,7 @@ class Servers:
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
           rows = store.pull(owned.unique, True)
           of_rows = packing.sum_gradients(tf.concat(buffers, 0), sizes, rows.offsets, owned)
-          by = gradient_scale(self._cfg, scale, owned.shows)
+          by = gradient_scale(self._cfg.sparse.gradient_scale, scale, owned.shows)
           pushes.append(
             store.push(owned.unique, rows, owned.shows, owned.clicks, *of_rows, by, hyper, step)
           )
@@ -274,7 +274,7 @@ class Servers:
           buffer, size, keys, store.slot_table, store.widths
         )
         rows = row_store.PulledRows(-tf.ones_like(keys), offsets, linear, factors)
-        by = gradient_scale(self._cfg, scale, shows)
+        by = gradient_scale(self._cfg.sparse.gradient_scale, scale, shows)
         pushes.append(
           store.push(keys, rows, shows, clicks, linear, factors, by, hyper, step, add=differences)
         )

@@ -250,7 +250,15 @@ class TrainStep(Step):
     super().__init__(cfg, communicator, dense)
     self.store = make_store(cfg, self.dense.embedding)
     self._spans = Spans()
-    self._rows = rows_of(self.store, communicator, cfg, self._spans)
+    self._rows = rows_of(
+      self.store,
+      communicator,
+      by=cfg.sparse.gradient_scale,
+      reads_counts=bool(cfg.counted_fields()),
+      dtype=cfg.sparse.exchange_dtype,
+      tasks=len(cfg.labels),
+      spans=self._spans,
+    )
     self._no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
     spec = batch_spec(cfg)
     route_specs = DEDUPED_SPEC, spec.weight
