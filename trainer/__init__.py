@@ -1,4 +1,4 @@
-"""Trains click models on logs that never end, in which new features keep appearing.
+"""Trains CTR models on logs that never end, in which new features keep appearing.
 
 A log comes in *passes*, an hour or a day each. A categorical column is a *slot* (or field). A value
 in a slot is a *feature*, identified by its *key*. A feature has *shows* and *clicks*, the numbers
