@@ -31,17 +31,17 @@ def dedupe(
   shows: TensorLike = (1.0,),
   clicks: TensorLike = (0.0,),
   segments: TensorLike = (),
-  fields: int = 0,
+  slots: int = 0,
 ) -> Deduped:
   """Finds the distinct keys of a batch and sums the shows and clicks of each.
 
   Args:
     keys: int64 [n].
     shows: float32 [n], or [1] for one number that holds for all keys.
-    clicks: as shows; with `fields`, [B], one number for all keys of each sample.
-    segments: int32 [n], as in `ops.pooling.pool`; read only with `fields`.
-    fields: the number of slots F, if `clicks` has a number for each sample; else 0.
+    clicks: as shows; with `slots`, [B], one number for all keys of each sample.
+    segments: int32 [n], as in `ops.pooling.pool`; read only with `slots`.
+    slots: the number of slots F, if `clicks` has a number for each sample; else 0.
   """
   return Deduped(
-    *load().ctr_dedupe(keys=keys, shows=shows, clicks=clicks, segments=segments, fields=fields)
+    *load().ctr_dedupe(keys=keys, shows=shows, clicks=clicks, segments=segments, fields=slots)
   )

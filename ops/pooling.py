@@ -18,14 +18,13 @@ from ops.row_store import FactorPart, PulledRows
 class PoolLayout:
   """What `pool` must know about the model.
 
-  Slots are called fields here, as in papers on FFM. Field f is the f-th slot in
-  `Config.ordered_slots`, which orders slots by table.
+  Slot f is the f-th of `Config.ordered_slots`, which orders slots by table.
   """
 
-  table_of_field: tuple[int, ...]  # [F], the table of each field, ascending
+  table_of_slot: tuple[int, ...]  # [F], the table of each slot, ascending
   parts: tuple[tuple[FactorPart, ...], ...]  # the parts of each table's factors
   poolings: tuple[str, ...] = ()  # [F], each 'sum', 'mean' or 'sqrtn'; (): return no norms
-  # [F], whether the values of a field are divided by their number in the sample; (): none are.
+  # [F], whether the values of a slot are divided by their number in the sample; (): none are.
   averaged: tuple[bool, ...] = ()
   slots: bool = True  # whether to return slot sums of plain parts; field parts always return them
   # Whether to return totals and squares of plain parts; field parts always return squares.
@@ -35,23 +34,23 @@ class PoolLayout:
     for part in (p for parts in self.parts for p in parts):
       if part.kind not in ('plain', 'field'):
         raise ValueError(f"FactorPart.kind: found {part.kind!r}; wanted 'plain' or 'field'")
-      if part.kind == 'field' and part.width % len(self.table_of_field):
+      if part.kind == 'field' and part.width % len(self.table_of_slot):
         raise ValueError(
           f'FactorPart.width: found {part.width} of a field part; wanted a multiple of the '
-          f'{len(self.table_of_field)} fields'
+          f'{len(self.table_of_slot)} slots'
         )
 
   def attributes(self) -> dict[str, int | list]:
     """Returns the attributes of the op CtrPool, which takes the parts of all tables in one list."""
     parts = [(t, p, p.kind == 'field') for t, of_table in enumerate(self.parts) for p in of_table]
-    fields = len(self.table_of_field)
+    slots = len(self.table_of_slot)
     return {
       'parts': len(parts),
-      'table_of_field': list(self.table_of_field),
+      'table_of_field': list(self.table_of_slot),
       'poolings': list(self.poolings),
       'averaged': list(self.averaged),
       'part_tables': [t for t, _, _ in parts],
-      'part_widths': [p.width // fields if field else p.width for _, p, field in parts],
+      'part_widths': [p.width // slots if field else p.width for _, p, field in parts],
       'part_field': [field for _, _, field in parts],
       'part_slots': [field or self.slots for _, _, field in parts],
       'part_totals': [self.totals and not field for _, _, field in parts],
@@ -72,9 +71,9 @@ class Pooled(NamedTuple):
 
   linear: tf.Tensor  # float32 [B, F]: Σ x·w
   norm: tf.Tensor  # float32 [B, F]: the divisors of slot sums
-  slots: list[list[tf.Tensor]]  # float32 [B, fields of the table, width]: Σ x·v
-  totals: list[list[tf.Tensor]]  # float32 [B, width]: Σ x·v over all fields of the table
-  # float32 [B]: Σ x²·‖v‖² over all fields. In a field part, v has only the columns for the field
+  slots: list[list[tf.Tensor]]  # float32 [B, slots of the table, width]: Σ x·v
+  totals: list[list[tf.Tensor]]  # float32 [B, width]: Σ x·v over all slots of the table
+  # float32 [B]: Σ x²·‖v‖² over all slots. In a field part, v has only the columns for the slot
   # of the feature itself.
   squares: list[list[tf.Tensor]]
 
@@ -140,16 +139,16 @@ def histories(
   segments: TensorLike,
   batch_size: TensorLike,
   *,
-  fields: int,
-  field: int,
+  slots: int,
+  slot: int,
   width: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Gathers the factors of the features in one slot of each sample; differentiable in the factors.
 
   Args:
     rows, deduped, segments, batch_size: as for `pool`.
-    fields: the number of slots, F.
-    field: the index of the histories' slot.
+    slots: the number of slots, F.
+    slot: the index of the histories' slot.
     width: how many of a row's factors to read, D.
   Returns:
     vectors: float32 [B, L, D], the factors of each history's features in order; L is the length of
@@ -164,8 +163,8 @@ def histories(
     batch_size=batch_size,
     starts=deduped.starts,
     order=deduped.order,
-    fields=fields,
-    field=field,
+    fields=slots,
+    field=slot,
     width=width,
   )
   return vectors, mask

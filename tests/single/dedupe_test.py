@@ -53,7 +53,7 @@ class DedupeTest(tf.test.TestCase, parameterized.TestCase):
     )
     keys, clicks = power_law_keys(rng, len(segments)), rng.random(4000).astype(np.float32)
     found = dedupe(
-      keys, clicks=clicks, segments=() if one_each else segments.astype(np.int32), fields=5
+      keys, clicks=clicks, segments=() if one_each else segments.astype(np.int32), slots=5
     )
     wanted = dedupe(keys, clicks=clicks[segments // 5])
     self.assertAllEqual(
@@ -62,7 +62,7 @@ class DedupeTest(tf.test.TestCase, parameterized.TestCase):
     )
     for wrong in (segments - 5, segments + 5 * 4000):
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, 'segments: wanted'):
-        dedupe(keys, clicks=clicks, segments=wrong.astype(np.int32), fields=5)
+        dedupe(keys, clicks=clicks, segments=wrong.astype(np.int32), slots=5)
 
   def test_one_number_for_all(self):
     rng = np.random.default_rng(1)

@@ -109,11 +109,11 @@ class EmbeddingTest(tf.test.TestCase, parameterized.TestCase):
   def test_samples_without_features_have_empty_histories(self):
     none, nothing = np.zeros([0], np.int32), dedupe(np.zeros([0], np.int64), [1.0], [1.0])
     rows = PulledRows(nothing.unique, tf.zeros([1], tf.int32), tf.zeros([0]), tf.zeros([0]))
-    vectors, mask = histories(rows, nothing, none, 1000, fields=3, field=1, width=4)
+    vectors, mask = histories(rows, nothing, none, 1000, slots=3, slot=1, width=4)
     self.assertEqual((vectors.shape, mask.shape), ((1000, 0, 4), (1000, 0)))
     no_offsets = rows._replace(offsets=none)
     with self.assertRaisesRegex(tf.errors.InvalidArgumentError, r'offsets: found shape \[0\]'):
-      histories(no_offsets, nothing, none, 1000, fields=3, field=1, width=4)
+      histories(no_offsets, nothing, none, 1000, slots=3, slot=1, width=4)
 
 
 class DINTest(tf.test.TestCase):

@@ -50,10 +50,10 @@ class Batch(NamedTuple):
 
 def make_batch(rng, layout, size=5, fast=False, vocabulary=6, admitted=0.7):
   """Random occurrences; keys are shared between the fields of a table."""
-  fields = len(layout.table_of_field)
+  fields = len(layout.table_of_slot)
   counts = np.ones([size * fields], int) if fast else rng.integers(0, 4, size * fields)
   segments = np.repeat(np.arange(size * fields), counts).astype(np.int32)
-  table = np.asarray(layout.table_of_field)[segments % fields]
+  table = np.asarray(layout.table_of_slot)[segments % fields]
   keys = ((table + 1).astype(np.int64) << 52) + rng.integers(0, vocabulary, len(segments))
   d = Deduped(*(x.numpy() for x in dedupe(keys)))
   widths = np.array([sum(p.width for p in parts) for parts in layout.parts])
@@ -73,7 +73,7 @@ def make_batch(rng, layout, size=5, fast=False, vocabulary=6, admitted=0.7):
 
 def double_loop(batch, layout, linear, factors):
   """What `pool` gives, as a flat list, in float64."""
-  fields, d = len(layout.table_of_field), batch.deduped
+  fields, d = len(layout.table_of_slot), batch.deduped
   n = len(d.inverse)
   segments = batch.segments if len(batch.segments) else np.arange(n)
   values = batch.values if len(batch.values) else np.ones(n)
@@ -81,9 +81,7 @@ def double_loop(batch, layout, linear, factors):
   field = [[p.kind == 'field' for p in parts] for parts in layout.parts]
   slots = [
     [
-      np.zeros(
-        [batch.size * (layout.slots or field[t][k]), layout.table_of_field.count(t), p.width]
-      )
+      np.zeros([batch.size * (layout.slots or field[t][k]), layout.table_of_slot.count(t), p.width])
       for k, p in enumerate(parts)
     ]
     for t, parts in enumerate(layout.parts)
@@ -103,7 +101,7 @@ def double_loop(batch, layout, linear, factors):
     b, f, j, x = segments[i] // fields, segments[i] % fields, d.inverse[i], float(values[i])
     if layout.averaged and layout.averaged[f]:
       x /= np.count_nonzero(segments == segments[i])
-    table = layout.table_of_field[f]
+    table = layout.table_of_slot[f]
     pooled_linear[b, f] += x * linear[j]
     row = factors[batch.rows.offsets[j] : batch.rows.offsets[j + 1]]
     if not len(row):
@@ -111,7 +109,7 @@ def double_loop(batch, layout, linear, factors):
     for k, p in enumerate(layout.parts[table]):
       v, row = row[: p.width], row[p.width :]
       if len(slots[table][k]):
-        slots[table][k][b, f - layout.table_of_field.index(table)] += x * v
+        slots[table][k][b, f - layout.table_of_slot.index(table)] += x * v
       if len(totals[table][k]):
         totals[table][k][b] += x * v
       if len(squares[table][k]):
@@ -364,8 +362,8 @@ class PoolTest(tf.test.TestCase, parameterized.TestCase):
   def test_hostile_layouts_are_refused(self):
     batch = make_batch(np.random.default_rng(6), PLAIN, 4, admitted=1.0)
     for layout in (
-      dict(table_of_field=[1, 0, 0]),
-      dict(table_of_field=[0, 0, -1]),
+      dict(table_of_slot=[1, 0, 0]),
+      dict(table_of_slot=[0, 0, -1]),
       dict(averaged=[True, False]),
     ):
       with self.assertRaises(tf.errors.InvalidArgumentError):

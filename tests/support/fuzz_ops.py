@@ -90,7 +90,7 @@ def right_calls(rng: np.random.Generator) -> list:
   with tf.GradientTape() as tape:
     tape.watch([rows.linear, rows.factors])
     pooled = pool(rows, deduped, np.ones(len(keys), np.float32), segments, batch, layout)
-    gathered, _ = histories(rows, deduped, segments, batch, fields=fields, field=1, width=3)
+    gathered, _ = histories(rows, deduped, segments, batch, slots=fields, slot=1, width=3)
     total = sum(tf.reduce_sum(t) for t in tf.nest.flatten((tuple(pooled), gathered)))
   linear, factors = tape.gradient(total, [rows.linear, rows.factors])
   shows, clicks = deduped.shows, deduped.clicks

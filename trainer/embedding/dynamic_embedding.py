@@ -45,7 +45,7 @@ class DynamicEmbedding(tf.keras.layers.Layer):
     super().__init__(dtype='float32', **of_layer)
     kinds = {'linear': optimizer.kind, 'factors': optimizer.kind}
     table = TableSpec('default', (FactorPart('plain', width),), **kinds)
-    self._layout = PoolLayout(table_of_field=(0,) * slots, parts=(table.parts,))
+    self._layout = PoolLayout(table_of_slot=(0,) * slots, parts=(table.parts,))
     self._slot_ids = tf.range(1, slots + 1, dtype=tf.int64)
     self.store = RowStore(policy, tables=[table], slot_table=[-1] + [0] * slots, seed=seed)
     self._rows, self._optimizer = rows_of(self.store, communicator), optimizer
@@ -67,7 +67,7 @@ class DynamicEmbedding(tf.keras.layers.Layer):
       size, slots = tf.shape(features)[0], self._slot_ids.shape[0]
       keys = tf.reshape(hash_keys(features, self._slot_ids), [-1])
       clicks = tf.zeros([size]) if clicks is None else clicks
-      deduped = dedupe(keys, clicks=clicks, fields=slots)
+      deduped = dedupe(keys, clicks=clicks, slots=slots)
       routed = self._rows.route(deduped, tf.ones([size]))
       rows = self._rows.pull(deduped, routed, training)
 

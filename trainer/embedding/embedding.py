@@ -70,7 +70,7 @@ class Embedding:
       self.slot_table[ids[s.name]] = names.index(s.table)
     self.tables = table_specs(cfg, needs)
     self._layout = pooling.PoolLayout(
-      table_of_field=tuple(names.index(s.table) for s in slots),
+      table_of_slot=tuple(names.index(s.table) for s in slots),
       parts=tuple(t.parts for t in self.tables),
       poolings=poolings if self._divides else (),
       averaged=tuple(cfg.averaged()) if any(cfg.averaged()) else (),
@@ -161,8 +161,8 @@ class Embedding:
         deduped,
         batch.segments,
         _size(batch),
-        fields=self.num_slots,
-        field=field,
+        slots=self.num_slots,
+        slot=field,
         width=self._widths[table],
       )
       histories[name] = HistoryVectors(vectors, mask, sums[table][:, candidate])
