@@ -248,6 +248,36 @@ class InteractionsTest(LayerTestCase):
     self.check(DNN(hidden=[6, 5], activation='tanh'), self.dnn_oracle)
     self.check(DNN(hidden=[6, 5], activation='tanh'), self.dnn_oracle, tables=((1, 2), (3, 5)))
 
+  def members_of_oracle(self, log, layer):
+    """The logit of each member, [B, members]."""
+    named = {v.name.split(':')[0]: v.numpy() for v in layer.variables}
+    logits = np.zeros([len(log.samples), layer.members])
+    for b, (sample, dense) in enumerate(zip(log.samples, log.dense)):
+      for m in range(layer.members):
+        h = np.concatenate([*log.slot_sums(sample), dense]) * named['signs'][:, m]
+        h = np.tanh(h @ named['kernel_0'] + named['bias_0'].reshape(layer.members, -1)[m])
+        h = np.tanh(h @ named['kernel_1'] + named['bias_1'])
+        logits[b, m] = h @ named['kernel_2'][:, m]
+    return logits
+
+  def test_members_of_dnn_share_kernels_and_predict_their_mean(self):
+    layer = DNN(hidden=[6, 5], activation='tanh', members=3)
+    log = Log(MANY)
+    rows = log.rows()
+    layer.build(tf.nest.map_structure(lambda t: None if t is None else t.shape, log.pool(*rows)))
+    signs = next(v for v in layer.variables if 'signs' in v.name)
+    self.assertAllEqual(np.unique(signs), [-10, 10])
+    for v in layer.variables:
+      v.assign(np.random.default_rng(5).normal(scale=0.5, size=v.shape))
+    inputs, wanted = log.pool(*rows), self.members_of_oracle(log, layer)
+    self.assertAllClose(layer(inputs, training=True), wanted, rtol=1e-4, atol=1e-4)
+    self.assertAllClose(layer(inputs)[:, 0], wanted.mean(1), rtol=1e-4, atol=1e-4)
+    self.check_gradient(layer, log, rows, training=False)
+    normed = built(DNN(hidden=[6, 5], batch_norm='local', members=3), inputs)
+    self.assertEqual(normed(inputs, training=True).shape, [len(MANY), 3])
+    with self.assertRaisesRegex(ValueError, 'members: found 2 without hidden layers'):
+      DNN(hidden=[], members=2)
+
   def test_dlrm(self):
     def oracle(log, layer):
       named = {v.name.split(':')[0]: v.numpy() for v in layer.variables}

@@ -821,6 +821,16 @@ class PlainColumnsTest(tf.test.TestCase):
       }
     )
     single = make_config({'data.slots': [{'name': 'item'}, {'name': 'user'}], 'data.dense': []})
+    binned = make_config(
+      {
+        'data.slots': [
+          {'name': 'item'},
+          {'name': 'price bins', 'from': {'bins': 'price', 'boundaries': [0, 1e-41, 0.7, 5]}},
+        ],
+        'data.dense': [{'name': 'price'}],
+        'data.missing_values': ['1', '-1', 'missing'],
+      }
+    )
     rng, plain = random.Random(3), 0
     read = PlainColumns.read
 
@@ -830,7 +840,7 @@ class PlainColumnsTest(tf.test.TestCase):
       plain += samples is not None
       return samples
 
-    for cfg in (cfg, single):
+    for cfg in (cfg, single, binned):
       scorer = Scorer(config.dump(cfg))
       with mock.patch.object(PlainColumns, 'reads', return_value=False):
         of_log = Scorer(config.dump(cfg))
@@ -854,7 +864,7 @@ class PlainColumnsTest(tf.test.TestCase):
         for name, value, wanted in zip(found[1]._fields, *found):
           self.assertEqual((value.dtype, value.shape), (wanted.dtype, wanted.shape), name)
           np.testing.assert_array_equal(value, wanted, f'{name} of {columns}')
-    self.assertBetween(plain, 200, 500)
+    self.assertBetween(plain, 300, 800)
 
 
 class TasksTest(tf.test.TestCase):

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
-from trainer.config.columns import Bins, Expression, Made
+from trainer.config.columns import Bins, Expression, Made, NumberOfBins
 from trainer.config.section import (
   NonNegativeInt,
   Positive,
@@ -74,6 +74,12 @@ class Data(Section):
   """The categorical columns."""
   dense: list[DenseColumn] = []
   """The numeric columns."""
+  dense_bins: NumberOfBins | None = None
+  """Adds a slot 'NAME bins' of so many quantiles for each column of `dense` that is not made of
+  others and has no bins yet. The default is 32 where `dnn` has no `hidden` on a log that is trained
+  on in epochs."""
+  counts: bool = False
+  """The default of the slots' `counts`; true where dense_bins is 32."""
   items: str | None = None
   """The table of items, with the columns that the item tower reads (docs/retrieval.md): a file of
   any format that a log may have, one line per item. null: that tower reads the item's id alone."""

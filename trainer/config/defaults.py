@@ -8,6 +8,7 @@ run measures, like train.batch_size.
 from typing import TYPE_CHECKING
 
 from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
+from trainer.config.columns import Bins
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.metrics import METRICS
 from trainer.config.train import LEAST_GAIN, STATIC_EPOCHS
@@ -32,6 +33,13 @@ _OF_MODES = {
   ('eviction', 'unseen'): {'delete_after_unseen_days': 30},
 }
 _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 16}
+
+# Of a model whose dnn leaves out `hidden`, if its log is trained on in epochs. docs/quality.md has
+# how they were found: members learn best slowly.
+ENSEMBLE = {'hidden': [128, 128], 'dropout': 0.1, 'members': 8}
+RATES = {'linear': 0.05, 'factors': 0.01}  # of rows
+PATIENCE = {'patience': 4, 'stop_after': 6}
+BINS = 32  # quantile bins of a dense column
 
 
 class _Tree:
@@ -74,9 +82,12 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   """
   tree = _Tree(cfg)
   data = cfg.data
-  if data.valid and not data.watch and not data.day_pattern:
-    if tree.default(('train', 'plateau'), {}, 'data.valid') is not None:
-      tree.default(('train', 'epochs'), STATIC_EPOCHS, 'train.plateau')
+  is_static = data.valid and not data.watch and not data.day_pattern
+  is_plain = is_static and _has_plain_dnn(cfg, tree)
+  if is_static and tree.default(('train', 'plateau'), {}, 'data.valid') is not None:
+    tree.default(('train', 'epochs'), 60 if is_plain else STATIC_EPOCHS, 'train.plateau')
+    for key, value in PATIENCE.items() if is_plain else ():
+      tree.default(('train', 'plateau', key), value, 'model.interactions')
   if tree.values.get('train', {}).get('plateau') is not None:
     metric = METRICS.get(cfg.deciding_metric)  # of retrieval: None
     least = LEAST_GAIN if metric and not metric.of_numbers else 0.0
@@ -85,21 +96,59 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
     for key, value in _OF_A_STREAM.items():
       if key[-1] != 'max_days_ahead' or data.day_pattern:
         tree.default(key, value, 'data.watch')
+  _of_lifecycle(cfg, tree)
+  _of_columns(cfg, tree, is_plain)
+  features = cfg.sparse.features_per_sample or len(tree.values['data']['slots'])
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
       if rule.preset not in ROW_OPTIMIZERS[rule.kind].presets:
         continue  # which is refused later
       key = ('sparse', 'tables', name, part)
-      defaults = row_defaults(
-        rule.kind, rule.preset, cfg.train.batch_size, width, cfg.features_per_sample
-      )
+      if is_plain and (rule.kind, rule.preset) == ('adagrad', 'tuned'):
+        tree.default((*key, 'learning_rate'), RATES[part], 'model.interactions')
+      defaults = row_defaults(rule.kind, rule.preset, cfg.train.batch_size, width, features)
       for field, value in defaults.items():
         origin = f'{part}.kind, preset, width, train.batch_size and sparse.features_per_sample'
         tree.default((*key, field), value, origin)
       if rule.preset == 'paddle':
         tree.default(('sparse', 'gradient_scale'), 'feature', f'{part}.preset')
-  _of_lifecycle(cfg, tree)
   return tree.values, tree.origins
+
+
+def _has_plain_dnn(cfg: 'Config', tree: _Tree) -> bool:
+  """Makes each dnn without `hidden` an ensemble; returns whether the model is that, linear, fm."""
+  layers = cfg.model.all_interactions()
+  plain = [key for key, i in layers.items() if i.kind == 'dnn' and 'hidden' not in i.args]
+  others = [i for key, i in layers.items() if key not in plain and i.kind not in ('linear', 'fm')]
+  for key in () if others else plain:
+    path = [int(part) if part.isdigit() else part for part in key.split('.')]
+    for argument, value in ENSEMBLE.items():
+      tree.default((*path, 'args', argument), value, 'data.valid')
+  return bool(plain) and not others
+
+
+def _of_columns(cfg: 'Config', tree: _Tree, is_plain: bool) -> None:
+  """Adds slots of the dense columns' bins, and counts to slots."""
+  data, slots = tree.values['data'], tree.values['data']['slots']
+  if is_plain:
+    lifecycle = tree.values.get('lifecycle', {})
+    by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
+    has_clicks = cfg.labels[0].loss != 'squared_error' and cfg.sync.mode != 'ps_geo'
+    tree.default(('data', 'dense_bins'), BINS, 'model.interactions')
+    tree.default(('data', 'counts'), has_clicks and not by_counts, 'model.interactions')
+  if bins := data.get('dense_bins'):
+    binned = {slot.made.bins for slot in cfg.data.slots if isinstance(slot.made, Bins)}
+    for column in cfg.data.dense:
+      if column.made is None and column.name not in binned:
+        for key in ('name', 'from'):
+          tree.origins[f'data.slots.{len(slots)}.{key}'] = 'from data.dense_bins'
+        made = {'bins': column.name, 'quantiles': bins}
+        slots.append({'name': f'{column.name} bins', 'from': made})
+  if data.get('counts'):
+    shared = {slot.shares for slot in cfg.data.slots}
+    for i, slot in enumerate(slots):
+      if slot['name'] not in shared and slot.get('shares') is None:
+        tree.default(('data', 'slots', i, 'counts'), True, 'data.counts')
 
 
 def _of_lifecycle(cfg: 'Config', tree: _Tree) -> None:

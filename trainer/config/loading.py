@@ -160,6 +160,10 @@ def parse(
   origins = {}
   if default_run_dir and not tree.get('run_dir'):
     tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
+  given = len(tree['data']['slots']) if measured else 0
+  if measured:  # of slots that are bins of dense columns, too
+    added = Config.model_validate(tree).data.slots[given:]
+    tree['data']['slots'] += [s.model_dump(by_alias=True, exclude_unset=True) for s in added]
   for key, value in measured.items():
     put(tree, key, value, key)
     origins[key] = 'default' if is_default(key, value) else 'measured'
@@ -181,6 +185,8 @@ def parse(
     for part in path:
       section = section[int(part) if isinstance(section, list) else part]
     del section[name]
+  if measured:
+    del cfg.given['data']['slots'][given:]
   cfg._origins.update(origins)
   check(cfg, where, overrides)
   return cfg

@@ -57,7 +57,7 @@ class Slot(Section):
   counts: bool = False
   """Whether the layers also read the counts of the slot's features, as dense columns: the
   smoothed log-odds of a click, and how much the feature's own impressions weigh in them, both as of
-  before the sample (docs/layers.md, Counts)."""
+  before the sample (docs/layers.md, Counts). The default is data.counts."""
   lifecycle: Thresholds | None = None
   """Thresholds that differ for this slot; null: those of `lifecycle`."""
 

@@ -87,11 +87,12 @@ class CTRModel(tf.keras.Model):
     self._late = {label.name for label in cfg.labels if label.loss == 'fake_negative'}
     layers = [*interactions, *(layer for some in of_tasks for layer in some)]
     layers += [] if shared is None else [shared]
+    self.members = max((getattr(layer, 'members', 1) for layer in layers), default=1)
     self.needs = frozenset().union(*(layer.needs for layer in layers)) - {'shared'}
     self.bias = self.add_weight('bias', [len(self._names)], initializer='zeros')
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the logits, float32 [B, T]."""
+    """Returns the logits, float32 [B, T]; in training [B, T · members], a label's side by side."""
     if self.dense_embedding is not None:
       inputs = with_fields(inputs, self.dense_embedding(inputs, training=training))
     common = [layer(inputs, training=training) for layer in self.interactions]
@@ -102,7 +103,7 @@ class CTRModel(tf.keras.Model):
     for t, (name, layers) in enumerate(zip(self._names, self.of_tasks)):
       of_task = inputs._replace(shared=shared[t])
       terms = common + [layer(of_task, training=training) for layer in layers]
-      own[name] = tf.add_n(terms) + self.bias[t]
+      own[name] = sum(terms) + self.bias[t]
 
     def logit(name: str) -> tf.Tensor:
       if name not in self._given:
@@ -110,7 +111,16 @@ class CTRModel(tf.keras.Model):
       factor = logit(self._given[name])
       return logit_of_product(tf.stop_gradient(factor) if name in self._late else factor, own[name])
 
-    return tf.concat([logit(name) for name in self._names], 1)
+    logits = [logit(name) for name in self._names]
+    if training and self.members > 1:  # a label's may have no members
+      logits = [tf.broadcast_to(z, [tf.shape(z)[0], self.members]) for z in logits]
+    return tf.concat(logits, 1)
+
+  def of_labels(self, logits: tf.Tensor) -> tf.Tensor:
+    """Returns the mean over members of logits of a training step, float32 [B, T]."""
+    if self.members == 1:
+      return logits
+    return tf.reduce_mean(tf.reshape(logits, [-1, len(self._names), self.members]), 2)
 
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
     """Returns the probabilities of a click; for squared error, the logits themselves.

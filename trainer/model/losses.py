@@ -30,7 +30,8 @@ def per_sample_loss(model: Model) -> SampleLoss:
   `label_smoothing` s turns y into y (1 − s) + s/2; it has no effect on squared error.
 
   Returns:
-    A function of labels float32 [B] and logits float32 [B, 1] that returns float32 [B].
+    A function of labels float32 [B] and logits float32 [B, members] that returns the mean over
+    members, float32 [B].
   """
   gamma = model.focal_gamma
   smoothing = 0.0 if model.loss == 'squared_error' else model.label_smoothing
@@ -59,11 +60,18 @@ def per_sample_loss(model: Model) -> SampleLoss:
     'squared_error': squared_error,
     'fake_negative': fake_negative,
   }[model.loss]
-  return lambda labels, logits: loss(labels * (1 - smoothing) + smoothing / 2, logits[:, 0])
+
+  def of_members(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    labels = tf.broadcast_to(labels[:, None], tf.shape(logits))
+    return tf.reduce_mean(loss(labels * (1 - smoothing) + smoothing / 2, logits), 1)
+
+  return of_members
 
 
 def task_losses(cfg: Config) -> SampleLoss:
-  """Returns a function of labels and logits, float32 [B, T] each, to the losses of T tasks, [B, T].
+  """Returns a function of labels and logits to the losses of T tasks, float32 [B, T].
+
+  Labels are float32 [B, T], logits [B, T · members].
 
   The losses of a task are multiplied by the weight of its label.
   """

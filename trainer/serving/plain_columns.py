@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ops.keys import NO_FEATURE, text_keys
 from trainer import config
+from trainer.data.columns import bins
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.schema import blank_columns
 from trainer.data.values import Writing, feature_keys, marker_numbers
@@ -35,11 +36,16 @@ class PlainColumns:
   def reads(cfg: config.Config) -> bool:
     """Returns whether this class can read requests for a config.
 
-    It cannot if a column has `from`, if features have values, or if the config has model.retrieval.
+    It cannot if a column has `from`, unless it is bins of a dense column, if features have values,
+    or if the config has model.retrieval.
     """
-    slots = cfg.data.slots
+    slots, dense = cfg.data.slots, {column.name for column in cfg.data.dense}
+    dense -= {slot.name for slot in slots}
     return not (
-      any(column.made for column in (*slots, *cfg.data.dense))
+      any(column.made for column in cfg.data.dense)
+      or any(
+        s.made and not (isinstance(s.made, config.Bins) and s.made.bins in dense) for s in slots
+      )
       or any(slot.value_separator for slot in slots)
       or blank_columns(cfg, labelled=False)
       or cfg.model.retrieval
@@ -52,8 +58,7 @@ class PlainColumns:
     `columns` has {name: B values, or one that stands for all samples}.
     """
     dense = self._numbers(columns, size)
-    found = self._keys(columns, size)
-    if dense is None or found is None:
+    if dense is None or (found := self._keys(columns, dense)) is None:
       return None
     keys, segments = found
     zeros = np.zeros([size], np.float32)
@@ -78,12 +83,15 @@ class PlainColumns:
     return None if np.isinf(dense).any() else np.ascontiguousarray(dense.T)
 
   def _keys(
-    self, columns: Mapping[str, Sequence[Json]], size: int
+    self, columns: Mapping[str, Sequence[Json]], dense: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray] | None:
     """Returns `keys` and `segments` of a SlotBatch; None if this class cannot read a value."""
-    texts, fields = [], len(self._slots)
+    texts, fields, size = [], len(self._slots), len(dense)
     counts = np.ones([fields, size], np.int64)
     for f, slot in enumerate(self._slots):
+      if slot.made:
+        texts += bins.of(slot.made, dense[:, self._dense.index(slot.made.bins)])
+        continue
       values = columns[slot.column or slot.name]
       kinds = set(map(type, values))
       if not kinds <= _TEXTS:
@@ -104,7 +112,9 @@ class PlainColumns:
     offsets = np.concatenate([[0], ends + 1, [len(data)]]).astype(np.int32)
     keys = text_keys(data, offsets, 0)
     if len(self._missing_keys):
-      keys[np.isin(keys, self._missing_keys)] = NO_FEATURE
+      is_missing = np.isin(keys, self._missing_keys)
+      is_missing &= np.repeat([slot.made is None for slot in self._slots], counts.sum(1))
+      keys[is_missing] = NO_FEATURE
     keys |= np.repeat(self._high_bits, counts.sum(1))  # NO_FEATURE, all bits 1, stays as it is
     present = keys != NO_FEATURE
     if len(keys) == counts.size and present.all() and not any(s.separator for s in self._slots):

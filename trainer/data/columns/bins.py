@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ops.library import TensorLike
 from trainer import config
-from trainer.data.columns.arrow_columns import ArrowReader
+from trainer.data.columns.arrow_columns import TINY32, ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 
@@ -40,6 +40,13 @@ def _bins(made: config.Bins, numbers: TensorLike, xp: ModuleType) -> TensorLike:
   bounds = boundaries(made)
   bins = xp.searchsorted(bounds, numbers, side='right')
   return xp.where(numbers != numbers, len(bounds) + 1, bins)  # NaN: missing
+
+
+def of(made: config.Bins, numbers: np.ndarray) -> list[str]:
+  """Returns the features of float32 numbers [n]; NaN is missing."""
+  numbers = np.where(np.abs(numbers) < TINY32, 0, numbers)
+  of_bins = texts(made)
+  return [of_bins[i] for i in _bins(made, numbers, np).tolist()]
 
 
 def arrow(made: config.Bins, reader: ArrowReader) -> pa.Array:
