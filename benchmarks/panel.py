@@ -28,7 +28,7 @@ OUT = os.path.join('build', 'panel')
 PAGE = os.path.join('docs', 'quality.md')
 MOST = {'train': 32_000, 'valid': 4000, 'test': 20_000}
 PEERS = ('LR', 'LightGBM, categories', 'LightGBM, targets', 'CatBoost')
-CHOOSE = ('access', 'avazu', 'coupon', 'hotel', 'census')
+CHOOSE = ('access', 'coupon', 'criteo', 'hotel')
 
 Log = tuple[dict[str, pd.DataFrame], dict[str, Any]]  # splits; label, slots, dense, transform
 

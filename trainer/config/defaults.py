@@ -84,9 +84,15 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   data = cfg.data
   is_static = data.valid and not data.watch and not data.day_pattern
   is_plain = is_static and _has_plain_dnn(cfg, tree)
+  is_linear = is_static and {i.kind for i in cfg.model.all_interactions().values()} == {'linear'}
+  if is_linear and cfg.train.dense_optimizer.kind == 'adam':
+    # The bias and the weights of dense columns move by about this much a step.
+    tree.default(('train', 'dense_optimizer', 'learning_rate'), 0.01, 'model.interactions')
   if is_static and tree.default(('train', 'plateau'), {}, 'data.valid') is not None:
-    tree.default(('train', 'epochs'), 60 if is_plain else STATIC_EPOCHS, 'train.plateau')
-    for key, value in PATIENCE.items() if is_plain else ():
+    tree.default(
+      ('train', 'epochs'), 60 if is_plain or is_linear else STATIC_EPOCHS, 'train.plateau'
+    )
+    for key, value in PATIENCE.items() if is_plain or is_linear else ():
       tree.default(('train', 'plateau', key), value, 'model.interactions')
   if tree.values.get('train', {}).get('plateau') is not None:
     metric = METRICS.get(cfg.deciding_metric)  # of retrieval: None
@@ -143,7 +149,8 @@ def _of_columns(cfg: 'Config', tree: _Tree, is_plain: bool) -> None:
         for key in ('name', 'from'):
           tree.origins[f'data.slots.{len(slots)}.{key}'] = 'from data.dense_bins'
         made = {'bins': column.name, 'quantiles': bins}
-        slots.append({'name': f'{column.name} bins', 'from': made})
+        table = cfg.data.slots[0].table
+        slots.append({'name': f'{column.name} bins', 'from': made, 'table': table})
   if data.get('counts'):
     shared = {slot.shares for slot in cfg.data.slots}
     for i, slot in enumerate(slots):
