@@ -149,7 +149,7 @@ def _of_columns(cfg: 'Config', tree: _Tree, is_plain: bool) -> None:
         for key in ('name', 'from'):
           tree.origins[f'data.slots.{len(slots)}.{key}'] = 'from data.dense_bins'
         made = {'bins': column.name, 'quantiles': bins}
-        table = cfg.data.slots[0].table
+        table = next((slot.table for slot in cfg.data.slots), 'default')
         slots.append({'name': f'{column.name} bins', 'from': made, 'table': table})
   if data.get('counts'):
     shared = {slot.shares for slot in cfg.data.slots}
