@@ -379,7 +379,7 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(cfg.model.interactions[2].args, ensemble)
     table = cfg.sparse.tables['default']
     rates = table.linear.learning_rate, table.factors.learning_rate
-    self.assertEqual((*rates, cfg.train.plateau.patience), (0.05, 0.01, 4))
+    self.assertEqual((*rates, cfg.train.plateau.patience), (0.2, 0.04, 4))
     self.assertEqual(len(cfg.given['data']['slots']), 3)
     self.assertEqual(config.parse(config.dump(cfg), 'x'), cfg)
     measured = {'data.slots.2.from.boundaries': [1.0], 'data.slots.3.from.boundaries': [2.0, 3.0]}

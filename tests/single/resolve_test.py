@@ -14,7 +14,7 @@ from trainer.errors import UserError
 
 TREE = {
   'data': {'train': ['log.csv'], 'label': 'click', 'slots': [{'name': 'user'}]},
-  'model': {'interactions': ['linear']},
+  'model': {'interactions': ['fm']},
   'train': {'dense_dtype': 'bfloat16'},
 }
 
@@ -41,7 +41,7 @@ class ResolveTest(tf.test.TestCase):
     for line in (
       'label: click  # given',
       'patience: 3  # given',
-      'epochs: 60  # from train.plateau',
+      'epochs: 20  # from train.plateau',
       'stop_after: 3  # default',
       'batch_size: 4096  # default',  # there is no log that it could be measured on
     ):
@@ -52,7 +52,7 @@ class ResolveTest(tf.test.TestCase):
     cfg = resolve.resolved(self.path, stops)
     lines = list(schema_text.changed(cfg))
     self.assertIn('train.plateau.patience: 3  # given', lines)
-    self.assertIn('train.epochs: 60  # from train.plateau', lines)
+    self.assertIn('train.epochs: 20  # from train.plateau', lines)
     self.assertNotIn('stop_after', ''.join(lines))
     other = resolve.resolved(self.path, ['train.epochs=3', 'data.label=buy'])
     self.assertEqual(
