@@ -155,11 +155,11 @@ MISTAKES = [
 
 
 class ConfigTest(tf.test.TestCase):
-  def load(self, tree=None, overrides=(), measured={}):
+  def load(self, tree=None, overrides=(), measured=None):
     path = os.path.join(self.get_temp_dir(), 'config.yaml')
     with open(path, 'w', encoding='utf-8') as f:
       yaml.safe_dump(tree if tree is not None else GOOD, f)
-    return config.load(path, overrides, measured=measured)
+    return config.load(path, overrides, measured=measured or {})
 
   def test_dump_reads_back(self):
     cfg = self.load(

@@ -5,7 +5,6 @@ may write any key with its default value, and nothing changes. This does not hol
 run measures, like train.batch_size.
 """
 
-import math
 from typing import TYPE_CHECKING
 
 from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
@@ -38,7 +37,7 @@ _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 
 # Of a model whose dnn leaves out `hidden`, if its log is trained on in epochs. docs/quality.md has
 # how they were found: members learn best slowly.
 ENSEMBLE = {'hidden': [128, 128], 'dropout': 0.1, 'members': 8}
-RATES = {'linear': 0.05, 'factors': 0.01}  # of rows, with batches of 256; √ of that with others
+RATES = {'linear': 0.05, 'factors': 0.01}  # of rows, in batches of at most 1,024
 PATIENCE = {'patience': 4, 'stop_after': 6}
 BINS = 32  # quantile bins of a dense column
 
@@ -112,7 +111,7 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
         continue  # which is refused later
       key = ('sparse', 'tables', name, part)
       if is_plain and (rule.kind, rule.preset) == ('adagrad', 'tuned'):
-        rate = RATES[part] * math.sqrt(cfg.train.batch_size / 256)
+        rate = RATES[part] * max(1, cfg.train.batch_size / 1024)
         tree.default((*key, 'learning_rate'), rate, 'model.interactions and train.batch_size')
       defaults = row_defaults(rule.kind, rule.preset, cfg.train.batch_size, width, features)
       for field, value in defaults.items():
