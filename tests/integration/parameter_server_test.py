@@ -265,6 +265,48 @@ class ParameterServerTest(tf.test.TestCase):
       if 'logloss' in b:
         self.assertAllClose([a['logloss'], a['auc']], [b['logloss'], b['auc']], rtol=1e-5)
 
+  def test_a_pass_that_ruins_the_state_is_refused(self):
+    """The state is that of a run without the pass; in asynchronous modes, what has no order is."""
+    for day in (6, 7, 8):
+      write_log(os.path.join(self.work, f'day_{day}.csv'), day, 500)
+    with open(os.path.join(self.work, 'day_7.csv'), 'a', encoding='utf-8') as f:
+      f.write('u1,i1,,1e30,1\n')
+    slots = [
+      *yaml.safe_load(CONFIG)['data']['slots'],
+      {'name': 'cost', 'from': {'number': 'price'}},
+    ]
+    keys = {'data': {'slots': slots, 'max_refused_passes': 1}}
+    keys['lifecycle'] = {'admission': 'none', 'eviction': 'none'}
+    clean = self.directory('clean')
+    self.finish({'one process': self.start(None, self.config([6, 8], **keys), clean)})
+    config, rows_of_clean = self.config([6, 7, 8], **keys), state(clean)[0]
+    jobs = {
+      mode: self.start_job(
+        self.cluster(1, 2), config, self.directory(mode), '--set', f'sync.mode={mode}'
+      )
+      for mode in ('ps', 'ps_async', 'ps_geo')
+    }
+    for mode, job in jobs.items():
+      self.finish(job)
+    # Started again, in one process, it has nothing left to train on.
+    self.finish({'again': self.start(None, config, self.directory('ps_async'))})
+    for mode in jobs:
+      run_dir = self.directory(mode)
+      with self.subTest(mode):
+        told = [(e['event'], e.get('pass'), e.get('fate')) for e in read_events(run_dir)]
+        self.assertEqual(
+          [each for each in told if each[0] in ('train', 'pass')],
+          [('train', 'day_6', None), ('pass', 'day_7', 'refused'), ('train', 'day_8', None)],
+        )
+        (reason,) = (e['reason'] for e in read_events(run_dir) if e['event'] == 'pass')
+        self.assertRegex(reason, "day_7.csv: .*not finite.*slot 'cost' holds values up to 1e.30")
+        rows, _, progress = state(run_dir)
+        self.assertEqual((progress['done'], progress['examples']), (2, 1000))
+        self.assertEqual(rows.keys(), rows_of_clean.keys())
+        for key, row in rows_of_clean.items():
+          self.assertAllClose(rows[key][:5], row[:5])  # without the weights
+    self.assert_same(self.directory('ps'), clean)
+
   def test_async_goes_on_without_a_lost_worker_which_comes_back(self):
     run_dir, epochs = self.directory('async'), 10  # long enough for the lost one to come back
     config = self.config([9], checkpoint={'every_steps': 40}, train={'epochs': epochs})

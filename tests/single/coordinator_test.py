@@ -157,6 +157,18 @@ class CoordinatorTest(tf.test.TestCase):
     self.assertEqual(reason, 'stop')
     self.assertEqual(sorted(a + b), list(range(2 * batches)))
 
+  def test_one_that_gives_up_the_pass_ends_it_for_all(self):
+    def work(client):
+      client.open_pass(work_of(2, 0, 10**9), 'state')
+      while client.claim(False, False, is_merged=False).unit is not None:
+        if client.rank:
+          client.give_up()
+          break
+      return client.close_pass('ruinous' if client.rank else None), client.gather(client.rank)
+
+    found = PlayedJob(self.sync('ps_geo'), workers=2).run(work, work)
+    self.assertEqual(found, [('ruinous', [0, 1])] * 2)
+
   def test_a_lost_workers_unit_goes_to_another_and_it_may_enter_again(self):
     job = PlayedJob(self.sync('ps_async'), workers=2)
     dying = self.say_hello(job, 1)

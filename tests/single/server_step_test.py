@@ -17,7 +17,7 @@ from tests.support.threads import in_thread
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import empty_batch
 from trainer.embedding.stores import make_store
-from trainer.errors import UserError
+from trainer.errors import BadPass, UserError
 from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.servers import Push
 from trainer.parameter_server.worker_step import ServerStep
@@ -383,6 +383,34 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
         for key, row in first[0].items():
           self.assertAllEqual(rows[key].linear, row.linear)
           self.assertAllEqual(rows[key].factors, row.factors)
+
+  def test_all_workers_of_a_step_find_what_is_not_finite(self):
+    """One worker's gradient, or a row's sum over workers; they may then take the next step."""
+    good = make_batch(np.random.default_rng(0), 4, single=True)
+    values = np.zeros([4, 3], np.float32)
+    values[:, 0] = 1e38  # of one feature, whose gradient is 2e38
+    huge = good._replace(
+      keys=np.tile(good.keys[:3], 4),
+      values=values.ravel(),
+      segments=np.arange(12, dtype=np.int32),
+      label=np.zeros(4, np.float32),
+      weight=np.ones(4, np.float32),
+    )
+    ruinous = huge._replace(values=3 * huge.values)
+
+    def work(step, communicator, bad):
+      with self.assertRaisesRegex(BadPass, "slot 'a' holds values up to [13]e.38"):
+        train(step, bad[communicator.rank])
+      counts = train(step, good)
+      communicator.barrier()
+      rows = rows_of(step.store.export_state()).values()
+      self.assertTrue(all(np.isfinite(row.linear).all() for row in rows))
+      return counts.weight
+
+    cfg = make_config(KEEP | self.rules('sgd', 0.1) | {'model.interactions': ['linear']})
+    for bad in ((good, ruinous), (huge, huge)):
+      weights = LocalCluster(cfg, 1, 2).run(functools.partial(work, bad=bad))
+      self.assertAllClose(weights, [2 * good.weight.sum()] * 2)
 
   @STORES
   def test_colliding_pushes_all_count(self, store):

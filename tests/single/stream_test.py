@@ -244,6 +244,17 @@ class StreamTest(tf.test.TestCase):
     self.assertRegex(str(logs.output), 'day_1.csv: has changed since it was trained on .9 bytes')
     self.assertLen(logs.output, 1)
 
+  def test_a_file_that_changes_after_its_pass_was_begun_is_trained_as_it_is_then(self):
+    """As after a restart, or after going back to the checkpoint before the pass."""
+    self.announce('day_1.csv')
+    self.start()
+    self.assertIsInstance(self.stream.next(), TrainPass)
+    self.write('day_1.csv', 'more than before')
+    self.start(self.saved())
+    with self.assertNoLogs('absl', 'WARNING'):
+      self.assertEqual(self.run_until_idle() + self.run_until_idle(), ['day_1'])
+    self.assertEqual([entry.size for entry in self.state.ledger], [len('more than before')])
+
   def test_what_was_trained_may_go_while_its_marker_stays(self):
     self.announce('day_1.csv')
     self.start()

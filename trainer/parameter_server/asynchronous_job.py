@@ -1,13 +1,11 @@
 """A job whose workers step independently: modes ps_async and ps_geo."""
 
-import dataclasses
 from collections.abc import Callable
 
 from trainer.data.prepared import PreparedPass
+from trainer.errors import BadPass
 from trainer.training.job import Job
-from trainer.training.ledger import Ledger
 from trainer.training.loop import wants_checkpoint
-from trainer.training.run_state import Progress
 from trainer.training.step import StepFlags
 
 _NO_FLAGS = StepFlags(False, False, False)
@@ -17,7 +15,8 @@ class AsynchronousJob(Job):
   """A job whose workers claim units of a pass, and do not wait for one another within the pass.
 
   The next unit goes to the worker that asks next, so a slow worker delays nobody. If a worker is
-  lost, its units go to others. All workers meet before and after a pass, and for checkpoints.
+  lost, its units go to others. All workers meet before and after a pass, and for checkpoints. If
+  one finds that the pass ruins the state, all give up the pass.
 
   In ps_async, a unit is a whole global batch, and each push is one step of the servers' model. In
   ps_geo, a global batch is cut into one slice for each worker, and a unit is a slice. Each worker
@@ -30,9 +29,8 @@ class AsynchronousJob(Job):
       super().open_run()
       return
     state = self.communicator.enter()
-    self.lock.id = state['lock']
-    self.state.ledger = Ledger(state['ledger'])
-    self.state.progress = Progress(**state['progress'])
+    self.lock.id, self._saves_each_pass = state['lock'], state['saves_each_pass']
+    self.state.take_over(state['state'])
     self.step.set_rates(self.progress.rate, self.progress.first_step)
     self.step.load_local_state(state['local'])
 
@@ -49,29 +47,36 @@ class AsynchronousJob(Job):
     while True:
       # What a worker that enters during the pass receives.
       state = {
-        'progress': dataclasses.asdict(progress) | {'batch': max(1, progress.batch)},
-        'ledger': self.state.ledger.state(),
+        'state': self.state.handed_over(),
+        'saves_each_pass': self._saves_each_pass,
         'local': self.step.local_state(),
         'lock': self.lock.id,
       }
       work = {'slices': slices, 'first': progress.batch * slices, 'total': total}
       self.communicator.open_pass(work | {'pause_after': cfg.checkpoint.every_steps}, state)
-      while True:
-        save = wants_checkpoint(cfg, self.state)
-        stop, is_merged = bool(self.stop_request), self.step.is_merged
-        unit, reason, batches = self.communicator.claim(stop, save, is_merged)
-        if reason == 'merge':
-          self.step.merge()
-          continue
-        if unit is None:
-          break
-        staged = self.step.stage(slice_of(*divmod(unit, slices)))
-        self.step.train(staged, self.step.route(staged), None, _NO_FLAGS)
-        progress.batch = unit // slices
-        on_step()
-      self.step.finish_pass()
-      self.communicator.close_pass()
+      wrong = None
+      try:
+        while True:
+          save = wants_checkpoint(cfg, self.state)
+          stop, is_merged = bool(self.stop_request), self.step.is_merged
+          unit, reason, batches = self.communicator.claim(stop, save, is_merged)
+          if reason == 'merge':
+            self.step.merge()
+            continue
+          if unit is None:
+            break
+          staged = self.step.stage(slice_of(*divmod(unit, slices)))
+          self.step.train(staged, self.step.route(staged), None, _NO_FLAGS)
+          progress.batch = unit // slices
+          on_step()
+        self.step.finish_pass()
+      except BadPass as e:
+        wrong = str(e)
+        self.communicator.give_up()
+      wrong = self.communicator.close_pass(wrong)
       self._let_first_report()
+      if wrong:
+        raise BadPass(wrong)
       progress.batch = batches
       if reason != 'save':
         return reason == 'end'

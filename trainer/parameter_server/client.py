@@ -132,10 +132,21 @@ class CoordinatorClient(Communicator):
     self._connection.send(['claim', stop, save, is_merged])
     return Claimed(*self._replies.get())
 
-  def close_pass(self) -> None:
-    """Waits until all workers of the pass have called it, then updates `rank` and `size`."""
-    self.rank, self.size = self._meet('close_pass', None)
+  def give_up(self) -> None:
+    """Ends the pass for all workers: each finds no more work when it claims its next unit."""
+    self._connection.send(['give_up'])
+
+  def close_pass(self, wrong: str | None = None) -> str | None:
+    """Waits until all workers of the pass have called it, then updates `rank` and `size`.
+
+    Args:
+      wrong: why this worker gave up the pass.
+    Returns:
+      Why a worker gave up the pass, the same on all workers; None if none did.
+    """
+    self.rank, self.size, wrong = self._meet('close_pass', wrong)
     self.independent = False
+    return wrong
 
   # The end
 

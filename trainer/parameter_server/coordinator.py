@@ -73,6 +73,7 @@ class Coordinator:
       'meet': lambda member, *call: self._calls.update({member.index: call}),
       'enter': lambda member: self._entering.add(member.index),
       'claim': lambda member, *state: self._queue.claim(member.index, *state),
+      'give_up': lambda _: self._queue.give_up(),
       'bye': self._on_bye,
       'stop': lambda _: self._stop_workers(),
       'fail': lambda member, text, status: self._fail(member.process, str(text), int(status)),

@@ -188,9 +188,12 @@ class GeoStep(WorkerStep):
     self._local.age()
 
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
+    """Does what the base class does; the copies begin anew, as in a new process."""
     super().load_dense_state(arrays)
     for store in (self._local, self._old):
       store.clear()
+    self._old_dense, self._touched, self._steps = None, [], 0
+    self._step_here.assign(0)
 
   def _take(self, state: list[np.ndarray]) -> None:
     # The optimizer's variables stay each worker's own; a checkpoint holds those of worker 0.

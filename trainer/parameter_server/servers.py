@@ -22,6 +22,7 @@ from trainer.config import Config
 from trainer.embedding.exchange import gradient_scale
 from trainer.embedding.row_table import counts_of
 from trainer.embedding.stores import make_store
+from trainer.errors import BadPass, one_line
 from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.sync_replicas import synced_step
@@ -221,6 +222,9 @@ class Servers:
 
     def apply_sums(sums: list[tf.Tensor]) -> tf.Operation:
       *gradients, counts = sums
+      # The loss, NaN if a worker's gradient is not finite; then for each server its sums.
+      finite = [tf.math.is_finite(counts[1])]
+      gradients = [tf.where(finite[0], g, tf.zeros_like(g)) for g in gradients]
       scale = 1 / tf.maximum(counts[0], LEAST_WEIGHT)
       step = tf.identity(self._step.assign_add(1))
       rate = self._rates.at(step - 1)
@@ -234,11 +238,17 @@ class Servers:
           owned = dedupe(tf.concat(keys, 0), tf.concat(shows, 0), tf.concat(clicks, 0))
           rows = store.pull(owned.unique, True)
           of_rows = packing.sum_gradients(tf.concat(buffers, 0), sizes, rows.offsets, owned)
+          # The store would refuse what is not finite, and the chief take no further step.
+          total = tf.add_n([tf.reduce_sum(g) for g in of_rows])
+          finite.append(finite[0] & tf.math.is_finite(total))
+          of_rows = [tf.where(finite[-1], g, tf.zeros_like(g)) for g in of_rows]
           by = gradient_scale(self._cfg.sparse.gradient_scale, scale, owned.shows)
           pushes.append(
             store.push(owned.unique, rows, owned.shows, owned.clicks, *of_rows, by, hyper, step)
           )
       dense = self._apply_dense(gradients, scale, rate)
+      # All workers read these counts, and refuse the pass.
+      counts = tf.where(tf.reduce_all(finite), counts, np.nan)
       return tf.group(dense, all_counts.assign(counts), *pushes)
 
     # A worker's counts follow its row gradients, so once all counts are there, all gradients are.
@@ -347,8 +357,10 @@ class Servers:
     and returns.
 
     Returns:
-      In mode ps, the fields of StepCounts, summed over all workers, float32 [5]. In other modes,
-      the number of steps so far.
+      In mode ps, the fields of StepCounts, summed over all workers, float32 [5]; all are NaN if the
+      loss or a sum of gradients is not finite. In other modes, the number of steps so far.
+    Raises:
+      BadPass: in modes ps_async and ps_geo, if a change of rows is not finite.
     """
     arrays = tf.nest.flatten(push)
     self.bytes += sum(array.nbytes for array in arrays)
@@ -356,6 +368,8 @@ class Servers:
       return self._push(*arrays)
     try:
       return self._push(*arrays, options=_within(self.patience))
+    except tf.errors.OutOfRangeError as e:  # see RowStore.push
+      raise BadPass(f'the servers refuse what a step has changed: {one_line(e)}') from e
     except (tf.errors.AbortedError, tf.errors.DeadlineExceededError):
       logging.warning(
         'a push was aborted or not answered; the servers may have applied only a part of it'

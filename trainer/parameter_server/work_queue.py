@@ -88,6 +88,10 @@ class WorkQueue:
         self._limit, self._reason = limit, 'stop' if stop else 'save'
     self._waiting.add(worker)
 
+  def give_up(self) -> None:
+    """Ends the work at once. What workers have not merged yet is not handed out again."""
+    self._limit, self._returned, self._held = self._next, [], {}
+
   def hand_out(self) -> dict[int, Claimed]:
     """Answers the claims that can be answered now; returns {worker: answer}."""
     answers = {}

@@ -207,8 +207,8 @@ class ServerStep(WorkerStep):
     self.exchange_seconds += time.monotonic() - began
     arrays = tf.nest.map_structure(to_tensor, (rows, sent, dense, np.int64(lower), total_weight))
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
-    # Checked before anything is sent, so that the servers keep a finite state.
-    check_finite(self._cfg, self._step, batch, float(loss))
+    if not self.in_lockstep:  # otherwise all workers find it below
+      check_finite(self._cfg, self._step, batch, float(loss))
     push = Push(
       keys=deduped.unique.numpy(),
       shows=deduped.shows.numpy(),
@@ -226,6 +226,7 @@ class ServerStep(WorkerStep):
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))
       return StepCounts(float(weight), float(loss), *map(int, flags)), ()
+    check_finite(self._cfg, self._step, batch, result[1], self._communicator)
     # The servers computed the sums from means; rint removes rounding errors from whole numbers.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 

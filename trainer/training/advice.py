@@ -18,11 +18,13 @@ LEAST_CLICKS = 200  # with fewer in data.valid, the AUC of an epoch is uncertain
 FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
-def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
-  """Returns a text for the user: what most likely made a loss or gradient infinite or NaN.
+def huge_value(cfg: config.Config, batch: SlotBatch) -> str | None:
+  """Returns a text that names a column whose values are so huge that they make a loss infinite.
 
   Args:
     batch: the batch of the step that failed, as TensorFlow tensors.
+  Returns:
+    The text; None if the batch has no such values.
   """
   for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
@@ -38,6 +40,11 @@ def why_not_finite(cfg: config.Config, batch: SlotBatch) -> str:
   largest = np.max(batch.weight.numpy(), initial=0)
   if largest > HUGE_WEIGHT:
     return f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1'
+  return None
+
+
+def lower_rates(cfg: config.Config) -> str:
+  """Returns a text for the user: which learning rate most likely made a loss infinite or NaN."""
   rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
   for key, rule, width in cfg.sparse.optimizers():
     usual = config.row_defaults(

@@ -264,21 +264,13 @@ class Job:
     prepared = self._prepare(action.data_pass)
     if prepared is None:
       return True
-    if self._can_go_back and not self.state.has_checkpoint:
+    if self.stream.limit and not self.state.has_checkpoint:
       self.save()
     try:
       return self._train_on_prepared(action, prepared)
     except BadPass as e:
       self._go_back(e, in_pass=True)
       return True
-
-  @property
-  def _can_go_back(self) -> bool:
-    """Whether a pass that ruins the state is refused. On parameter servers it ends the job.
-
-    There, one worker alone may find it, while others wait for its next step.
-    """
-    return bool(self.stream.limit) and self.cfg.sync.mode == 'allreduce'
 
   def _go_back(self, error: BadPass, in_pass: bool) -> None:
     """Restores the state before the pass that ruined it, and refuses this pass.
@@ -293,7 +285,7 @@ class Job:
       BadPass: if no pass may be refused, or there were too many.
     """
     unsaved = self.state.ledger
-    if not self._can_go_back or not self.state.go_back():
+    if not self.stream.limit or not self.state.go_back():
       raise error
     self.log.events.cut(self.progress.metrics_position)
     self.log.show(f'goes back to the state of step {self.step.steps:,}', keep=True)
@@ -353,7 +345,7 @@ class Job:
     every = cfg.checkpoint.every_passes
     self._save_is_due |= every is not None and progress.done % every == 0
     # A state within a pass is none to go back to.
-    self._save_is_due |= self._can_go_back and self.state.is_saved_within_pass
+    self._save_is_due |= bool(self.stream.limit) and self.state.is_saved_within_pass
     self._save_is_due |= self._saves_each_pass
     return True
 

@@ -41,7 +41,7 @@ def train_in_lockstep(
   Returns:
     True if all batches were trained on; False if a rank was asked to stop.
   Raises:
-    UserError: if the loss or a gradient is not finite.
+    BadPass: on every rank, if the loss or a gradient is not finite.
   """
   cfg, communicator, step = inputs.cfg, inputs.communicator, inputs.step
   no_samples = step.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))

@@ -121,6 +121,18 @@ class RunState:
       'data.train), or a start with the settings that were trained'
     )
 
+  def handed_over(self) -> JsonObject:
+    """Returns what `take_over` sets on a worker that joins within a pass."""
+    progress, saved = dataclasses.asdict(self.progress), dataclasses.asdict(self._saved)
+    progress['batch'] = max(1, progress['batch'])
+    ledger = self.ledger.state()
+    return {'progress': progress, 'saved': saved, 'ledger': ledger, 'path': self._path}
+
+  def take_over(self, state: Mapping[str, Json]) -> None:
+    """Sets the place in the data, and which checkpoint was the last one, to those of others."""
+    self.progress, self._saved = Progress(**state['progress']), Progress(**state['saved'])
+    self.ledger, self._path = Ledger(state['ledger']), state['path']
+
   def note_model(self) -> None:
     """Records in `progress.trained` which model the weights belong to.
 

@@ -11,15 +11,15 @@ import tensorflow as tf
 from ops.dedupe import DEDUPED_SPEC, Deduped
 from ops.tensors import to_tensor
 from trainer import config
-from trainer.comm.communicator import Communicator
+from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.comm.spans import Spans, seconds_of
 from trainer.data.features import SlotBatch, empty_batch, weigh_labels
 from trainer.embedding.exchange import Routing, rows_of
 from trainer.embedding.row_table import RowTable
 from trainer.embedding.stores import make_store
-from trainer.errors import BadPass, UserError
+from trainer.errors import BadPass
 from trainer.runtime import HOST
-from trainer.training.advice import why_not_finite
+from trainer.training.advice import huge_value, lower_rates
 from trainer.training.dense_part import DensePart
 from trainer.training.retrieval_part import RetrievalPart
 
@@ -117,8 +117,7 @@ class Step(abc.ABC):
     Returns:
       The sums over all processes, and the routing of `following`.
     Raises:
-      UserError: if the loss or a gradient is not finite. It is BadPass, on every process, if they
-        train in lockstep as ranks.
+      BadPass: if the loss or a gradient is not finite; on every process, if they train in lockstep.
     """
 
   def predict(self, staged: Staged) -> np.ndarray:
@@ -194,20 +193,22 @@ def check_finite(
   step: tf.Variable,
   batch: SlotBatch,
   loss: float,
-  error: type[UserError] = UserError,
+  communicator: Communicator = SingleProcess(),
 ) -> None:
   """Checks that the loss and the gradients of a step are finite.
 
   Args:
     step: int64 [], the number of the step. Reading it takes 0.3 ms, so only an error reads it.
     loss: Σ weight·loss, NaN if any gradient is not finite.
-    error: the kind of error; BadPass if all processes raise it in the same step.
+    communicator: of the processes that take the step together, and have the same `loss`.
   Raises:
-    UserError: if the loss is not finite; the message names the likely cause.
+    BadPass: if the loss is not finite; the message names the likely cause.
   """
-  if not np.isfinite(loss):
-    found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
-    raise error(f'{found}: {why_not_finite(cfg, batch)}; earlier checkpoints are intact')
+  if np.isfinite(loss):
+    return
+  huge = next(filter(None, communicator.gather(huge_value(cfg, batch))), None)
+  found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
+  raise BadPass(f'{found}: {huge or lower_rates(cfg)}; earlier checkpoints are intact')
 
 
 def traced(function: Callable, *specs: object) -> Callable:
@@ -284,7 +285,7 @@ class TrainStep(Step):
       counts = StepCounts(*counts.numpy())
     except tf.errors.OutOfRangeError:  # the row store refuses a gradient that is not finite
       counts = StepCounts(0, np.nan, 0, 0, 0)
-    check_finite(self._cfg, self._step, staged.batch, counts.loss, BadPass)
+    check_finite(self._cfg, self._step, staged.batch, counts.loss, self._communicator)
     if self._routes:  # there are other ranks
       self.exchange_seconds += seconds_of(spans.numpy())
     return counts, routed
@@ -328,7 +329,7 @@ class TrainStep(Step):
     if self._routes:
       flag = {'overflowed': np.array(self._rows.overflowed.numpy(), np.int64)}
       if self._communicator.sum_arrays(flag)['overflowed']:
-        check_finite(self._cfg, self._step, self._no_samples.batch, np.nan, BadPass)
+        check_finite(self._cfg, self._step, self._no_samples.batch, np.nan, self._communicator)
     super().consolidate()
 
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:

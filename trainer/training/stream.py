@@ -4,6 +4,7 @@ Process 0 looks at the files and decides. It broadcasts its decision, so that al
 same. Every process keeps the ledger, which records what became of each pass.
 """
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -143,11 +144,14 @@ class Stream:
       # A clock that was set back must not keep the day open until it has caught up.
       progress.last_time = min(progress.last_time or math.inf, self._clock())
     begun = self._state.ledger.entered()
-    if begun is not None and self._trains is None:
-      # A pass begun before the restart: its entry is already in every process's ledger.
-      self._trains = begun
-      return TrainPass(Pass(begun.name, begun.path, begun.day), begun.reason != '')
     what = f'cannot read {self._cfg.data.watch or "data.train"}'
+    if begun is not None and self._trains is None:
+      # A pass begun before the checkpoint: its entry is already in every process's ledger.
+      data_pass, self._trains = Pass(begun.name, begun.path, begun.day), begun
+      if not progress.batch:  # all of it will be trained on, as it is now
+        renewed = self._communicator.on_first(what, lambda: self._renewed(data_pass, begun))
+        self._trains = Entry(**renewed)
+      return TrainPass(data_pass, begun.reason != '')
     kind, fields, settled = self._communicator.on_first(what, lambda: self._decide(stop))
     for entry in (Entry(**entry) for entry in settled):
       self._state.ledger.put(entry)
@@ -442,6 +446,13 @@ class Stream:
       self._look_again = self._clock() + pause
     return self._announcement
 
+  def _renewed(self, data_pass: Pass, begun: Entry) -> JsonObject:
+    """Returns the fields of the entry of a pass that was begun, with what the pass holds now."""
+    with contextlib.suppress(OSError, UserError):  # who reads it next will tell
+      if stamp(data_pass.path) != (begun.size, begun.modified):
+        begun = dataclasses.replace(entry_of(data_pass, begun.epoch), reason=begun.reason)
+    return dataclasses.asdict(begun)
+
   def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
     """Returns whether a refused pass has changed and its day is not too far ahead."""
     if self._too_far_ahead(data_pass):
@@ -455,7 +466,8 @@ class Stream:
       return
     if content := self._new_content(data_pass, trained):
       lengths = f'{trained.size:,} bytes then, {content[0]:,} now'
-      self._say(f'{data_pass.path}: has changed since it was trained on ({lengths}): ignored')
+      ignored = 'ignored, unless the state goes back to before it'
+      self._say(f'{data_pass.path}: has changed since it was trained on ({lengths}): {ignored}')
 
   def _new_content(self, data_pass: Pass, known: Entry) -> tuple | None:
     """Returns the size and checksum of a pass that has changed since its entry was made.
