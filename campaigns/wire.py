@@ -61,6 +61,7 @@ _TO_COORDINATOR = (
   ['meet', 'close_pass', None],
   ['enter'],
   ['claim', False, False],
+  ['give_up', 'it ruins the state'],
   ['bye', 0],
   ['refused', 'it said no'],
 )

@@ -10,6 +10,7 @@ import subprocess
 import time
 
 import numpy as np
+import psutil
 import pytest
 import tensorflow as tf
 import yaml
@@ -265,20 +266,48 @@ class ParameterServerTest(tf.test.TestCase):
       if 'logloss' in b:
         self.assertAllClose([a['logloss'], a['auc']], [b['logloss'], b['auc']], rtol=1e-5)
 
-  def test_a_pass_that_ruins_the_state_is_refused(self):
-    """The state is that of a run without the pass; in asynchronous modes, what has no order is."""
+  def with_a_ruinous_day(self):
+    """Writes days 6, 7 and 8, of which training refuses 7; returns sections of their config."""
     for day in (6, 7, 8):
       write_log(os.path.join(self.work, f'day_{day}.csv'), day, 500)
     with open(os.path.join(self.work, 'day_7.csv'), 'a', encoding='utf-8') as f:
       f.write('u1,i1,,1e30,1\n')
-    slots = [
-      *yaml.safe_load(CONFIG)['data']['slots'],
-      {'name': 'cost', 'from': {'number': 'price'}},
-    ]
-    keys = {'data': {'slots': slots, 'max_refused_passes': 1}}
-    keys['lifecycle'] = {'admission': 'none', 'eviction': 'none'}
+    cost = {'name': 'cost', 'from': {'number': 'price'}}
+    return {
+      'data': {'slots': [*yaml.safe_load(CONFIG)['data']['slots'], cost], 'max_refused_passes': 1},
+      'lifecycle': {'admission': 'none', 'eviction': 'none'},
+    }
+
+  def assert_refused(self, run_dir, expected, rows_of_clean):
+    """Checks which passes were trained, and that the counts of rows are those of a clean run."""
+    events = read_events(run_dir)
+    told = [(e['event'], e['pass']) for e in events if e['event'] in ('train', 'pass')]
+    self.assertEqual(told, expected)
+    for e in events:
+      if e['event'] == 'pass':
+        self.assertEqual(e['fate'], 'refused')
+        self.assertRegex(e['reason'], "day_7.csv: .*finite.*slot 'cost' holds values up to 1e.30")
+    rows = state(run_dir)[0]
+    self.assertEqual(rows.keys(), rows_of_clean.keys())
+    for key, row in rows_of_clean.items():
+      self.assertAllClose(rows[key][:5], row[:5])  # without the weights
+
+  def test_a_pass_that_ruins_the_state_is_refused(self):
+    """The state is that of a run without the pass; in asynchronous modes, what has no order is.
+
+    Later epochs are worse than the first, so that training goes back to the best state, too.
+    """
+    keys, epochs = self.with_a_ruinous_day(), 3
+    with open(os.path.join(self.work, 'day_6.csv'), encoding='utf-8') as f:
+      turned = [f'{line[:-2]}{1 - int(line[-2])}\n' for line in f.readlines()[1:]]
+    valid = os.path.join(self.work, 'turned.csv')
+    with open(valid, 'w', encoding='utf-8') as f:
+      f.writelines(['user,item,tags,price,click\n', *turned])
+    keys['data']['valid'] = [valid]
+    keys['train'] = {'epochs': epochs, 'plateau': {'stop_after': 9}}
     clean = self.directory('clean')
     self.finish({'one process': self.start(None, self.config([6, 8], **keys), clean)})
+    self.assertIn('goes on from the best state', self.text(self.processes[0]))
     config, rows_of_clean = self.config([6, 7, 8], **keys), state(clean)[0]
     jobs = {
       mode: self.start_job(
@@ -290,22 +319,49 @@ class ParameterServerTest(tf.test.TestCase):
       self.finish(job)
     # Started again, in one process, it has nothing left to train on.
     self.finish({'again': self.start(None, config, self.directory('ps_async'))})
-    for mode in jobs:
+    of_epoch = [('train', 'day_6'), ('pass', 'day_7'), ('train', 'day_8')]
+    for mode, job in jobs.items():
       run_dir = self.directory(mode)
       with self.subTest(mode):
-        told = [(e['event'], e.get('pass'), e.get('fate')) for e in read_events(run_dir)]
-        self.assertEqual(
-          [each for each in told if each[0] in ('train', 'pass')],
-          [('train', 'day_6', None), ('pass', 'day_7', 'refused'), ('train', 'day_8', None)],
-        )
-        (reason,) = (e['reason'] for e in read_events(run_dir) if e['event'] == 'pass')
-        self.assertRegex(reason, "day_7.csv: .*not finite.*slot 'cost' holds values up to 1e.30")
-        rows, _, progress = state(run_dir)
-        self.assertEqual((progress['done'], progress['examples']), (2, 1000))
-        self.assertEqual(rows.keys(), rows_of_clean.keys())
-        for key, row in rows_of_clean.items():
-          self.assertAllClose(rows[key][:5], row[:5])  # without the weights
+        self.assertIn('goes on from the best state', self.text(job['worker 0']))
+        self.assert_refused(run_dir, epochs * of_epoch, rows_of_clean)
+        progress = state(run_dir)[2]
+        self.assertEqual((progress['done'], progress['examples']), (2, epochs * 1000))
     self.assert_same(self.directory('ps'), clean)
+
+  def test_a_worker_that_joins_a_ruinous_pass_goes_back_with_the_others(self):
+    """Its predecessor froze before it did anything, and the other one before it gives up."""
+    keys = self.with_a_ruinous_day() | {
+      'sync': {'lost_peer_seconds': 120, 'stalled_peer_seconds': 240}
+    }
+    clean = self.directory('only_8')
+    self.finish({'one process': self.start(None, self.config([8], **keys), clean)})
+    config, client = self.config([7, 8], **keys), 'trainer.parameter_server.client'
+    frozen = {
+      'worker 0': f'{client}:CoordinatorClient.give_up:call',
+      'worker 1': f'{client}:CoordinatorClient.claim:call',
+    }
+    jobs = {}
+    for mode in ('ps_async', 'ps_geo'):
+      cluster, flags = (
+        self.cluster(1, 2),
+        (self.directory(f'late_{mode}'), f'--set=sync.mode={mode}'),
+      )
+      jobs[mode] = cluster, flags, self.start_job(cluster, config, *flags, frozen=frozen)
+    for cluster, flags, job in jobs.values():
+      for name in frozen:
+        process = psutil.Process(job[name].pid)
+        self.wait_for(lambda p=process: p.status() == psutil.STATUS_STOPPED, job)
+      job['worker 1'].kill()
+      job['worker 1'].wait()
+      late = {'cluster': cluster, 'task': {'type': 'worker', 'index': 1}}
+      job['worker 1'] = self.start(late, config, *flags)
+    for mode, (_, (run_dir, _), job) in jobs.items():
+      with self.subTest(mode):
+        self.wait_for(lambda j=job: 'worker 1 is here again' in self.text(j['ps 0']), job)
+        job['worker 0'].send_signal(signal.SIGCONT)
+        self.finish(job)
+        self.assert_refused(run_dir, [('pass', 'day_7'), ('train', 'day_8')], state(clean)[0])
 
   def test_async_goes_on_without_a_lost_worker_which_comes_back(self):
     run_dir, epochs = self.directory('async'), 10  # long enough for the lost one to come back

@@ -162,12 +162,27 @@ class CoordinatorTest(tf.test.TestCase):
       client.open_pass(work_of(2, 0, 10**9), 'state')
       while client.claim(False, False, is_merged=False).unit is not None:
         if client.rank:
-          client.give_up()
+          client.give_up('ruinous')
           break
-      return client.close_pass('ruinous' if client.rank else None), client.gather(client.rank)
+      return client.close_pass(), client.gather(client.rank)
 
     found = PlayedJob(self.sync('ps_geo'), workers=2).run(work, work)
     self.assertEqual(found, [('ruinous', [0, 1])] * 2)
+
+  def test_a_pass_is_given_up_though_the_one_that_did_is_lost_then(self):
+    job = PlayedJob(self.sync('ps_async'), workers=2)
+    dying = self.say_hello(job, 1)
+    staying = in_thread(lambda: job.connect(0))
+    self.receive(dying, 'welcome')
+    self.send(dying, 'meet', 'open_pass', [work_of(1, 0, 10**9), None])
+    client = staying.result(PATIENCE)
+    client.open_pass(work_of(1, 0, 10**9), None)
+    self.receive(dying, 'reply')
+    self.send(dying, 'give_up', 'ruinous')
+    dying.close()
+    while client.claim(False, False).unit is not None:
+      pass
+    self.assertEqual(client.close_pass(), 'ruinous')
 
   def test_a_lost_workers_unit_goes_to_another_and_it_may_enter_again(self):
     job = PlayedJob(self.sync('ps_async'), workers=2)

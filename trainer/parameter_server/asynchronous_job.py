@@ -54,7 +54,6 @@ class AsynchronousJob(Job):
       }
       work = {'slices': slices, 'first': progress.batch * slices, 'total': total}
       self.communicator.open_pass(work | {'pause_after': cfg.checkpoint.every_steps}, state)
-      wrong = None
       try:
         while True:
           save = wants_checkpoint(cfg, self.state)
@@ -71,12 +70,11 @@ class AsynchronousJob(Job):
           on_step()
         self.step.finish_pass()
       except BadPass as e:
-        wrong = str(e)
-        self.communicator.give_up()
-      wrong = self.communicator.close_pass(wrong)
+        self.communicator.give_up(str(e))
+      why = self.communicator.close_pass()
       self._let_first_report()
-      if wrong:
-        raise BadPass(wrong)
+      if why:
+        raise BadPass(why)
       progress.batch = batches
       if reason != 'save':
         return reason == 'end'

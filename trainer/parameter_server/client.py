@@ -132,21 +132,19 @@ class CoordinatorClient(Communicator):
     self._connection.send(['claim', stop, save, is_merged])
     return Claimed(*self._replies.get())
 
-  def give_up(self) -> None:
+  def give_up(self, why: str) -> None:
     """Ends the pass for all workers: each finds no more work when it claims its next unit."""
-    self._connection.send(['give_up'])
+    self._connection.send(['give_up', why])
 
-  def close_pass(self, wrong: str | None = None) -> str | None:
+  def close_pass(self) -> str | None:
     """Waits until all workers of the pass have called it, then updates `rank` and `size`.
 
-    Args:
-      wrong: why this worker gave up the pass.
     Returns:
       Why a worker gave up the pass, the same on all workers; None if none did.
     """
-    self.rank, self.size, wrong = self._meet('close_pass', wrong)
+    self.rank, self.size, why = self._meet('close_pass', None)
     self.independent = False
-    return wrong
+    return why
 
   # The end
 

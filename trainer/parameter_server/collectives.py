@@ -29,9 +29,7 @@ _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
   'gather': lambda values: [values] * len(values),
   'exchange': lambda values: [list(received) for received in zip(*values, strict=True)],
   'open_pass': lambda values: [None] * len(values),
-  'close_pass': lambda values: [
-    [rank, len(values), next(filter(None, values), None)] for rank in range(len(values))
-  ],
+  'close_pass': lambda values: [[rank, len(values)] for rank in range(len(values))],
 }
 
 

@@ -73,7 +73,7 @@ class Coordinator:
       'meet': lambda member, *call: self._calls.update({member.index: call}),
       'enter': lambda member: self._entering.add(member.index),
       'claim': lambda member, *state: self._queue.claim(member.index, *state),
-      'give_up': lambda _: self._queue.give_up(),
+      'give_up': lambda _, why: self._queue.give_up(str(why)),
       'bye': self._on_bye,
       'stop': lambda _: self._stop_workers(),
       'fail': lambda member, text, status: self._fail(member.process, str(text), int(status)),
@@ -355,6 +355,7 @@ class Coordinator:
         work, self._pass_state = value
         self._queue = WorkQueue(self._view, **work, max_ahead=self._sync.max_staleness)
       elif kind == 'close_pass':
+        answers = {index: [*place, self._queue.given_up] for index, place in answers.items()}
         self._view, self._queue = self._queue.workers, None
       for index, answer in answers.items():
         self._send([index], ['reply', answer])

@@ -53,6 +53,7 @@ class WorkQueue:
     self._returned: list[int] = []  # units that lost workers held
     self._waiting: set[int] = set()  # workers that asked for work
     self.is_over = False
+    self.given_up: str | None = None  # why a worker has ended the work, though some is left
 
   @property
   def workers(self) -> list[int]:
@@ -88,8 +89,9 @@ class WorkQueue:
         self._limit, self._reason = limit, 'stop' if stop else 'save'
     self._waiting.add(worker)
 
-  def give_up(self) -> None:
+  def give_up(self, why: str) -> None:
     """Ends the work at once. What workers have not merged yet is not handed out again."""
+    self.given_up = self.given_up or why
     self._limit, self._returned, self._held = self._next, [], {}
 
   def hand_out(self) -> dict[int, Claimed]:
