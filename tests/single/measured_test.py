@@ -474,6 +474,9 @@ class BinsTest(tf.test.TestCase):
     (self.folder / 'day_0.csv').write_text('x,click\n,1\n,0\n')
     with self.assertRaisesRegex(UserError, "day_0.csv: slot 'bin': found no number in the colum"):
       open_values(self.config())
+    data = self.tree['data'] | {'slots': [{'name': 'x'}], 'dense': [{'name': 'x'}], 'dense_bins': 4}
+    blank = config.Config.model_validate(self.tree | {'data': data})
+    self.assertEqual(open_values(blank), {'data.slots.1.from.boundaries': [0.0]})
     self.tree['data'] |= {'train': [], 'watch': str(self.folder)}
     with self.assertRaisesRegex(UserError, 'slots.0.from.boundaries: found no pass in .* wanted'):
       open_values(self.config())
