@@ -123,6 +123,7 @@ class ApiTest(tf.test.TestCase):
 
     tree = {'data': {'label': 'click', 'slots': [{'name': 'user'}], 'shuffle': False}}
     tree |= {'model': {'interactions': ['linear']}, 'train': {'epochs': 1}}
+    tree['train']['dense_optimizer'] = {'learning_rate': 0.001}  # as without data.valid
     for given in (frame, pa.Table.from_pandas(frame)):
       run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
       splits = {'train': given, 'valid': given, 'test': given[:99]}

@@ -24,7 +24,7 @@ class DNN(tf.keras.layers.Layer):
       logit = h_L · head
 
   K_l, c_l and head are learned. Several members are as many perceptrons that share the kernels K_l:
-  member m reads h_0 ⊙ s_m, with learned s_m that begin at ±10, and has its own c_0 and head. In
+  member m reads h_0 ⊙ s_m, where s_m are fixed random numbers ±10, and has its own c_0 and head. In
   training each has its own logit and loss; the prediction is the mean of their logits. Gorishniy
   et al. 2025, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling".
 
@@ -100,7 +100,9 @@ class DNN(tf.keras.layers.Layer):
       def signs(*shape: object, **dtype: object) -> tf.Tensor:
         return SCALE * tf.sign(uniform(*shape, **dtype))
 
-      self._signs = self.add_weight('signs', [widths[0], members], initializer=signs)
+      self._signs = self.add_weight(
+        'signs', [widths[0], members], initializer=signs, trainable=False
+      )
     self.built = True
 
   def _width(self, shapes: LayerInputs) -> int:
