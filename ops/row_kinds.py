@@ -32,7 +32,8 @@ _FOLLOWS = 'Its default follows from preset, kind'
 HYPERPARAMETERS = {
   'learning_rate': Hyperparameter(
     0.2,
-    f"The step's size. {_FOLLOWS}, width, batch size and sparse.features_per_sample.",
+    f"The step's size. {_FOLLOWS}, width, batch size and sparse.features_per_sample; "
+    'beside a dnn without `hidden` see docs/tuning.md.',
     high=1e6,  # above it every float32 overflows in a few steps
   ),
   'initial_accumulator': Hyperparameter(

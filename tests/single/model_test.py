@@ -194,6 +194,16 @@ class ModelTest(tf.test.TestCase):
     self.assertIsNone(embedded.linear)
     self.assertIsNone(embedded.field_factors)
 
+  def test_layers_have_one_number_of_members(self):
+    interactions = [{'dnn': {'hidden': [4], 'members': m}} for m in (3, 1, 3)]
+    model = build(make_config(interactions))
+    inputs = empty_inputs(make_config(interactions), model.needs)
+    self.assertEqual(model(inputs, training=True).shape, [0, 3])
+    self.assertEqual(model(inputs).shape, [0, 1])
+    interactions[1]['dnn']['members'] = 2
+    with self.assertRaisesRegex(errors.UserError, r'found layers of \[2, 3\] members'):
+      build(make_config(interactions))
+
   def test_negative_sampling_is_corrected(self):
     """Keep a share of the negatives, fit the odds by counting, and find the true rate again."""
     rng = np.random.default_rng(0)

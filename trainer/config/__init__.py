@@ -22,6 +22,7 @@ from trainer.config.columns import (
   SlotCross,
   Text,
   Time,
+  bins_slot,
   column_of,
 )
 from trainer.config.data import DAY_GROUPS, MAX_SLOTS, Data

@@ -45,6 +45,11 @@ class Made(Section):
     return [columns] if isinstance(columns, str) else columns
 
 
+def bins_slot(name: str) -> str:
+  """Returns the name of the slot that data.dense_bins adds for a dense column."""
+  return f'{name} bins'
+
+
 class Bins(Made):
   """Turns a number into a bin. The bin of x is the number of boundaries <= x; a missing number has
   a bin of its own."""

@@ -8,7 +8,7 @@ run measures, like train.batch_size.
 from typing import TYPE_CHECKING
 
 from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
-from trainer.config.columns import Bins
+from trainer.config.columns import Bins, bins_slot
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.metrics import METRICS
 from trainer.config.train import LEAST_GAIN, STATIC_EPOCHS
@@ -38,7 +38,7 @@ _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 
 # how they were found: members learn best slowly.
 ENSEMBLE = {'hidden': [128, 128], 'dropout': 0.1, 'members': 8}
 RATES = {'linear': 0.05, 'factors': 0.01}  # of rows, in batches of at most 1,024
-PATIENCE = {'patience': 4, 'stop_after': 6}
+PATIENCE, SLOW_EPOCHS = {'patience': 4, 'stop_after': 6}, 60  # of linear alone, too
 BINS = 32  # quantile bins of a dense column
 
 
@@ -83,16 +83,19 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   tree = _Tree(cfg)
   data = cfg.data
   is_static = data.valid and not data.watch and not data.day_pattern
-  is_plain = is_static and _has_plain_dnn(cfg, tree)
+  plain = _plain_dnns(cfg) if is_static else []
+  for key in plain:
+    path = [int(part) if part.isdigit() else part for part in key.split('.')]
+    for argument, value in ENSEMBLE.items():
+      tree.default((*path, 'args', argument), value, 'data.valid')
   is_linear = is_static and {i.kind for i in cfg.model.all_interactions().values()} == {'linear'}
   if is_linear and cfg.train.dense_optimizer.kind == 'adam':
     # The bias and the weights of dense columns move by about this much a step.
     tree.default(('train', 'dense_optimizer', 'learning_rate'), 0.01, 'model.interactions')
   if is_static and tree.default(('train', 'plateau'), {}, 'data.valid') is not None:
-    tree.default(
-      ('train', 'epochs'), 60 if is_plain or is_linear else STATIC_EPOCHS, 'train.plateau'
-    )
-    for key, value in PATIENCE.items() if is_plain or is_linear else ():
+    epochs = SLOW_EPOCHS if plain or is_linear else STATIC_EPOCHS
+    tree.default(('train', 'epochs'), epochs, 'train.plateau')
+    for key, value in PATIENCE.items() if plain or is_linear else ():
       tree.default(('train', 'plateau', key), value, 'model.interactions')
   if tree.values.get('train', {}).get('plateau') is not None:
     metric = METRICS.get(cfg.deciding_metric)  # of retrieval: None
@@ -103,14 +106,14 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
       if key[-1] != 'max_days_ahead' or data.day_pattern:
         tree.default(key, value, 'data.watch')
   _of_lifecycle(cfg, tree)
-  _of_columns(cfg, tree, is_plain)
+  _of_columns(cfg, tree, bool(plain))
   features = cfg.sparse.features_per_sample or len(tree.values['data']['slots']) or 1
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
       if rule.preset not in ROW_OPTIMIZERS[rule.kind].presets:
         continue  # which is refused later
       key = ('sparse', 'tables', name, part)
-      if is_plain and (rule.kind, rule.preset) == ('adagrad', 'tuned'):
+      if plain and (rule.kind, rule.preset) == ('adagrad', 'tuned'):
         rate = RATES[part] * max(1, cfg.train.batch_size / 1024)
         tree.default((*key, 'learning_rate'), rate, 'model.interactions and train.batch_size')
       defaults = row_defaults(rule.kind, rule.preset, cfg.train.batch_size, width, features)
@@ -122,20 +125,22 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   return tree.values, tree.origins
 
 
-def _has_plain_dnn(cfg: 'Config', tree: _Tree) -> bool:
-  """Makes each dnn without `hidden` an ensemble; returns whether the model is that, linear, fm."""
+def _plain_dnns(cfg: 'Config') -> list[str]:
+  """Returns the keys of all dnn without `hidden`; [] if the model has other layers than these,
+  linear and fm.
+  """
   layers = cfg.model.all_interactions()
   plain = [key for key, i in layers.items() if i.kind == 'dnn' and 'hidden' not in i.args]
-  others = [i for key, i in layers.items() if key not in plain and i.kind not in ('linear', 'fm')]
-  for key in () if others else plain:
-    path = [int(part) if part.isdigit() else part for part in key.split('.')]
-    for argument, value in ENSEMBLE.items():
-      tree.default((*path, 'args', argument), value, 'data.valid')
-  return bool(plain) and not others
+  others = [key for key, i in layers.items() if key not in plain and i.kind not in ('linear', 'fm')]
+  return [] if others else plain
 
 
 def _of_columns(cfg: 'Config', tree: _Tree, is_plain: bool) -> None:
-  """Adds slots of the dense columns' bins, and counts to slots."""
+  """Adds the slots that data.dense_bins asks for, and sets `counts` of slots as data.counts says.
+
+  Args:
+    is_plain: whether both keys have the defaults of a dnn without `hidden`.
+  """
   data, slots = tree.values['data'], tree.values['data']['slots']
   if is_plain:
     lifecycle = tree.values.get('lifecycle', {})
@@ -151,7 +156,7 @@ def _of_columns(cfg: 'Config', tree: _Tree, is_plain: bool) -> None:
           tree.origins[f'data.slots.{len(slots)}.{key}'] = 'from data.dense_bins'
         made = {'bins': column.name, 'quantiles': bins}
         table = next((slot.table for slot in cfg.data.slots), 'default')
-        slots.append({'name': f'{column.name} bins', 'from': made, 'table': table})
+        slots.append({'name': bins_slot(column.name), 'from': made, 'table': table})
   if data.get('counts'):
     shared = {slot.shares for slot in cfg.data.slots}
     for i, slot in enumerate(slots):

@@ -160,9 +160,9 @@ def parse(
   origins = {}
   if default_run_dir and not tree.get('run_dir'):
     tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
-  given = len(tree['data']['slots']) if measured else 0
-  if measured:  # of slots that are bins of dense columns, too
-    added = Config.model_validate(tree).data.slots[given:]
+  if measured:  # also for slots that data.dense_bins adds, which `put` must find
+    given = len(tree['data']['slots'])
+    added = _validated(tree, where, overrides).data.slots[given:]
     tree['data']['slots'] += [s.model_dump(by_alias=True, exclude_unset=True) for s in added]
   for key, value in measured.items():
     put(tree, key, value, key)
@@ -173,12 +173,7 @@ def parse(
     except UnicodeEncodeError:  # from the command line, or "\ud800" in YAML
       found = printable(f'{key}: found {value!r}')
       raise ConfigError(f'{where}: {found}, which UTF-8 cannot write') from None
-  try:
-    cfg = Config.model_validate(tree)
-  except pydantic.ValidationError as e:
-    raise ConfigError(one_line(e, where, overrides)) from None
-  except ConfigError as e:
-    raise ConfigError(f'{where}: {e}') from None
+  cfg = _validated(tree, where, overrides)
   for key in origins:
     *path, name = key.split('.')
     section = cfg.given
@@ -190,6 +185,16 @@ def parse(
   cfg._origins.update(origins)
   check(cfg, where, overrides)
   return cfg
+
+
+def _validated(tree: JsonObject, where: str, overrides: Sequence[str]) -> Config:
+  """Returns the config that `tree` describes; its rules are not checked."""
+  try:
+    return Config.model_validate(tree)
+  except pydantic.ValidationError as e:
+    raise ConfigError(one_line(e, where, overrides)) from None
+  except ConfigError as e:
+    raise ConfigError(f'{where}: {e}') from None
 
 
 def _expand_interactions(tree: JsonObject) -> None:

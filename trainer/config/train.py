@@ -51,7 +51,8 @@ class DenseOptimizer(Section):
   kind: Literal['sgd', 'adagrad', 'adam', 'ftrl', 'rmsprop'] = 'adam'
   """Which optimizer."""
   learning_rate: Scale = 1e-3
-  """The step's size."""
+  """The step's size. The default is .01 for adam in a model of linear alone on a log without days
+  that has data.valid."""
   args: dict[str, Any] = {}
   """Further arguments of the Keras optimizer."""
 
@@ -83,7 +84,8 @@ def _right_argument(name: str, kind: str) -> str:
 
 class Plateau(Section):
   """What to do when the validation metric stops improving. The best epoch is kept. When rates are
-  lowered, training goes on from its state."""
+  lowered, training goes on from its state. With linear alone, or a dnn without `hidden` beside at
+  most linear and fm, `patience` is 4 and `stop_after` 6 by default."""
 
   metric: str | None = None
   """The metric that the best epoch is chosen by. logloss judges probabilities; auc and gauc judge
@@ -151,8 +153,8 @@ class Train(Section):
   data.watch, it is the one that gives sixty steps to a pass, in the mean over the passes that are
   there when the run begins; if there is none yet, the default holds."""
   epochs: PositiveInt = 1
-  """How often the passes of data.train are trained on. The default is 20 with a plateau, for a log
-  without days."""
+  """How often the passes of data.train are trained on. For a log without days that has a
+  plateau, the default is 20, or 60 where the plateau's patience is 4 by default."""
   dense_optimizer: DenseOptimizer = DenseOptimizer()
   """The optimizer of the dense variables."""
   schedule: Schedule | None = None

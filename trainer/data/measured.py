@@ -34,7 +34,6 @@ FEATURES, LISTS = 'sparse.features_per_sample', 'sparse.shared_lists'
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_FOR_FEATURES = 65_536  # samples of a prepared pass on which features are counted
 MOST_SAMPLES = 1_000_000  # on which bins are measured
-ZERO = np.zeros([1])
 
 
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
@@ -269,9 +268,10 @@ def _boundaries(cfg: config.Config) -> dict[str, Json]:
     except BadPass as e:
       error = e
       continue
-    if cfg.data.dense_bins:  # nobody asked for the bins of a column that is blank
-      blank = {f'{column.name} bins' for column in cfg.data.dense}
-      numbers = {k: x if len(x) or slots[k].name not in blank else ZERO for k, x in numbers.items()}
+    added = [config.bins_slot(column.name) for column in cfg.data.dense if cfg.data.dense_bins]
+    for key, slot in slots.items():
+      if not len(numbers[key]) and slot.name in added:
+        numbers[key] = np.zeros([1])  # any one: nobody asked for bins of this blank column
     return {key: _bounds(slots[key], x, data_pass.path) for key, x in numbers.items()}
   raise error
 

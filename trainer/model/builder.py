@@ -263,4 +263,7 @@ def build(
       f"train.dense_dtype: found '{cfg.train.dense_dtype}', in which no layer of this model "
       "multiplies; wanted 'float32', or a layer such as dnn, cross or mmoe"
     )
+  layers = [*interactions, *(layer for own in of_tasks for layer in own)]
+  if len(members := sorted({getattr(layer, 'members', 1) for layer in layers} - {1})) > 1:
+    raise UserError(f'model: found layers of {members} members; wanted one number of members')
   return CTRModel(cfg, interactions, shared, of_tasks, embedding)

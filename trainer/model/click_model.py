@@ -116,7 +116,7 @@ class CTRModel(tf.keras.Model):
       logits = [tf.broadcast_to(z, [tf.shape(z)[0], self.members]) for z in logits]
     return tf.concat(logits, 1)
 
-  def of_labels(self, logits: tf.Tensor) -> tf.Tensor:
+  def mean_of_members(self, logits: tf.Tensor) -> tf.Tensor:
     """Returns the mean over members of logits of a training step, float32 [B, T]."""
     if self.members == 1:
       return logits

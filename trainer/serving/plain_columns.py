@@ -28,6 +28,9 @@ class PlainColumns:
     missing, ids = cfg.data.missing_values, cfg.slot_ids()
     self._slots = cfg.ordered_slots
     self._dense = [column.name for column in cfg.data.dense]
+    self._bins = {
+      s.name: (self._dense.index(s.made.bins), bins.reader(s.made)) for s in self._slots if s.made
+    }
     self._high_bits = np.array([ids[s.name] << HASH_BITS for s in self._slots], np.int64)
     self._missing_keys = feature_keys(pa.array(missing, pa.string()), '', 0, [])
     self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
@@ -90,7 +93,8 @@ class PlainColumns:
     counts = np.ones([fields, size], np.int64)
     for f, slot in enumerate(self._slots):
       if slot.made:
-        texts += bins.of(slot.made, dense[:, self._dense.index(slot.made.bins)])
+        place, features = self._bins[slot.name]
+        texts += features(dense[:, place])
         continue
       values = columns[slot.column or slot.name]
       kinds = set(map(type, values))

@@ -158,7 +158,7 @@ class DensePart:
     del samples
     logits = self.model(inputs, training=True)
     loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
-    return loss, self.model.probability(self.model.of_labels(logits), in_log=True)
+    return loss, self.model.probability(self.model.mean_of_members(logits), in_log=True)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
     """Returns probabilities, float32 [B]; [B, T] with several tasks. It changes no state."""

@@ -1,6 +1,7 @@
 """Computes bins: the feature '3' for a number in bin 3, 'missing' for a missing number."""
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -35,25 +36,28 @@ def texts(made: config.Bins) -> list[str]:
   return [*map(str, range(len(boundaries(made)) + 1)), 'missing']
 
 
-def _bins(made: config.Bins, numbers: TensorLike, xp: ModuleType) -> TensorLike:
+def _bins(bounds: np.ndarray, numbers: TensorLike, xp: ModuleType) -> TensorLike:
   """Returns the index in `texts` of each number's bin; `xp` is NumPy or TensorFlow."""
-  bounds = boundaries(made)
   bins = xp.searchsorted(bounds, numbers, side='right')
   return xp.where(numbers != numbers, len(bounds) + 1, bins)  # NaN: missing
 
 
-def of(made: config.Bins, numbers: np.ndarray) -> list[str]:
-  """Returns the features of float32 numbers [n]; NaN is missing."""
-  numbers = np.where(np.abs(numbers) < TINY32, 0, numbers)
-  of_bins = texts(made)
-  return [of_bins[i] for i in _bins(made, numbers, np).tolist()]
+def reader(made: config.Bins) -> Callable[[np.ndarray], list[str]]:
+  """Returns a function from float32 numbers [n], NaN where missing, to the texts of their bins."""
+  bounds, features = boundaries(made), texts(made)
+
+  def of(numbers: np.ndarray) -> list[str]:
+    numbers = np.where(np.abs(numbers) < TINY32, 0, numbers)
+    return [features[i] for i in _bins(bounds, numbers, np).tolist()]
+
+  return of
 
 
 def arrow(made: config.Bins, reader: ArrowReader) -> pa.Array:
-  bins = _bins(made, reader.rounded(made.bins), np).astype(np.int32)
+  bins = _bins(boundaries(made), reader.rounded(made.bins), np).astype(np.int32)
   return pa.DictionaryArray.from_arrays(pa.array(bins), texts(made))
 
 
 def graph(made: config.Bins, reader: GraphReader) -> GraphColumn:
-  bins = _bins(made, reader.rounded(made.bins), tf)
+  bins = _bins(boundaries(made), reader.rounded(made.bins), tf)
   return GraphColumn.single(tf.gather(tf.constant(texts(made)), bins))

@@ -32,7 +32,7 @@ class DIN(DNN):
   kind = 'din'
   needs = {'factors', 'histories'}
   per_history = 'unit'
-  axes = {'kernel_0': ('joined with histories',), '(unit of .+)_kernel': (r'\1',)}
+  axes = {'kernel_0|signs': ('joined with histories',), '(unit of .+)_kernel': (r'\1',)}
 
   def __init__(self, attention: int = 36, **dnn: object):
     super().__init__(**dnn)

@@ -33,7 +33,7 @@ class DLRM(DNN):
   kind = 'dlrm'
   needs = {'factors'}
   one_width = True
-  axes = {'bottom_kernel_0': ('dense',), 'kernel_0': ('products',)}
+  axes = {'bottom_kernel_0': ('dense',), 'kernel_0|signs': ('products',)}
 
   def __init__(
     self,
