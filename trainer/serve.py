@@ -133,7 +133,7 @@ def _serve(runs: Sequence[_Run]) -> int:
       --store.
   """
   try:
-    from trainer.serving import http
+    from trainer.serving import http, http_server
     from trainer.serving.recommend import Recommender
 
     if GRPC_PORT.value is not None:
@@ -162,7 +162,7 @@ def _serve(runs: Sequence[_Run]) -> int:
     services[0], NAME.value, limits, files.secret(TOKEN_FILE.value, '--token_file'), recommender
   )
   with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
-    server, listener = http.server(app, HOST.value, PORT.value)
+    server, listener = http_server.server(app, HOST.value, PORT.value)
   asked: list[int] = []
 
   def ask(number: int, _: FrameType | None) -> None:

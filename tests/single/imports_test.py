@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 ORDER = (
   'tuning',
   'api',
+  'source',
   'frames',
   'parameter_server',
   'training',

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from trainer.serving import http as http_side
 from trainer.serving.http import App, Limits
+from trainer.serving.http_server import server as server_of
 from trainer.serving.recommend import Recommender
 from trainer.serving.service import Service
 
@@ -65,7 +65,7 @@ def served(
 ) -> Iterator[Client]:
   """Serves in a thread, on ports of its own; the client's `rpc_port` answers gRPC if `rpc`."""
   app = App(service, 'ctr', limits, token, recommender)
-  server, listener = http_side.server(app, '127.0.0.1', 0)
+  server, listener = server_of(app, '127.0.0.1', 0)
   started: concurrent.futures.Future[int | None] = concurrent.futures.Future()
 
   async def serve() -> None:

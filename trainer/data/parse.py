@@ -21,12 +21,11 @@ from trainer import config
 from trainer.data.block import BadRecord, Block
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.schema import blank_columns
+from trainer.data.slot_features import SlotFeatures, distinct_texts, several_features
 from trainer.data.values import (
   WHOLE_NUMBER,
-  SlotFeatures,
   Writing,
   as_text,
-  distinct_texts,
   feature_keys,
   float_or_none,
   floats,
@@ -36,7 +35,6 @@ from trainer.data.values import (
   label_writings,
   one_each,
   ranges,
-  several_features,
   trim,
   whole_numbers,
 )

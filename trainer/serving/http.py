@@ -5,9 +5,7 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hmac
-import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
@@ -16,14 +14,12 @@ from typing import NamedTuple, Protocol
 import anyio
 import numpy as np
 import prometheus_client
-import uvicorn
 from absl import logging
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainer.errors import UserError, nearest
 from trainer.serving import rest
@@ -33,17 +29,12 @@ from trainer.serving.service import NotAnswered, NotReady, Service
 from trainer.serving.sparing_log import SparingLog
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
-_BACKLOG = 1024
 _BYTES_TOGETHER = 64 << 10  # of bodies scored in one batch; more would gain nothing
 _SHORT_SAMPLES = 256  # what a short request may cost (trainer/serving/rest.py)
 _SHORT_BYTES = _SHORT_SAMPLES * rest.SAMPLE_BYTES
 _SAMPLES_TOGETHER = 4 * _SHORT_SAMPLES  # scored in one batch
 _LONG_SHARE = 0.25  # of the requests at a time that may be long
 _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
-_HEAD_BYTES = 16 << 10  # the longest head of a request
-SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
-# An idle connection closes after this time. A short time would often end just as a client sends.
-_SECONDS_IDLE = 75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +130,7 @@ class App:
     )
 
   def _make_figures(self) -> None:
-    self._registry = prometheus_client.CollectorRegistry()
-    registry = self._registry
+    registry = self._registry = prometheus_client.CollectorRegistry()
     self._requests = prometheus_client.Counter(
       'ctr_requests', 'Requests by status.', ['status'], registry=registry
     )
@@ -287,11 +277,7 @@ class App:
   async def _worked_on(
     self, message: bytes, short: Callable[[], Awaitable[bytes]], long: Callable[[], bytes]
   ) -> bytes:
-    """Returns the answer to a request, which `short` works on or, in the thread of long requests,
-    `long`.
-
-    It is long if its message is, or if `short` raises _Long.
-    """
+    """Returns the answer of `long` if the message is or `short` raises _Long, else of `short`."""
     with self._under_way_now():
       if len(message) <= _SHORT_BYTES:
         try:
@@ -312,10 +298,9 @@ class App:
 
   @contextlib.contextmanager
   def _under_way_now(self) -> Iterator[None]:
-    """Counts a request as under way, and measures its latency, until the context ends.
+    """Counts a request whose body has arrived as under way, and measures its latency.
 
-    A request is not counted before its body has arrived, so that slow clients cannot use up the
-    limit, above which it is Refused.
+    Slow clients therefore cannot use up the limit, above which it is Refused.
     """
     if self._under_way >= self.limits.concurrency:
       raise Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
@@ -462,66 +447,3 @@ def _unknown_column(name: str, columns: Collection[str]) -> BadRequest:
 
 def _json(body: bytes, status: int) -> Response:
   return Response(body, status, media_type='application/json')
-
-
-class _Protocol(HttpToolsProtocol):
-  """HTTP/1.1 with limits for the size of a request's head and the time until it has arrived."""
-
-  def __init__(self, application: App, **settings: object):
-    super().__init__(**settings)
-    self._application, self._seconds_to_send = application, application.limits.seconds_to_send
-    self._timer: asyncio.TimerHandle | None = None  # set while a head is arriving
-    self._head_bytes = 0
-
-  def connection_made(self, transport: asyncio.Transport) -> None:
-    super().connection_made(transport)
-    self.on_message_begin()
-
-  def on_message_begin(self) -> None:
-    super().on_message_begin()
-    self._stop_waiting()
-    self._head_bytes = 0
-    self._timer = self.loop.call_later(self._seconds_to_send, self.transport.close)
-
-  def data_received(self, data: bytes) -> None:
-    self._head_bytes += len(data)
-    super().data_received(data)
-    if self._timer and self._head_bytes > _HEAD_BYTES:
-      self.transport.close()
-
-  def on_headers_complete(self) -> None:
-    self._stop_waiting()
-    super().on_headers_complete()
-
-  def send_400_response(self, msg: str) -> None:
-    self._application.told('HTTP', BadRequest(msg))
-    super().send_400_response(msg)
-
-  def connection_lost(self, error: Exception | None) -> None:
-    self._stop_waiting()
-    super().connection_lost(error)
-
-  def _stop_waiting(self) -> None:
-    if self._timer:
-      self._timer.cancel()
-    self._timer = None
-
-
-def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
-  """Returns a server, and the listening socket to pass to its `run`; port 0: any free port."""
-  family = socket.AF_INET6 if ':' in host else socket.AF_INET
-  listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-  # An answer's head and body are sent in two pieces; without this the second waits for 40 ms.
-  listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-  settings = uvicorn.Config(
-    app.asgi,
-    http=functools.partial(_Protocol, app),
-    interface='asgi3',
-    proxy_headers=False,  # nothing here asks who the client is
-    log_level='error',  # of bytes that are not HTTP, `App.told` tells
-    access_log=False,
-    lifespan='off',
-    timeout_graceful_shutdown=SECONDS_TO_FINISH,
-    timeout_keep_alive=_SECONDS_IDLE,
-  )
-  return uvicorn.Server(settings), listener

@@ -18,7 +18,8 @@ from tensorflow_serving.apis.predict_pb2 import PredictRequest, PredictResponse
 from trainer.errors import UserError, nearest
 from trainer.plain_data import Json
 from trainer.serving import rest
-from trainer.serving.http import SECONDS_TO_FINISH, App, Refused
+from trainer.serving.http import App, Refused
+from trainer.serving.http_server import SECONDS_TO_FINISH
 from trainer.serving.scorer import BadRequest
 
 PREDICT = '/tensorflow.serving.PredictionService/Predict'

@@ -3,20 +3,18 @@
 import contextlib
 import dataclasses
 import os
-import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from absl import logging
 
 from trainer import config, files
 from trainer.comm.communicator import Communicator
-from trainer.config.schema_text import one_line_yaml
-from trainer.errors import DataLoss, OtherModel, UserError, short
-from trainer.plain_data import Json, JsonObject
+from trainer.errors import DataLoss, UserError
+from trainer.plain_data import JsonObject
 from trainer.storage import checkpoint
 from trainer.storage.kept_texts import KeptTexts
-from trainer.training import warm_start
+from trainer.training import continuing, warm_start
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
 
@@ -55,7 +53,7 @@ class Progress:
   gate_reference: JsonObject | None = None  # what the next pass is compared with
   bins: JsonObject = dataclasses.field(default_factory=dict)  # samples by bin (training.drift)
   first_step: int = 0  # steps of the run of --init_from, which train.schedule does not count
-  # The model in which the weights were trained, as trainer.training.warm_start.parts describes it.
+  # The model in which the weights were trained, as trainer.training.continuing.parts describes it.
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
   # What led to this state: the last base or delta and the checkpoints since, as their checksums
@@ -93,7 +91,7 @@ class RunState:
     self.last_save = time.monotonic()
     self._saved = dataclasses.replace(self.progress)
     self._path = ''  # the path of the checkpoint that was written or read last
-    self._parts = warm_start.parts(cfg)
+    self._parts = continuing.parts(cfg)
     self._config_text = config.dump(cfg)
 
   @property
@@ -109,7 +107,7 @@ class RunState:
     There is none once this process has trained a step.
     """
     is_trained = self._step.steps != self.progress.step
-    return [] if is_trained else warm_start.differences(self.progress.trained, self._parts)
+    return [] if is_trained else continuing.differences(self.progress.trained, self._parts)
 
   def untrained_told(self) -> str | None:
     """Returns a warning if the model of the config is not the one that was trained, or None."""
@@ -275,7 +273,7 @@ class RunState:
 
     def check() -> None:
       old = next(filter(None, map(_config_in, directories)), None)
-      if old and (reason := warm_start.too_different(old, self._cfg)):
+      if old and (reason := continuing.too_different(old, self._cfg)):
         raise UserError(f'--init_from {run_dir}: {reason}')
 
     self._communicator.on_first(f'--init_from {run_dir}', check)
@@ -311,7 +309,7 @@ class RunState:
       nonlocal before
       before = config.parse(text, directory)
       if check_config:
-        check_continues(before, cfg, cfg.run_dir)
+        continuing.check_continues(before, cfg, cfg.run_dir)
       if not warm_start.is_needed(before, cfg):
         return None
       return warm_start.rows(before, cfg, self._communicator.rank, self._communicator.size)
@@ -344,74 +342,12 @@ class RunState:
     return True
 
 
-def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:
-  """Checks that a run can continue with a changed config.
-
-  Args:
-    before: the config of the run's checkpoint.
-    cfg: the changed config.
-    where: the run_dir, for the message.
-  Raises:
-    OtherModel: if a changed key makes another model; the message names the first such key.
-  """
-  other, wanted = f'run_dir {where}: it holds another model', 'or another --run_dir'
-  mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
-  if not mine & others:
-    names = ', '.join(sorted(others))
-    raise OtherModel(f'{other}: data.slots has none of its slots, {names}; wanted some, {wanted}')
-  was, now = ('interactions' if x.model.retrieval is None else 'retrieval' for x in (before, cfg))
-  if was != now:
-    differs = f'its config.yaml has model.{was}, this config model.{now}'
-    raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')
-  mine, others = ([column.name for column in x.data.dense] for x in (cfg, before))
-  lacks = [f"lacks its '{name}'" for name in others if name not in mine]
-  adds = [f"adds '{name}'" for name in mine if name not in others]
-  if differs := ', '.join(lacks + adds):
-    raise OtherModel(f'{other}: data.dense {differs}; wanted the same, {wanted}')
-  old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
-  for key in sorted(old.keys() | new.keys()):
-    if old.get(key) != new.get(key) and not warm_start.may_change(key, before, cfg):
-      differs = f'its config.yaml has {key} = {_shown(old, key)}, this config {_shown(new, key)}'
-      raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')
-
-
-def _shown(flat: Mapping[str, Json], key: str) -> str:
-  """Returns a flat config's value of a key as text; of a list of sections, their names."""
-  names = [v for k, v in flat.items() if re.fullmatch(rf'{re.escape(key)}\.\d+\.name', k)]
-  return f'[{", ".join(map(str, names))}]' if names else short(flat.get(key))
-
-
-def _tell_differences(before: config.Config, cfg: config.Config) -> None:
-  """Prints a line for each difference between the two configs.
-
-  A list or a section that only one of them has is one difference.
-  """
-
-  def by_name(tree: JsonObject) -> JsonObject:
-    for key in ('slots', 'dense', 'labels'):
-      tree['data'][key] = {section['name']: section for section in tree['data'][key]}
-    return tree
-
-  def tell(key: str, was: Json, now: Json) -> None:
-    was_within, now_within = (
-      dict(enumerate(x)) if isinstance(x, (list, tuple)) else x for x in (was, now)
-    )
-    if all(isinstance(x, dict) and x for x in (was_within, now_within)):
-      for name in dict.fromkeys((*was_within, *now_within)):
-        tell(f'{key}.{name}', was_within.get(name, ...), now_within.get(name, ...))
-    elif was != now:
-      was, now = ('nothing' if x is ... else one_line_yaml(x) for x in (was, now))
-      print(f'{key[1:]}: {now} from here on; the run had {was}')
-
-  tell('', *(by_name(x.model_dump(exclude={'run_dir'})) for x in (before, cfg)))
-
-
 def check_run_dir(cfg: config.Config) -> None:
   """Refuses a run_dir that holds another model; prints each key whose value has changed."""
   # Compares with a checkpoint's config, because a run may have died just after writing config.yaml.
   if old := _config_in(os.path.join(cfg.run_dir, 'checkpoints')):
-    check_continues(old, cfg, cfg.run_dir)
-    _tell_differences(old, cfg)
+    continuing.check_continues(old, cfg, cfg.run_dir)
+    continuing.tell_differences(old, cfg)
 
 
 def _config_in(directory: str) -> config.Config | None:

@@ -9,43 +9,19 @@ If a table has another row optimizer or width, rows keep their weights, but thei
 starts fresh. Rows of a table that now uses bfloat16 are rounded to nearest.
 """
 
-import collections
 import itertools
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import numpy as np
 
 from ops import chunks, row_optimizers, row_store
-from ops.row_kinds import HYPERPARAMETERS
 from ops.sharding import shards_of, within
 from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.embedding.embedding import table_specs
-from trainer.errors import short
-from trainer.model.builder import PASSED, constructor_parameters, layer_class, layer_name
-from trainer.plain_data import JsonObject
-
-# Keys and sections that may change when a run continues; * is any text. `may_change` decides about
-# slots and widths. Any other change is refused.
-_MAY_CHANGE = (
-  *('run_dir', 'train', 'lifecycle', 'checkpoint', 'export', 'report', 'sync'),
-  *('data.train', 'data.valid', 'data.test', 'data.watch'),
-  *('data.group', 'data.format', 'data.delimiter', 'data.quoting', 'data.columns'),
-  *('data.missing_values', 'data.decimal', 'data.thousands'),
-  *('data.label_negative', 'data.labels.*.negative'),
-  *('data.max_bad_share', 'data.late', 'data.max_refused_passes', 'data.max_days_ahead'),
-  *('data.close_day_after_hours', 'data.keep_prepared_passes', 'data.keep_texts', 'data.items'),
-  *('model.retrieval.eval_at', 'model.retrieval.leave_out'),
-  *('model.label_smoothing', 'model.focal_gamma'),
-  *('model.interactions.*', 'model.dense_embedding'),
-  *('sparse.store', 'sparse.gradient_scale', 'sparse.exchange_dtype', 'sparse.tables.*.dtype'),
-  *('sparse.features_per_sample', 'sparse.shared_lists'),
-  *(f'sparse.tables.*.{o}.{k}' for o in ('linear', 'factors') for k in (*HYPERPARAMETERS, 'kind')),
-)
+from trainer.model.builder import layer_class, layer_name
 
 
 class Fate(NamedTuple):
@@ -55,61 +31,14 @@ class Fate(NamedTuple):
   fate: str  # taken over, weights taken over, rounded, partly, fresh or dropped
 
 
-def _identity(slot: config.Slot) -> JsonObject:
-  """Returns the settings of a slot that may not change when a run continues."""
-  return slot.model_dump(exclude={'pooling', 'lifecycle', 'made'})
-
-
-def may_change(key: str, old: config.Config, new: config.Config) -> bool:
-  """Returns whether a run may continue if the value of this key differs between the two configs."""
-  if key.startswith('data.slots.'):
-    by_name = {slot.name: slot for slot in old.data.slots}
-    kept = [slot for slot in new.data.slots if slot.name in by_name]
-    same = all(_identity(slot) == _identity(by_name[slot.name]) for slot in kept)
-    same &= bool(old.counted_fields()) == bool(new.counted_fields())
-    return same and (not _has_ffm(old, new) or _slots(old) == _slots(new))
-  if re.fullmatch(r'sparse\.tables\..*\.width', key):
-    return not _has_ffm(old, new)
-  return any(fnmatchcase(key, k) or fnmatchcase(key, f'{k}.*') for k in _MAY_CHANGE)
-
-
-def too_different(old: config.Config, new: config.Config) -> str | None:
-  """Returns why a new run cannot begin with the model of `old`; None if it can."""
-  if old.data.dense != new.data.dense:
-    listed = ', '.join(f'{c.name} ({c.transform})' for c in old.data.dense)
-    return f'its model reads other data.dense: {listed or "none"}; wanted the same, in this order'
-  was, now = ([label.name for label in cfg.labels] for cfg in (old, new))
-  if len(was) > 1 and len(now) > 1 and was != now[: len(was)]:
-    return f'its labels are {", ".join(was)}, not {", ".join(now)}; wanted the same, in this order'
-  for a, b in zip(old.labels, new.labels):
-    if (a.loss == 'squared_error') != (b.loss == 'squared_error'):
-      return f"its label {a.name} has loss '{a.loss}', this config '{b.loss}'; wanted the same"
-  counted = [[slot.name for slot in cfg.data.slots if slot.counts] for cfg in (old, new)]
-  if bool(counted[0]) != bool(counted[1]):
-    was, now = (', '.join(names) or 'no slot' for names in counted)
-    return f'{was} has counts in it, {now} in this config; wanted counts in both or in neither'
-  before = {slot.name: slot for slot in old.data.slots}
-  for slot in new.data.slots:
-    for key in ('table', 'shares'):
-      was, now = getattr(before.get(slot.name, slot), key), getattr(slot, key)
-      if was != now:
-        differs = f'has {key} {short(was)}, this config {short(now)}'
-        return f'its slot {slot.name} {differs}; wanted the same'
-  return None
-
-
-def _has_ffm(*configs: config.Config) -> bool:
-  return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
-
-
-def _layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
+def layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
   layers = cfg.model.all_interactions().items()
   needs = {need for key, layer in layers for need in layer_class(layer.kind, key).needs}
   specs = table_specs(cfg, needs if cfg.model.retrieval is None else {'factors'})
   return {spec.name: spec for spec in specs}
 
 
-def _slots(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
+def slots_of(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
   ids = cfg.slot_ids()
   return [(slot.name, ids[slot.name], slot.made) for slot in cfg.ordered_slots]
 
@@ -117,10 +46,10 @@ def _slots(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
 def is_needed(old: config.Config, new: config.Config) -> bool:
   """Returns whether a checkpoint of the config `old` must be converted for the config `new`."""
   return (
-    _slots(old) != _slots(new)
+    slots_of(old) != slots_of(new)
     or old.model.interactions != new.model.interactions
     or old.model.dense_embedding != new.model.dense_embedding
-    or _layouts(old) != _layouts(new)
+    or layouts(old) != layouts(new)
     or old.train.dense_optimizer.kind != new.train.dense_optimizer.kind
   )
 
@@ -141,7 +70,7 @@ def rows(
     # Slots that share the features of another one read its rows, so that one decides.
     if slot.shares is None and made.get(slot.name, ...) == slot.made:
       new_id[old_ids[slot.name]] = new_ids[slot.name]
-  own, before, now = shards_of(rank, size), _layouts(old), _layouts(new)
+  own, before, now = shards_of(rank, size), layouts(old), layouts(new)
 
   def changed(saved: Iterator[chunks.Chunk]) -> Iterator[chunks.Chunk]:
     for chunk in saved:
@@ -414,66 +343,10 @@ def dense(
   return state, slots + _tables(old, new) + table
 
 
-def parts(cfg: config.Config) -> dict[str, JsonObject]:
-  """Returns the settings that decide what a model predicts from its weights.
-
-  Two models with equal settings predict the same from the same weights.
-
-  Returns:
-    {part: its settings}. The parts are the slots, tables and layers.
-  """
-  settings: dict[str, JsonObject] = {
-    f'data.slots: {s.name}': {'pooling': p} | ({'shared_lists': 'mean'} if is_mean else {})
-    for s, p, is_mean in zip(cfg.ordered_slots, cfg.poolings(), cfg.averaged())
-  }
-  for name, spec in _layouts(cfg).items():
-    if spec.width:
-      settings[f'sparse.tables: {name}'] = {'width': cfg.sparse.tables[name].width}
-  counts: collections.Counter[str] = collections.Counter()
-  for key, layer in cfg.model.all_interactions().items():
-    parameters, _ = constructor_parameters(layer_class(layer.kind, key))
-    usual = {n: p.default for n, p in parameters.items() if p.default is not p.empty}
-    args = {n: v for n, v in (usual | layer.args).items() if n not in ('dropout', *PASSED)}
-    # As a checkpoint returns them: tuples become lists, other types that JSON lacks their names.
-    args = json.loads(json.dumps(args, default=lambda value: type(value).__name__))
-    settings[f'model.interactions: {layer.kind} {counts[layer.kind]}'] = args
-    counts[layer.kind] += 1
-  return settings
-
-
-def differences(
-  trained: Mapping[str, JsonObject | None], now: Mapping[str, JsonObject]
-) -> list[str]:
-  """Returns a text for each difference between a model and the trained one.
-
-  Args:
-    trained: the result of `parts` for the trained model, with None for a part whose trained weights
-      were dropped; {} if no model was trained.
-    now: the result of `parts` for the model.
-  """
-  if not trained:
-    return ['all of it is new']
-  texts = []
-  for part in sorted(trained.keys() | now.keys()):
-    was, wanted = trained.get(part), now.get(part)
-    if wanted is None:
-      texts.append(f'{part}, which was trained, is gone')
-    elif was is None:
-      texts.append(f'{part} is new')
-    else:
-      texts += [
-        f'{part}: {key} was trained as {short(was.get(key))}, '
-        f'the config has {short(wanted.get(key))}'
-        for key in dict.fromkeys((*was, *wanted))
-        if was.get(key) != wanted.get(key)
-      ]
-  return texts
-
-
 def _tables(old: config.Config, new: config.Config) -> list[Fate]:
   """Returns what a warm start does with each table whose layout differs between the configs."""
-  before, fates = _layouts(old), []
-  for name, now in _layouts(new).items():
+  before, fates = layouts(old), []
+  for name, now in layouts(new).items():
     was = before.get(name, now)
     widths = [{p.kind: p.width for p in spec.parts} for spec in (was, now)]
     for part in dict.fromkeys((*widths[0], *widths[1])):

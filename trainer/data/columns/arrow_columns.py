@@ -15,17 +15,16 @@ import pyarrow as pa
 from ops.keys import NO_FEATURE
 from trainer import config
 from trainer.data.columns.kinds import module_of
+from trainer.data.slot_features import distinct_texts, several_features
 from trainer.data.values import (
   WHOLE_NUMBER,
   Writing,
   as_text,
-  distinct_texts,
   feature_keys,
   floats,
   is_nested,
   one_each,
   ranges,
-  several_features,
   trim,
   whole_numbers,
   without_markers,

@@ -1,0 +1,80 @@
+"""The HTTP server of an application: its connections, and limits for the heads of requests."""
+
+import asyncio
+import functools
+import socket
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from trainer.serving.http import App
+from trainer.serving.scorer import BadRequest
+
+_BACKLOG = 1024
+_HEAD_BYTES = 16 << 10  # the longest head of a request
+SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
+# An idle connection closes after this time. A short time would often end just as a client sends.
+_SECONDS_IDLE = 75
+
+
+class _Protocol(HttpToolsProtocol):
+  """HTTP/1.1 with limits for the size of a request's head and the time until it has arrived."""
+
+  def __init__(self, application: App, **settings: object):
+    super().__init__(**settings)
+    self._application, self._seconds_to_send = application, application.limits.seconds_to_send
+    self._timer: asyncio.TimerHandle | None = None  # set while a head is arriving
+    self._head_bytes = 0
+
+  def connection_made(self, transport: asyncio.Transport) -> None:
+    super().connection_made(transport)
+    self.on_message_begin()
+
+  def on_message_begin(self) -> None:
+    super().on_message_begin()
+    self._stop_waiting()
+    self._head_bytes = 0
+    self._timer = self.loop.call_later(self._seconds_to_send, self.transport.close)
+
+  def data_received(self, data: bytes) -> None:
+    self._head_bytes += len(data)
+    super().data_received(data)
+    if self._timer and self._head_bytes > _HEAD_BYTES:
+      self.transport.close()
+
+  def on_headers_complete(self) -> None:
+    self._stop_waiting()
+    super().on_headers_complete()
+
+  def send_400_response(self, msg: str) -> None:
+    self._application.told('HTTP', BadRequest(msg))
+    super().send_400_response(msg)
+
+  def connection_lost(self, error: Exception | None) -> None:
+    self._stop_waiting()
+    super().connection_lost(error)
+
+  def _stop_waiting(self) -> None:
+    if self._timer:
+      self._timer.cancel()
+    self._timer = None
+
+
+def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
+  """Returns a server, and the listening socket to pass to its `run`; port 0: any free port."""
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+  # An answer's head and body are sent in two pieces; without this the second waits for 40 ms.
+  listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+  settings = uvicorn.Config(
+    app.asgi,
+    http=functools.partial(_Protocol, app),
+    interface='asgi3',
+    proxy_headers=False,  # nothing here asks who the client is
+    log_level='error',  # of bytes that are not HTTP, `App.told` tells
+    access_log=False,
+    lifespan='off',
+    timeout_graceful_shutdown=SECONDS_TO_FINISH,
+    timeout_keep_alive=_SECONDS_IDLE,
+  )
+  return uvicorn.Server(settings), listener

@@ -1,0 +1,145 @@
+"""Where the config of a training job comes from, and the values that are measured for it."""
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import yaml
+from absl import logging
+
+from trainer import config, frames, runtime
+from trainer.config import rules
+from trainer.data.log_files import is_directory, is_remote, matching, normal
+from trainer.errors import ConfigError, UserError, short
+from trainer.plain_data import Json
+from trainer.reporting import trackers
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """Where a training job's config comes from.
+
+  Attributes:
+    configuration: a YAML file, or its content as a dict.
+    overrides: strings `a.b=value`.
+    run_dir: replaces the config's run_dir, unless it is None.
+  """
+
+  configuration: str | Mapping[str, Json]
+  overrides: Sequence[str] = ()
+  run_dir: str | None = None
+
+  @functools.cached_property
+  def cfg(self) -> config.Config:
+    """The config, checked also against the files that it names.
+
+    Raises:
+      UserError: if such a file or directory does not exist, a setting needs days but the config has
+        none, or MLflow is not installed.
+    """
+    cfg, where = self.parsed(), self._where()
+    rules.check_days(cfg, where)
+    if 'mlflow' in cfg.report.to:
+      trackers.check_mlflow()
+    for key in ('train', 'valid', 'test'):
+      place = config.place_of(f'data.{key}', where, self.overrides)
+      try:
+        matching(getattr(cfg.data, key), f'{place}: data.{key}')
+      except ConfigError as e:
+        raise ConfigError(
+          f'{e}; {config.columns_wanted(cfg, where if place == where else None)}'
+        ) from None
+    if (watch := cfg.data.watch) and not is_directory(normal(watch)):
+      raise ConfigError(f"{where}: data.watch: found '{watch}', which is no directory")
+    return cfg
+
+  def with_measured_values(
+    self,
+    tells: bool = True,
+    init_from: str | None = None,
+    on_first: Callable[[str, Callable], Sequence] = lambda what, action: action(),
+  ) -> config.Config:
+    """Returns `cfg` with the values that are measured on the log: batch size, bins, look-up tables.
+
+    This imports TensorFlow, and may read the beginning of the log.
+
+    Args:
+      tells: whether to print what was measured, and to warn of settings without effect.
+      init_from: a run_dir whose bins a new run takes over.
+      on_first: `Communicator.on_first` of several ranks: they might see different passes.
+    """
+    cfg = self.cfg
+    if tells:
+      for line in rules.warnings(cfg):
+        logging.warning('%s', line)
+      trained = set(matching(cfg.data.train, 'data.train'))
+      for split in ('valid', 'test'):
+        if shared := trained.intersection(matching(getattr(cfg.data, split), f'data.{split}')):
+          files = f'{len(shared)} of its files' if len(shared) > 1 else min(shared)
+          told = 'data.%s: data.train has %s too, so its metrics say nothing of new samples'
+          logging.warning(told, split, files)
+    from trainer.data.measured import measured
+
+    values, told = on_first('cannot read the log', lambda: list(measured(cfg, init_from)))
+    for line in told if tells else ():
+      print(line, flush=True)
+    return self.parsed(values)
+
+  def _where(self) -> str:
+    return self.configuration if isinstance(self.configuration, str) else 'config'
+
+  @functools.cached_property
+  def bucket(self) -> str | None:
+    """The URL of the run_dir if it is in a bucket, else None."""
+    cfg = self._read()
+    if not is_remote(cfg.run_dir):
+      return None
+    if cfg.sync.mode != 'allreduce':
+      found = f"found '{cfg.run_dir}' with sync.mode '{cfg.sync.mode}'"
+      raise UserError(f'run_dir: {found}; wanted a directory that all hosts share')
+    return normal(cfg.run_dir)
+
+  def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
+    """Returns the config, without a check of the files that it names.
+
+    A run_dir in a bucket is replaced by the working directory for it on this machine.
+
+    Args:
+      measured: {key: value} for keys that the config leaves open.
+    """
+    cfg = self._read(measured)
+    if self.bucket is None:
+      return cfg
+    return cfg.model_copy(update={'run_dir': runtime.working_directory(self.bucket)})
+
+  def _read(self, measured: Mapping[str, Json] = {}) -> config.Config:
+    if isinstance(self.configuration, str):
+      return config.load(self.configuration, self.overrides, self.run_dir, measured)
+    if not isinstance(self.configuration, Mapping):
+      found = f'found {short(self.configuration)}'
+      raise ConfigError(
+        f'config: {found}; wanted the path of a YAML file, or its content as a dict'
+      )
+    try:
+      plain = json.loads(json.dumps(dict(self.configuration), default=_plain_setting))
+    except (
+      TypeError,
+      ValueError,
+      RecursionError,
+    ) as e:  # a key that is no text, or a dict in itself
+      raise ConfigError(f'config: {e}; wanted a dict as a YAML file gives it') from None
+    text = yaml.safe_dump(plain)
+    return config.parse(text, self._where(), self.overrides, self.run_dir, measured)
+
+
+def _plain_setting(value: object) -> Json:
+  """Returns a setting given in Python, such as a NumPy number or a path, as YAML would have it."""
+  if isinstance(value, np.generic):
+    return value.item()
+  if isinstance(value, os.PathLike):
+    return os.fsdecode(value)
+  wanted = 'texts, numbers, booleans, lists and dicts'
+  raise ConfigError(f'config: {frames.found(value)}; wanted {wanted}')
