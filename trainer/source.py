@@ -94,7 +94,7 @@ class Source:
   @functools.cached_property
   def bucket(self) -> str | None:
     """The URL of the run_dir if it is in a bucket, else None."""
-    cfg = self._read()
+    cfg = self._given
     if not is_remote(cfg.run_dir):
       return None
     if cfg.sync.mode != 'allreduce':
@@ -110,26 +110,24 @@ class Source:
     Args:
       measured: {key: value} for keys that the config leaves open.
     """
-    cfg = self._read(measured)
+    cfg = self._read(measured) if measured else self._given
     if self.bucket is None:
       return cfg
     return cfg.model_copy(update={'run_dir': runtime.working_directory(self.bucket)})
 
-  def _read(self, measured: Mapping[str, Json] = {}) -> config.Config:
+  @functools.cached_property
+  def _given(self) -> config.Config:
+    return self._read({})
+
+  def _read(self, measured: Mapping[str, Json]) -> config.Config:
     if isinstance(self.configuration, str):
       return config.load(self.configuration, self.overrides, self.run_dir, measured)
     if not isinstance(self.configuration, Mapping):
-      found = f'found {short(self.configuration)}'
-      raise ConfigError(
-        f'config: {found}; wanted the path of a YAML file, or its content as a dict'
-      )
+      wanted = 'wanted the path of a YAML file, or its content as a dict'
+      raise ConfigError(f'config: found {short(self.configuration)}; {wanted}')
     try:
       plain = json.loads(json.dumps(dict(self.configuration), default=_plain_setting))
-    except (
-      TypeError,
-      ValueError,
-      RecursionError,
-    ) as e:  # a key that is no text, or a dict in itself
+    except (TypeError, ValueError, RecursionError) as e:  # a key is no text, or a dict in itself
       raise ConfigError(f'config: {e}; wanted a dict as a YAML file gives it') from None
     text = yaml.safe_dump(plain)
     return config.parse(text, self._where(), self.overrides, self.run_dir, measured)
