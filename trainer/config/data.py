@@ -316,9 +316,7 @@ class Data(Section):
   def _leaves(self, name: str, visited: set[str]) -> Iterator[tuple[str, bool]]:
     """Yields each column of the log that a column with `from` reads, and whether as text.
 
-    Args:
-      name: the column with `from`; it may read other columns with `from`.
-      visited: names of columns whose `from` was followed already; this call adds to it.
+    It may read others with `from`; those `visited` were followed, and this call adds to them.
     """
     made = self.made
     visited.add(name)
@@ -330,12 +328,7 @@ class Data(Section):
 
 
 def _cycles(made: Mapping[str, Made], path: Sequence[str], key: str) -> Rules:
-  """Yields a mistake for each column that reads itself through other columns with `from`.
-
-  Args:
-    made: {name of a column with `from`: how it is computed}.
-    path: the names of columns, each of which reads the next one; the search continues at the last.
-  """
+  """Yields a mistake for each column that reads itself; each column of `path` reads the next."""
   for read in made[path[-1]].reads():
     if read in path[:-1]:
       yield key, f'found a cycle: {" reads ".join([*path, read])}; wanted none'

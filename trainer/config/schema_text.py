@@ -85,12 +85,7 @@ def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
 
 
 def _section_of(annotation: Any) -> tuple[type[pydantic.BaseModel] | None, type | None]:
-  """Finds the section in the type of a key.
-
-  Returns:
-    The class of the section, and list or dict if the type holds several sections, else None. For a
-    type without a section: None, None.
-  """
+  """Returns the section in the type of a key, and list or dict if the type holds several."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if inspect.isclass(annotation) and issubclass(annotation, pydantic.BaseModel):
     return annotation, None
@@ -135,13 +130,9 @@ def explained(cfg: Config, notes: Mapping[str, str]) -> str:
 def _explained(
   section: Section, path: str, origin: Callable[[str], str], told: set[type[Section]]
 ) -> Iterator[str]:
-  """Yields the lines of `explained` for one section.
+  """Yields the lines of `explained` for one section, whose key, with a dot at its end, is `path`.
 
-  Args:
-    section: a section of the config, or the whole config.
-    path: the key of the section with a dot at its end; '' for the whole config.
-    origin: returns where the value of a key comes from.
-    told: classes whose keys were explained already, and need no comment; this call adds its own.
+  The keys of the classes in `told` need no comment; this call adds its own class.
   """
   is_new = type(section) not in told
   told.add(type(section))

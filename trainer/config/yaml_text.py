@@ -75,11 +75,7 @@ def _children(node: Json) -> list[Json]:
 
 
 def _place(node: Json, part: str, where: str) -> int | str:
-  """Returns the index in a list, or the key in a mapping, for one part of a path like `a.b.0.c`.
-
-  Args:
-    where: the assignment and the path up to this part, for messages.
-  """
+  """Returns the index in a list, or the key in a mapping, for one part of a path like `a.b.0.c`."""
   if isinstance(node, list):
     if not re.fullmatch('[0-9]{1,9}', part) or int(part) >= len(node):
       raise ConfigError(f'{where} is not there; the list has {len(node)} entries')

@@ -93,11 +93,9 @@ def _lay_out(
   now: Mapping[str, row_store.TableSpec],
   new: config.Config,
 ) -> None:
-  """Converts rows, in place, from the old table layouts, `before`, to the new ones, `now`.
+  """Converts rows, in place, from the old table layouts to the new ones.
 
-  Args:
-    chunk: the rows, {column: array}, as ops.row_store.RowStore exports them. Their keys and slots
-      must already be those of the new model.
+  Their keys and slots must already be those of the new model.
   """
   hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
   ids = new.slot_ids()
@@ -202,12 +200,7 @@ def _histories(cfg: config.Config) -> list[str]:
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
-  """Names the entries of the tensors that layers read, along their last axis.
-
-  Returns:
-    {tensor: the name of each entry, in order}; the tensors are those that the `axes` of layers
-    name, such as 'dense' or 'joined'.
-  """
+  """Returns {tensor that `axes` of layers name, such as 'dense': its entries' names, in order}."""
   slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
   vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
@@ -262,12 +255,9 @@ def _places(
 
   Args:
     before: the `_inputs` of the old model.
-    now: the `_inputs` of the new model.
     keys: the inputs that the axis may follow.
-    is_guessed: whether only the length of the axis shows which inputs it follows. So if these
-      differ but not their number, no entry is copied.
-    n: the length of the axis in the old variable.
-    m: the length of the axis in the new variable.
+    is_guessed: whether only the length of the axis, n before and m now, shows which inputs it
+      follows. So if these differ but not their number, no entry is copied.
   Returns:
     The indices of the entries in the old variable, and their indices in the new one, int64 [k].
   """
