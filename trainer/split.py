@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from absl import flags
 
 from trainer import command_line, config, files
-from trainer.data import log_files
+from trainer.data import log_files, pass_files
 from trainer.errors import UserError, one_line, plain_errors, renamed
 
 DATA = flags.DEFINE_string('data', None, 'The log.', required=True)
@@ -321,7 +321,7 @@ def main() -> None:
       raise UserError(f'--{flag.name}: found with {found}; wanted {wanted}')
   if log_files.is_directory(DATA.value):
     raise UserError(f'--data {DATA.value}: found a directory; wanted a file')
-  before = log_files.files_of(DATA.value)
+  before = pass_files.files_of(DATA.value)
   places, counts, told = _places(kind, BY_TIME.value or BY_HASH.value)
   known = suffix in (*log_files.SUFFIXES, *log_files.CSV_SUFFIXES)
   paths = [os.path.join(OUT.value, split + (suffix if known else '.csv')) for split in SPLITS]
@@ -332,7 +332,7 @@ def main() -> None:
       raise UserError(f'--out {OUT.value}: {path} is {found}; wanted another directory')
   with plain_errors('cannot write --out'), _all_or_none(paths) as new:
     (_copy_rows if kind == 'parquet' else _copy_lines)(places, new)
-    if log_files.files_of(DATA.value) != before:
+    if pass_files.files_of(DATA.value) != before:
       raise UserError(f'--data {DATA.value}: changed meanwhile; wanted a log that is complete')
   for path, count, times in zip(paths, counts, told):
     place = ', in place of the file that was there' * (path in replaced)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tests.support.s3 import S3
 from trainer import config
 from trainer.comm.communicator import SingleProcess
-from trainer.data import log_files
+from trainer.data import log_files, pass_files
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass, announced, passes
 from trainer.errors import BadPass, ConfigError, UserError
@@ -111,7 +111,7 @@ class RemoteTest(tf.test.TestCase):
       ],
     )
     self.assertEqual(
-      [os.path.basename(f.path) for f in log_files.files_of(days[0].path)], ['part-9', 'part-10']
+      [os.path.basename(f.path) for f in pass_files.files_of(days[0].path)], ['part-9', 'part-10']
     )
     (one,) = passes(cfg, [self.url('log/*/*.csv')], 'data.train')
     self.assertEqual(one, Pass('dt=2024-02-10/b', self.url('log/dt=2024-02-10/b.csv'), 20240210))
@@ -119,7 +119,7 @@ class RemoteTest(tf.test.TestCase):
     with self.assertRaisesRegex(ConfigError, r"data.train: found no file that matches 's3://.*\*'"):
       passes(cfg, [self.url('nothing/*')], 'data.train')
     with self.assertRaisesRegex(UserError, 'no such file'):
-      log_files.files_of(self.url('nothing'))
+      pass_files.files_of(self.url('nothing'))
 
   def test_entries_of_the_ledger(self):
     local = os.path.join(self.get_temp_dir(), 'parts')
@@ -228,7 +228,7 @@ class RemoteTest(tf.test.TestCase):
     with self.assertRaisesRegex(
       UserError, r's3x://b/x: cannot be reached: Unrecognized filesystem'
     ):
-      log_files.files_of('s3x://b/x')
+      pass_files.files_of('s3x://b/x')
     with self.assertRaisesRegex(UserError, "'prepared' wants a local path"):
       passes(make_config(format='prepared'), [self.put('x.csv')], 'data.train')
 

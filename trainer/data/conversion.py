@@ -23,8 +23,9 @@ from trainer.data import (
   tfrecord_format,
 )
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import WHOLE, LogFile, Part, files_of
+from trainer.data.log_files import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
+from trainer.data.pass_files import files_of, partition_columns
 from trainer.data.passes import pass_day
 from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.prepared_writer import Writer
@@ -87,7 +88,7 @@ def raw_blocks(
 
   The blocks have the `wanted` columns. A column may come from the path, as dt in dt=31/part.csv.
   """
-  in_path = log_files.partition_columns(file.path)
+  in_path = partition_columns(file.path)
   partitions = {name: text for name, text in in_path.items() if name in wanted}
   inside = {name: key for name, key in wanted.items() if name not in partitions}
   if file.bytes == 0:

@@ -10,7 +10,6 @@ import math
 import os
 import re
 import shutil
-import stat
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -18,7 +17,7 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.fs
 
-from trainer.errors import BadPass, ConfigError, UserError, one_line, plain_errors, printable
+from trainer.errors import BadPass, ConfigError, UserError, one_line, printable
 from trainer.files import temporary_directory
 
 # The format of a file by its suffix; with any other suffix it is CSV.
@@ -229,7 +228,7 @@ def delete(path: str) -> None:
   filesystem, inside = _locate(path)
   kinds = pa.fs.FileType
   deletes = {kinds.Directory: filesystem.delete_dir, kinds.File: filesystem.delete_file}
-  if action := deletes.get(_info(path).type):
+  if action := deletes.get(info_of(path).type):
     retried(path, lambda: action(inside), 'deleted')
 
 
@@ -239,7 +238,7 @@ def listed(folder: str, recursive: bool = True) -> list[str]:
   Args:
     recursive: if false, returns the names of the files and directories in the directory itself.
   """
-  infos = retried(folder, lambda: _listed(folder, recursive, is_missing_empty=True))
+  infos = retried(folder, lambda: infos_below(folder, recursive, is_missing_empty=True))
   return [name for name, info in infos.items() if info.is_file or not recursive]
 
 
@@ -316,12 +315,12 @@ def _remote_glob(pattern: str) -> list[str]:
   return [
     os.path.join(parent, child)
     for parent in (_remote_glob(folder) if glob.has_magic(folder) else [folder])
-    for child in retried(parent, functools.partial(_listed, parent, False, True))
+    for child in retried(parent, functools.partial(infos_below, parent, False, True))
     if fnmatch.fnmatchcase(child, name) and not child.startswith('.')
   ]
 
 
-def _listed(
+def infos_below(
   folder: str, recursive: bool = True, is_missing_empty: bool = False
 ) -> dict[str, pa.fs.FileInfo]:
   """Returns what is in a remote directory: {path relative to it: FileInfo}.
@@ -356,22 +355,22 @@ def refusing(path: str) -> Iterator[None]:
 
 
 def exists(path: str) -> bool:
-  return _info(path).type != pa.fs.FileType.NotFound if is_remote(path) else os.path.exists(path)
+  return info_of(path).type != pa.fs.FileType.NotFound if is_remote(path) else os.path.exists(path)
 
 
 def is_directory(path: str) -> bool:
   """Returns whether a path is a directory; in a bucket, a directory must contain a file."""
-  return _info(path).type == pa.fs.FileType.Directory
+  return info_of(path).type == pa.fs.FileType.Directory
 
 
 def modified(path: str) -> float | None:
   """Returns when a file was last changed, in seconds since 1970; None if there is no file."""
   if exists(path):  # pyarrow refuses local names that are not UTF-8
-    return (_info(path).mtime_ns or 0) / 1e9 if is_remote(path) else os.path.getmtime(path)
+    return (info_of(path).mtime_ns or 0) / 1e9 if is_remote(path) else os.path.getmtime(path)
   return None
 
 
-def _info(path: str) -> pa.fs.FileInfo:
+def info_of(path: str) -> pa.fs.FileInfo:
   filesystem, inside = _locate(path)
   return retried(path, lambda: filesystem.get_file_info(inside))
 
@@ -388,7 +387,7 @@ def walk(
     return
   contents: dict[str, tuple[list[str], list[str]]] = {directory: ([], [])}
   try:
-    for below, info in _listed(directory).items():
+    for below, info in infos_below(directory).items():
       folder, name = os.path.split(os.path.join(directory, below))
       contents.setdefault(folder, ([], []))[info.is_file].append(name)
   except OSError as e:
@@ -429,84 +428,3 @@ def _is_directory(entry: os.DirEntry) -> bool:
     return entry.is_dir()
   except OSError:  # such as a link to itself
     return False
-
-
-def files_of(path: str) -> list[LogFile]:
-  """Returns the files of a pass: the file itself, or those below a directory.
-
-  They are in natural order, part_9 before part_10. Files whose names begin with . or _ (such as
-  _SUCCESS), and .crc files, are left out.
-
-  Raises:
-    UserError: if there is no such file, or it is a device, a pipe or a socket.
-    BadPass: if the directory contains no files.
-  """
-  with plain_errors(f'cannot read {path}'):
-    files = _remote_files(path) if is_remote(path) else _local_files(os.path.expanduser(path))
-  if isinstance(files, LogFile):
-    return [files]
-  parts = [p for p in files if not (any(map(_is_hidden, p.split('/'))) or p.endswith('.crc'))]
-  if not parts:
-    raise BadPass(f'{path}: the directory holds no files; wanted part files of the pass')
-  return [files[part] for part in sorted(parts, key=natural_key)]
-
-
-def _is_hidden(name: str) -> bool:
-  return name.startswith(('.', '_'))
-
-
-def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a remote file, or {relative path: file} of a remote directory."""
-  info = _info(path)
-  if info.type == pa.fs.FileType.NotFound:
-    raise UserError(f'{path}: no such file')
-  if info.is_file:
-    return LogFile(path, info.size, info.mtime_ns or 0)
-  return {
-    below: LogFile(os.path.join(path, below), child.size, child.mtime_ns or 0)
-    for below, child in retried(path, lambda: _listed(path)).items()
-    if child.is_file
-  }
-
-
-def _local_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a local file, or {relative path: file} of the visible files of a directory."""
-  if not os.path.isdir(path):
-    return _local_file(path)
-  here = os.path.realpath(os.path.dirname(os.path.abspath(path)))
-  if (here + os.sep).startswith(os.path.realpath(path) + os.sep):
-    raise BadPass(f'{path}: is a link to a directory that it lies in; wanted one of its own')
-
-  def fail(error: OSError) -> None:
-    raise error
-
-  files = {}
-  for folder, folders, names in os.walk(path, onerror=fail):
-    folders[:] = [name for name in folders if not _is_hidden(name)]
-    for name in folders:
-      if os.path.islink(os.path.join(folder, name)):
-        raise BadPass(f'{os.path.join(folder, name)}: is a link to a directory; wanted files')
-    for file in (os.path.join(folder, name) for name in names if not _is_hidden(name)):
-      files[os.path.relpath(file, path)] = _local_file(file)
-  return files
-
-
-def _local_file(path: str) -> LogFile:
-  try:
-    path.encode()
-  except UnicodeEncodeError:
-    raise BadPass(f'{path}: its name is not UTF-8; wanted one that is') from None
-  try:
-    info = os.stat(path)
-  except FileNotFoundError:
-    gone = 'is a link to a file that is not there' if os.path.islink(path) else 'no such file'
-    raise UserError(f'{path}: {gone}') from None
-  if not stat.S_ISREG(info.st_mode):
-    raise UserError(f'{path}: is a device, a pipe or a socket; wanted a file or a directory')
-  return LogFile(path, info.st_size, info.st_mtime_ns)
-
-
-def partition_columns(path: str) -> dict[str, str]:
-  """Returns the Hive partition columns of a path: {'dt': '31', 'hour': '3'} for dt=31/hour=3/x."""
-  folders = re.split(r'[/\\]', path)[:-1]
-  return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))

@@ -12,7 +12,8 @@ from trainer import config
 from trainer.data import orc_format, parquet_format
 from trainer.data.conversion import format_of
 from trainer.data.csv_format import header_lines
-from trainer.data.log_files import LogFile, Part, codec_of, files_of, open_file
+from trainer.data.log_files import LogFile, Part, codec_of, open_file
+from trainer.data.pass_files import files_of
 from trainer.data.prepared import CHUNK
 from trainer.errors import UserError
 

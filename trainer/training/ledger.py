@@ -11,7 +11,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 
-from trainer.data.log_files import LogFile, absolute, exists, files_of, is_remote, open_file
+from trainer.data.log_files import LogFile, absolute, exists, is_remote, open_file
+from trainer.data.pass_files import files_of
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
 from trainer.errors import UserError
