@@ -4,14 +4,14 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from absl import logging
 
 from trainer import config, files
 from trainer.comm.communicator import Communicator
 from trainer.errors import DataLoss, UserError
-from trainer.plain_data import JsonObject
+from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
 from trainer.storage.kept_texts import KeptTexts
 from trainer.training import continuing, warm_start
