@@ -27,6 +27,7 @@ from tests.support.steps import TASKS, make_config, scores, train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
+from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.serving.http import Limits
@@ -806,6 +807,11 @@ class PlainColumnsTest(tf.test.TestCase):
   ]
   VALUES = TEXTS[:6] * 6 + TEXTS + [None, 3, -0, 2**70, 5.0, ['a', 'b'], True]
   NUMBERS = [0.5, -1, 7, None, float('nan'), 1e-40, 2**60] * 4 + ['1.5', 'NA', '', 2**2000, 1e39]
+  OF_COLUMN = {
+    'age': ['7', '12.0', ' ', None, 3, 'NA', '-1', '1e40', 'a', '1e-40'],
+    'ts': ['1700000000', 0, '-5', None, '', 'NA', '1.5', 'a', 10**12, True],
+    'topics': ['a', 'ax2', 'NAx3|b', '|bx-1.5', None, 7, 'ax', 'x2', 'axb', 'ax1e39', 'ax1e-40'],
+  }
 
   def test_requests_of_plain_values_read_as_a_log_does(self):
     cfg = make_config(
@@ -831,6 +837,29 @@ class PlainColumnsTest(tf.test.TestCase):
         'data.missing_values': ['1', '-1', 'missing'],
       }
     )
+    computed = make_config(
+      {
+        'data.slots': [
+          {'name': 'tags', 'separator': '|'},
+          {'name': 'topics', 'separator': '|', 'value_separator': 'x'},
+          {'name': 'age'},
+          {'name': 'age_bin', 'from': {'bins': 'age', 'boundaries': [1, 7]}},
+          {'name': 'size', 'from': {'number': 'height'}},
+          {'name': 'cross', 'from': {'cross': ['tags', 'age_bin', 'word']}},
+          {'name': 'first', 'from': {'text': 'word', 'prefixes': [1, 2]}},
+          {'name': 'hour', 'from': {'time': 'ts', 'part': 'hour', 'unit': 'seconds'}},
+        ],
+        'data.dense': [
+          {'name': 'twice', 'from': {'expression': 'price * 2'}},
+          {'name': 'height'},
+          {'name': 'share', 'from': {'overlap': ['tags', 'word'], 'of': 'share'}},
+        ],
+        'data.missing_values': ['NA', '-1'],
+      }
+    )
+    made_alone = make_config(
+      {'data.slots': [{'name': 'a', 'from': {'text': 'b', 'lower': True}}], 'data.dense': []}
+    )
     rng, plain = random.Random(3), 0
     read = PlainColumns.read
 
@@ -840,31 +869,43 @@ class PlainColumnsTest(tf.test.TestCase):
       plain += samples is not None
       return samples
 
-    for cfg in (cfg, single, binned):
-      scorer = Scorer(config.dump(cfg))
-      with mock.patch.object(PlainColumns, 'reads', return_value=False):
-        of_log = Scorer(config.dump(cfg))
+    def listed(samples):
+      """Without the short form of samples that have one feature in each slot."""
+      if len(samples.segments) == len(samples.keys):
+        return samples
+      segments = np.arange(len(samples.keys), dtype=np.int32)
+      return samples._replace(segments=segments, values=np.ones([len(segments)], np.float32))
+
+    for cfg in (cfg, single, binned, computed, made_alone):
+      scorer, before = Scorer(config.dump(cfg)), plain
       for _ in range(300):
         size = rng.choice([1, 2, 5])
         few = rng.random() < 0.5  # most kinds of values leave a request to the log's reader
         columns = {}
         for name, is_text in cfg.data.log_columns().items():
-          values = (self.VALUES if is_text else self.NUMBERS)[: 6 if few else None]
+          values = self.VALUES if is_text else self.NUMBERS
+          if cfg is computed:
+            values = self.OF_COLUMN.get(name, values)
+          values = values[: 6 if few else None]
           columns[name] = rng.choices(values, k=rng.choice([1, size]))
         found = []
-        with mock.patch.object(PlainColumns, 'read', counted):
-          for one in (scorer, of_log):
+        for way in (counted, lambda *_: None):
+          with mock.patch.object(PlainColumns, 'read', way):
             try:
-              found.append(one.parse(columns, size))
+              found.append(scorer.parse(columns, size))
             except BadRequest as e:
               found.append(str(e))
         if isinstance(found[1], str):
           self.assertEqual(*found)
           continue
-        for name, value, wanted in zip(found[1]._fields, *found):
+        if cfg in (computed, made_alone):
+          found = map(listed, found)
+        for name, value, wanted in zip(SlotBatch._fields, *found):
           self.assertEqual((value.dtype, value.shape), (wanted.dtype, wanted.shape), name)
           np.testing.assert_array_equal(value, wanted, f'{name} of {columns}')
-    self.assertBetween(plain, 300, 800)
+      if cfg is computed:
+        self.assertBetween(plain - before, 60, 200)
+    self.assertBetween(plain, 600, 1100)
 
 
 class TasksTest(tf.test.TestCase):

@@ -1,84 +1,187 @@
 """Reads requests of plain texts and numbers, in a tenth of the time that the log's reader takes.
 
 The log's reader uses Arrow, which has a fixed cost for each column. A column of a log has many
-values, so that cost is small; a column of a request has few, so it is large.
+values, so that cost is small; a column of a request has few, so it is large. Here, NumPy reads the
+columns as they are and bins of dense columns, and the graph of SavedModels computes other columns
+with `from` or with values.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import tensorflow as tf
 
 from ops.keys import NO_FEATURE, text_keys
 from trainer import config
 from trainer.data.columns import bins
+from trainer.data.columns.graph_columns import GraphColumn, GraphReader, repeated
 from trainer.data.features import HASH_BITS, SlotBatch
-from trainer.data.schema import blank_columns
 from trainer.data.values import Writing, feature_keys, marker_numbers
 from trainer.plain_data import Json
+from trainer.serving.graph import Graph
 
 _END = '\n'  # between texts; hashing removes white space around a text
+_MOST = 300  # samples; of more, Arrow computes columns in less time than the graph
 _TEXTS, _NUMBERS = {str, int, type(None)}, {float, int, type(None)}
 
 
+def _texts(values: Sequence[Json]) -> Sequence[str] | None:
+  """Returns texts and whole numbers as texts; None if there are values of other types."""
+  kinds = set(map(type, values))
+  if kinds == {str}:
+    return values
+  return ['' if v is None else str(v) for v in values] if kinds <= _TEXTS else None
+
+
+def _numbers(values: Sequence[Json]) -> np.ndarray | None:
+  """Returns numbers as float64, NaN for null; None if there are values of other types."""
+  if not _NUMBERS.issuperset(map(type, values)):
+    return None
+  try:
+    return np.array(values, np.float64)
+  except OverflowError:
+    return None
+
+
+class _Computed:
+  """Reads the slots and dense columns that have `from` or values, by the graph of SavedModels."""
+
+  def __init__(self, cfg: config.Config):
+    self._cfg = cfg
+    self._slots = [(f, s) for f, s in enumerate(cfg.ordered_slots) if _is_computed(s, cfg)]
+    self._dense = [column for column in cfg.data.dense if column.made]
+    names = {n for _, s in self._slots for n, _ in cfg.data.columns_of(s)}
+    names |= {n for column in self._dense for n, _ in cfg.data.columns_of(column)}
+    is_text = cfg.data.log_columns()
+    self._texts = sorted(name for name in names if is_text[name])
+    self._numbers = sorted(names.difference(self._texts))
+    whole, floats = tf.TensorSpec([None], tf.int32), tf.TensorSpec([None], tf.float64)
+    self._graph = Graph(self._computed, whole, whole, floats, whole, tf.TensorSpec([], tf.int64))
+
+  def _computed(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Returns the n features and the dense columns of B samples, and whether a value is doubtful.
+
+    Args:
+      *tensors: the characters of all texts as numbers, where each text begins and the last ends,
+        all numbers, how many values each column has, columns of texts first, and B.
+    """
+    characters, begins, numbers, lengths, size = tensors
+    texts = tf.raw_ops.UnicodeEncode(
+      input_values=characters,
+      input_splits=begins,
+      output_encoding='UTF-8',
+      errors='ignore',  # else some characters are replaced, such as U+FFFF
+    )
+    columns = {}
+    for values, names in ((texts, self._texts), (numbers, self._numbers)):
+      if names:
+        own, lengths = lengths[: len(names)], lengths[len(names) :]
+        columns |= zip(names, map(GraphColumn.single, tf.split(values, own, num=len(names))))
+    reader, ids, num_slots = (
+      GraphReader(self._cfg, columns, size),
+      self._cfg.slot_ids(),
+      len(self._cfg.data.slots),
+    )
+    found = {
+      'keys': [tf.zeros([0], tf.int64)],
+      'values': [tf.zeros([0])],
+      'segments': [tf.zeros([0], tf.int64)],
+    }
+    for field, slot in self._slots:
+      own = reader.slot(slot, ids[slot.name])
+      places, samples = repeated(own.samples, own.length, size)
+      found['keys'].append(tf.gather(own.keys, places))
+      found['values'].append(tf.gather(own.values, places))
+      found['segments'].append(samples * num_slots + field)
+    dense = [tf.broadcast_to(reader.dense(column), size[None]) for column in self._dense]
+    return {name: tf.concat(parts, 0) for name, parts in found.items()} | {
+      'dense': tf.stack(dense, 1) if dense else tf.zeros([size, 0]),
+      'has_doubts': reader.has_doubts(),
+    }
+
+  def read(self, columns: Mapping[str, Sequence[Json]], size: int) -> dict[str, np.ndarray] | None:
+    """Returns what `_computed` does; None if a value is doubtful, or of a type not read here."""
+    texts = [_texts(columns[name]) for name in self._texts]
+    numbers = [_numbers(columns[name]) for name in self._numbers]
+    if any(column is None for column in (*texts, *numbers)):
+      return None
+    lengths = np.array([*map(len, texts), *map(len, numbers)], np.int32)
+    texts = list(itertools.chain.from_iterable(texts))
+    try:
+      characters = np.frombuffer(''.join(texts).encode('utf-32-le'), np.int32)
+    except UnicodeEncodeError:
+      return None
+    begins = np.cumsum([0, *map(len, texts)], dtype=np.int32)
+    numbers = np.concatenate([np.zeros([0]), *numbers])
+    found = self._graph(characters, begins, numbers, lengths, np.int64(size))
+    return None if found['has_doubts'] else found
+
+
+def _is_computed(slot: config.Slot, cfg: config.Config) -> bool:
+  if isinstance(slot.made, config.Bins):
+    plain = {c.name for c in cfg.data.dense if not c.made} - {s.name for s in cfg.data.slots}
+    return slot.made.bins not in plain
+  return slot.made is not None or slot.value_separator is not None
+
+
 class PlainColumns:
-  """Reads the columns of requests for a config that `reads` accepts."""
+  """Reads the columns of requests for a config without model.retrieval."""
 
   def __init__(self, cfg: config.Config):
     missing, ids = cfg.data.missing_values, cfg.slot_ids()
-    self._slots = cfg.ordered_slots
-    self._dense = [column.name for column in cfg.data.dense]
+    self._num_slots, self._num_dense = len(cfg.data.slots), len(cfg.data.dense)
+    self._slots = [(f, s) for f, s in enumerate(cfg.ordered_slots) if not _is_computed(s, cfg)]
+    self._dense = [(i, c.name) for i, c in enumerate(cfg.data.dense) if not c.made]
+    places = {name: i for i, name in self._dense}
     self._bins = {
-      s.name: (self._dense.index(s.made.bins), bins.reader(s.made)) for s in self._slots if s.made
+      s.name: (places[s.made.bins], bins.reader(s.made)) for _, s in self._slots if s.made
     }
-    self._high_bits = np.array([ids[s.name] << HASH_BITS for s in self._slots], np.int64)
+    self._computed_dense = [i for i, c in enumerate(cfg.data.dense) if c.made]
+    is_plain = len(self._slots) == self._num_slots and not self._computed_dense
+    self._computed = None if is_plain else _Computed(cfg)
+    self._high_bits = np.array([ids[s.name] << HASH_BITS for _, s in self._slots], np.int64)
     self._missing_keys = feature_keys(pa.array(missing, pa.string()), '', 0, [])
     self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
 
-  @staticmethod
-  def reads(cfg: config.Config) -> bool:
-    """Returns whether this class can read requests for a config.
-
-    It cannot if a column has `from`, unless it is bins of a dense column, if features have values,
-    or if the config has model.retrieval.
-    """
-    slots, dense = cfg.data.slots, {column.name for column in cfg.data.dense}
-    dense -= {slot.name for slot in slots}
-    return not (
-      any(column.made for column in cfg.data.dense)
-      or any(
-        s.made and not (isinstance(s.made, config.Bins) and s.made.bins in dense) for s in slots
-      )
-      or any(slot.value_separator for slot in slots)
-      or blank_columns(cfg, labelled=False)
-      or cfg.model.retrieval
-    )
-
   def read(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch | None:
-    """Returns B = `size` samples; None if a value is wrong or of a type that only the log's reader
-    reads.
+    """Reads B = `size` samples.
 
-    `columns` has {name: B values, or one that stands for all samples}.
+    `columns` has {name: B values, or one that stands for all samples}. The result is None if the
+    log's reader must read them: a value is wrong or of a type that this class does not read, or
+    there are so many samples that Arrow is faster.
     """
-    dense = self._numbers(columns, size)
+    if self._computed and size > _MOST:
+      return None
+    dense = self._read_dense(columns, size)
     if dense is None or (found := self._keys(columns, dense)) is None:
       return None
     keys, segments = found
-    zeros = np.zeros([size], np.float32)
     values = np.ones([len(segments)], np.float32)
+    if self._computed:
+      if (computed := self._computed.read(columns, size)) is None:
+        return None
+      dense[:, self._computed_dense] = computed['dense']
+      segments = np.concatenate([segments, computed['segments'].astype(np.int32)])
+      order = np.argsort(segments, kind='stable')
+      keys, segments = np.concatenate([keys, computed['keys']])[order], segments[order]
+      values = np.concatenate([values, computed['values']])[order]
+      if np.array_equal(segments, np.arange(size * self._num_slots)) and (values == 1).all():
+        values, segments = values[:0], segments[:0]  # one feature in each slot
+    zeros = np.zeros([size], np.float32)
     return SlotBatch(keys, values, segments, dense, zeros, zeros, zeros)
 
-  def _numbers(self, columns: Mapping[str, Sequence[Json]], size: int) -> np.ndarray | None:
-    """Returns the dense columns, float32 [B, Dn]; None if this class cannot read a value."""
-    dense = np.empty([len(self._dense), size], np.float32)
+  def _read_dense(self, columns: Mapping[str, Sequence[Json]], size: int) -> np.ndarray | None:
+    """Returns the dense columns, float32 [B, Dn]; None if this class cannot read a value.
+
+    Computed columns are left NaN.
+    """
+    dense = np.full([self._num_dense, size], np.nan, np.float32)
     with np.errstate(over='ignore'):
-      for i, name in enumerate(self._dense):
-        values = columns[name]
-        if not _NUMBERS.issuperset(map(type, values)):
-          return None
-        try:
-          numbers = np.array(values, np.float64)  # None becomes NaN
-        except OverflowError:
+      for i, name in self._dense:
+        numbers = _numbers(columns[name])
+        if numbers is None:
           return None
         if len(self._missing_numbers):
           numbers[np.isin(numbers, self._missing_numbers)] = np.nan
@@ -88,22 +191,19 @@ class PlainColumns:
   def _keys(
     self, columns: Mapping[str, Sequence[Json]], dense: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns `keys` and `segments` of a SlotBatch; None if this class cannot read a value."""
-    texts, fields, size = [], len(self._slots), len(dense)
-    counts = np.ones([fields, size], np.int64)
-    for f, slot in enumerate(self._slots):
+    """Returns the keys and segments of plain slots; None if this class cannot read a value."""
+    texts, size = [], len(dense)
+    counts = np.ones([len(self._slots), size], np.int64)
+    for row, (_, slot) in zip(counts, self._slots):
       if slot.made:
         place, features = self._bins[slot.name]
         texts += features(dense[:, place])
         continue
-      values = columns[slot.column or slot.name]
-      kinds = set(map(type, values))
-      if not kinds <= _TEXTS:
+      values = _texts(columns[slot.column or slot.name])
+      if values is None:
         return None
-      if kinds != {str}:
-        values = ['' if value is None else str(value) for value in values]
       if slot.separator:
-        counts[f] = [1 + value.count(slot.separator) for value in values]
+        row[:] = [1 + value.count(slot.separator) for value in values]
         values = [value.replace(slot.separator, _END) for value in values]
       texts += values if len(values) == size else values * size
     try:
@@ -111,25 +211,27 @@ class PlainColumns:
     except UnicodeEncodeError:
       return None
     ends = np.flatnonzero(data == ord(_END))
-    if len(ends) != counts.sum() - 1:
+    if len(ends) != max(counts.sum() - 1, 0):
       return None  # a text has a line break
-    offsets = np.concatenate([[0], ends + 1, [len(data)]]).astype(np.int32)
+    offsets = np.concatenate([[0], ends + 1, [len(data)] * bool(texts)]).astype(np.int32)
     keys = text_keys(data, offsets, 0)
     if len(self._missing_keys):
       is_missing = np.isin(keys, self._missing_keys)
-      is_missing &= np.repeat([slot.made is None for slot in self._slots], counts.sum(1))
+      is_missing &= np.repeat([slot.made is None for _, slot in self._slots], counts.sum(1))
       keys[is_missing] = NO_FEATURE
     keys |= np.repeat(self._high_bits, counts.sum(1))  # NO_FEATURE, all bits 1, stays as it is
     present = keys != NO_FEATURE
-    if len(keys) == counts.size and present.all() and not any(s.separator for s in self._slots):
-      return keys.reshape(fields, size).T.reshape(-1), np.zeros([0], np.int32)
-    segments = np.arange(size, dtype=np.int32) * fields + np.arange(fields, dtype=np.int32)[:, None]
+    is_single = not (self._computed or any(slot.separator for _, slot in self._slots))
+    if is_single and present.all():
+      return keys.reshape(counts.shape).T.reshape(-1), np.zeros([0], np.int32)
+    fields = np.array([f for f, _ in self._slots], np.int32)
+    segments = np.arange(size, dtype=np.int32) * self._num_slots + fields[:, None]
     segments = np.repeat(segments.reshape(-1), counts.reshape(-1))[present]
     order = np.argsort(segments, kind='stable')
     keys, segments = keys[present][order], segments[order]
-    for f, slot in enumerate(self._slots):
+    for f, slot in self._slots:
       if slot.sequence:  # keep the last max_length features
-        own = np.flatnonzero(segments % fields == f)
+        own = np.flatnonzero(segments % self._num_slots == f)
         to_end = np.searchsorted(segments, segments[own], side='right') - own
         left_out = own[to_end > slot.sequence.max_length]
         keys, segments = np.delete(keys, left_out), np.delete(segments, left_out)

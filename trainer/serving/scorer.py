@@ -8,7 +8,7 @@ import collections
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,6 +31,7 @@ from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import build
 from trainer.plain_data import Json
+from trainer.serving.graph import Graph
 from trainer.serving.plain_columns import PlainColumns
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
 
@@ -77,7 +78,7 @@ class Scorer:
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
     self._num_slots = len(cfg.data.slots)
     self._cfg = cfg
-    self._plain = PlainColumns(cfg) if PlainColumns.reads(cfg) else None
+    self._plain = None if cfg.model.retrieval else PlainColumns(cfg)
     self.retrieval = cfg.model.retrieval
     of_items = self.retrieval.only_of_items() if self.retrieval else ()
     # name -> whether its values are strings; columns of strings come first
@@ -86,7 +87,7 @@ class Scorer:
     self._aliases = {input_name(name): name for name in self._columns}
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     dense = tf.TensorSpec([None, len(cfg.data.dense)], tf.float32)
-    self._graph = _Graph(
+    self._graph = Graph(
       self._outputs,
       *(integers, floats, dense, integers, integers, floats, floats),
       *([tf.TensorSpec([None, 2])] if self._embedding.counted else []),
@@ -94,7 +95,7 @@ class Scorer:
     self._graph_of_store = None
     if not self._embedding.counted:
       keys, store = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.resource)
-      self._graph_of_store = _Graph(self._outputs_of_store, integers, floats, dense, keys, store)
+      self._graph_of_store = Graph(self._outputs_of_store, integers, floats, dense, keys, store)
 
   def _outputs_of_store(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs with rows from a row store.
@@ -315,26 +316,6 @@ class Scorer:
     for size in (1, 2):  # this may look up rows, because missing numbers may have a bin
       with contextlib.suppress(VersionGone):
         self.score(self.parse(nothing, size), view)
-
-
-class _Graph:
-  """A TensorFlow graph that is called with arrays or tensors, and returns {name: array}."""
-
-  def __init__(self, function: Callable[..., dict[str, tf.Tensor]], *specs: tf.TensorSpec):
-    traced = tf.function(function, autograph=False)
-    self._graph = traced.get_concrete_function(*specs)
-    self._captured = self._graph.captured_inputs
-    self._dtypes = [output.dtype for output in self._graph.outputs]
-    self.names = list(self._graph.structured_outputs)
-
-  def __call__(self, *inputs: np.ndarray | tf.Tensor) -> dict[str, np.ndarray]:
-    tensors = [i if isinstance(i, tf.Tensor) else to_tensor(i) for i in inputs]
-    # For small graphs, calling self._graph itself takes three times as long.
-    outputs = tf.raw_ops.StatefulPartitionedCall(
-      args=tensors + self._captured, Tout=self._dtypes, f=self._graph
-    )
-    found = dict(zip(sorted(self.names), outputs))
-    return {name: found[name].numpy() for name in self.names}
 
 
 def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:

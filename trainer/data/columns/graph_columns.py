@@ -46,6 +46,11 @@ def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
   return numbers
 
 
+def _is_subnormal(numbers: tf.Tensor) -> tf.Tensor:
+  """Returns where numbers are subnormal in float32; TensorFlow takes such numbers as 0."""
+  return tf.not_equal(numbers, 0) & (tf.abs(numbers) < TINY32)
+
+
 class GraphColumn(NamedTuple):
   """The values of a column in L samples."""
 
@@ -80,24 +85,6 @@ def texts_of(values: tf.Tensor) -> tf.Tensor:
   missing = tf.math.is_nan(values)
   whole = tf.strings.as_string(tf.cast(tf.where(missing, tf.zeros_like(values), values), tf.int64))
   return tf.where(missing, '', whole)
-
-
-def numbers_of(column: GraphColumn, markers: Sequence[str], writing: Writing) -> tf.Tensor:
-  """Returns the first number of each sample of a column, floats [L], NaN where missing.
-
-  Args:
-    column: holds numbers, or texts of numbers.
-    markers: texts that stand for a missing value.
-    writing: how texts write numbers.
-  """
-  values = column.firsts()
-  if values.dtype == tf.string:
-    values = numbers_of_texts(_blank(tf.strings.strip(values), markers), writing)
-  elif values.dtype.is_integer:
-    values = tf.cast(values, tf.float64)
-  for marker in marker_numbers(tuple(markers), writing).tolist():
-    values = tf.where(tf.equal(values, marker), tf.constant(np.nan, values.dtype), values)
-  return values
 
 
 def _keys(texts: tf.Tensor, slot_id: int, markers: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -159,7 +146,7 @@ class SlotTensors(NamedTuple):
 class GraphReader:
   """Gives the columns of a batch to the model, and to made columns, which are computed from them.
 
-  It does in a SavedModel what `ArrowReader` does elsewhere.
+  It does in a SavedModel, and for most requests, what `ArrowReader` does elsewhere.
 
   Args:
     columns: the columns of the log.
@@ -169,8 +156,17 @@ class GraphReader:
   def __init__(self, cfg: config.Config, columns: Mapping[str, GraphColumn], size: tf.Tensor):
     self._data, self._log, self.size = cfg.data, columns, size
     self._made, self._writing = cfg.data.made, Writing.of(cfg.data)
+    self._doubts = [tf.zeros([], tf.bool)]
     self._own = ''  # the made column for which this reader reads; '' for the model
     self._results: dict[str, GraphColumn] = {}
+
+  def doubt(self, doubtful: tf.Tensor) -> None:
+    """Notes values, where `doubtful` is true, that conversion may refuse or read otherwise."""
+    self._doubts.append(tf.reduce_any(doubtful))
+
+  def has_doubts(self) -> tf.Tensor:
+    """Returns whether any value that was read so far is doubtful, bool []."""
+    return tf.reduce_any(tf.stack(self._doubts))
 
   def _read(self, name: str) -> tuple[GraphColumn, list[str]]:
     """Returns a made column or one of the log, and the texts that stand for a missing value."""
@@ -189,9 +185,23 @@ class GraphReader:
     ((name, _),) = self._data.columns_of(column)
     return self._log[name], self._data.missing_values
 
+  def _numbers(self, column: GraphColumn, markers: Sequence[str]) -> tf.Tensor:
+    """Returns the first number of each sample of a column, floats [L], NaN where missing."""
+    values = column.firsts()
+    if values.dtype == tf.string:
+      texts = _blank(tf.strings.strip(values), markers)
+      values = numbers_of_texts(texts, self._writing)
+      self.doubt(tf.not_equal(texts, '') & tf.math.is_nan(values))
+    elif values.dtype.is_integer:
+      values = tf.cast(values, tf.float64)
+    for marker in marker_numbers(tuple(markers), self._writing).tolist():
+      values = tf.where(tf.equal(values, marker), tf.constant(np.nan, values.dtype), values)
+    self.doubt(tf.math.is_inf(tf.cast(values, tf.float32)) | _is_subnormal(values))
+    return values
+
   def dense(self, column: config.DenseColumn) -> tf.Tensor:
     """Returns the numbers of a dense column, float32 [L], NaN where missing."""
-    return tf.cast(numbers_of(*self._column(column), self._writing), tf.float32)
+    return tf.cast(self._numbers(*self._column(column)), tf.float32)
 
   def slot(self, slot: config.Slot, slot_id: int) -> SlotTensors:
     """Returns the features of a slot, the same as conversion does."""
@@ -202,11 +212,14 @@ class GraphReader:
       split = f'(?s)(.*){re.escape(slot.value_separator)}(.*)'  # at the last separator
       has_value = tf.strings.regex_full_match(texts, split)
       written = tf.strings.regex_replace(texts, f'^{split}$', r'\2')
-      numbers = tf.cast(numbers_of_texts(written, self._writing), tf.float32)
-      values = tf.where(has_value, numbers, values)
+      numbers = numbers_of_texts(written, self._writing)
+      self.doubt(has_value & _is_subnormal(numbers))
+      values = tf.where(has_value, tf.cast(numbers, tf.float32), values)
       texts = tf.where(has_value, tf.strings.regex_replace(texts, f'^{split}$', r'\1'), texts)
+      self.doubt(has_value & tf.equal(tf.strings.strip(texts), ''))
     # Conversion drops a record whose value is no number; here only its feature is left out.
     is_number = tf.math.is_finite(values)
+    self.doubt(~is_number)
     keys, present = _keys(texts, slot_id, markers)
     columns = [tf.boolean_mask(c, present & is_number) for c in (keys, values, samples)]
     if slot.sequence:
@@ -218,7 +231,7 @@ class GraphReader:
   def numbers(self, name: str) -> tf.Tensor:
     """Returns a column as float64 [L]; NaN where missing or beyond float32's range."""
     column, markers = self._read(name)
-    numbers = tf.cast(numbers_of(column, markers, self._writing), tf.float64)
+    numbers = tf.cast(self._numbers(column, markers), tf.float64)
     numbers = tf.where(tf.abs(numbers) < TINY, tf.zeros_like(numbers), numbers)
     is_huge = tf.math.is_inf(tf.cast(numbers, tf.float32))
     return tf.where(is_huge, tf.constant(np.nan, tf.float64), numbers)
@@ -235,6 +248,7 @@ class GraphReader:
     is_text = tf.equal(
       tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8', errors='ignore'), texts
     )
+    self.doubt(~is_text)
     return _blank(tf.strings.strip(tf.where(is_text, texts, '')), markers)
 
   def features(self, name: str) -> GraphFeatures:

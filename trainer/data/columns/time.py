@@ -101,11 +101,7 @@ def _is_date(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike
 
 
 def _part(part: str, local: TensorLike) -> TensorLike:
-  """Returns one part of times, such as the hour, int64.
-
-  Args:
-    local: int64, the times in seconds since 1970 on the zone's clock.
-  """
+  """Returns one part of times, int64; `local` is in seconds since 1970 on the zone's clock."""
   days = local // DAY
   weekday = (days + 3) - (days + 3) // 7 * 7  # 1970 began on a Thursday
   parts = {
@@ -210,6 +206,7 @@ def _graph_times(
   """Reads a column's texts as times in TensorFlow; returns what `_read` does."""
   pattern = _PATTERNS[made.unit]
   texts = tf.strings.regex_replace(reader.texts(name), *_ZULU)
+  is_blank = tf.equal(texts, '')
   is_matched = tf.strings.regex_full_match(texts, pattern)
   texts = tf.where(is_matched, texts, '')
 
@@ -218,7 +215,9 @@ def _graph_times(
     digits = tf.strings.regex_replace(texts, pattern, f'\\{(before + named).count("(?P<")}')
     return tf.strings.to_number(tf.where(tf.equal(digits, ''), str(default), digits), tf.int64)
 
-  return _read(is_matched, group, made, tf)
+  utc, local, is_time = _read(is_matched, group, made, tf)
+  reader.doubt(~(is_time | is_blank))
+  return utc, local, is_time
 
 
 def graph(made: config.Time, reader: GraphReader) -> GraphColumn:
