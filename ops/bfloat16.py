@@ -32,14 +32,12 @@ def product(
   """Returns a·b + bias, float32 [m, n], where a and b are first rounded to bfloat16.
 
   On CPUs with avx512_bf16, row i of the result depends only on row i of a, to the last bit. Other
-  CPUs multiply the rounded numbers in float32, which is slower, and add the terms in another order.
-  On GPUs the bias and the result are rounded to bfloat16 too, as in a Keras layer with the policy
-  mixed_bfloat16. The gradients are computed in the same way as the product.
+  CPUs multiply the rounded numbers in float32, and add the terms in another order. On GPUs the bias
+  and the result are rounded too, as by a Keras layer with the policy mixed_bfloat16.
 
   Args:
     a: float32 [m, k], or a list of parts [m, k_i] whose columns are joined.
-    b: float32 [k, n], or [n, k] with `transpose_b`.
-    bias: float32 [n]; not with `transpose_b`.
+    b: float32 [k, n], or [n, k] with `transpose_b`, which takes no bias [n].
   """
   parts = a if isinstance(a, (list, tuple)) else [a]
   if tf.config.get_visible_devices('GPU'):

@@ -32,10 +32,7 @@ def digest() -> str | None:
 
 
 def build(library: str | None = None) -> str:
-  """Builds the op library with CMake, which compiles only changed files; returns its path.
-
-  If CMake or the compiler fails, it has printed the reason, and this raises SystemExit.
-  """
+  """Builds the op library with CMake, changed files only; returns its path or raises SystemExit."""
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   import tensorflow as tf
 

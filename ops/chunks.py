@@ -29,8 +29,8 @@ def select(
   """Returns a row store's chunk with only the features to keep.
 
   Args:
-    chunk: a chunk; its column `factors_NAME` has rows only for admitted features of table NAME.
-    kept: bool [n], true for the features to keep.
+    chunk: its column `factors_NAME` has rows only for admitted features of table NAME.
+    kept: bool [n].
     table_slots: {name of a table: the ids of its slots}.
   """
   selected = {}

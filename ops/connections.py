@@ -1,7 +1,4 @@
-"""All-to-alls of rows between ranks over sockets.
-
-Ranks do not negotiate. A rank that waits for another one sleeps.
-"""
+"""All-to-alls of rows between ranks over sockets. Ranks do not negotiate."""
 
 import uuid
 from collections.abc import Sequence
@@ -19,8 +16,7 @@ class Connections:
   operation; the message names the rank.
 
   Args:
-    fds: for each rank, the file descriptor of a stream socket that is connected to it; -1 at
-      `rank`. This object closes them.
+    fds: for each rank, a connected stream socket, -1 at `rank`. This object closes them.
   """
 
   def __init__(self, fds: Sequence[int], rank: int):
@@ -36,9 +32,9 @@ class Connections:
     """Sends rows to every rank, and waits for theirs; every rank calls this, even without rows.
 
     Args:
-      values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16, each holding the
-        rows for rank 0, then those for rank 1, and so on.
-      counts: int32 [N], how many rows go to each rank; they sum to n.
+      values: tensors [n, …] of int64, int32, uint8, float32, float16 or bfloat16: the rows for rank
+        0, then those for rank 1, and so on.
+      counts: int32 [N], how many rows go to each rank.
     Returns:
       For each of `values`, the rows [m, …] from all ranks in order; how many each sent, int32 [N].
     """

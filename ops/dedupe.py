@@ -33,10 +33,9 @@ def dedupe(
   segments: TensorLike = (),
   slots: int = 0,
 ) -> Deduped:
-  """Finds the distinct keys of a batch and sums the shows and clicks of each.
+  """Finds the distinct keys of a batch, int64 [n], and sums the shows and clicks of each.
 
   Args:
-    keys: int64 [n].
     shows: float32 [n], or [1] for one number that holds for all keys.
     clicks: as shows; with `slots`, [B], one number for all keys of each sample.
     segments: int32 [n], as in `ops.pooling.pool`; read only with `slots`.

@@ -1,8 +1,8 @@
 """The feature lifecycle: admission, decay, eviction and the selection of features to export.
 
 The rules (`Policy`), their defaults and their names come from PaddlePaddle's CTR accessor. The
-table of features and its operations, here called verbs, are written in C++; their contracts are in
-ops/cc/lifecycle/feature_table.h. The verbs work eagerly, in `tf.function` and in v1 graphs.
+operations ("verbs") are written in C++; their contracts are in ops/cc/lifecycle/feature_table.h.
+They work eagerly, in `tf.function` and in v1 graphs.
 """
 
 import copy
@@ -62,15 +62,11 @@ def _check_kind(kind: str) -> None:
 
 
 def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) -> tf.Tensor:
-  """Finds the sort key that divides the best `capacity` features from the others.
+  """Finds the sort key that divides the best `capacity` features from the others (radix selection).
 
-  It is found digit by digit (radix selection), until its digits alone divide the features.
-
-  Args:
-    histogram: `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
-  Returns:
-    int32 [d], the first d digits of the lowest sort key to keep. Features whose first d digits are
-    lower than these are to be evicted. Empty if all features are kept.
+  `histogram` is `FeatureLifecycle.rank_histogram`, summed over all tables that share the capacity.
+  Returns int32 [d], the first d digits of the lowest sort key to keep; features whose first d
+  digits are lower are to be evicted. Empty if all features are kept.
   """
   cut, wanted = [], capacity
   while True:
@@ -88,8 +84,8 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
 class Remote:
   """Lets code outside of a v1 graph call methods that add ops to the graph.
 
-  A call `m(…)` on this object becomes `run(of.m, …)`. `run` adds the ops of a method to the graph,
-  unless they are there already, and runs them.
+  A call `m(…)` becomes `run(of.m, …)`, which adds the method's ops, if they are not there, and runs
+  them.
   """
 
   def __init__(self, of: object, run: Callable):
@@ -107,9 +103,8 @@ class FeatureLifecycle:
   and the value.
 
   Args:
-    name: objects with the same name on one device share one table, and must have equal policies.
-      The table lives as long as any of them; in a v1 graph, as long as the session or server.
-      None: the table is not shared.
+    name: objects with the same name on one device share one table, and must have equal policies. It
+      lives as long as any of them; in a v1 graph, as long as the session or server.
     create_handle: a function of `policy` and `shared_name` that makes the table's resource; only
       for a subclass that keeps rows beside the features.
   """
@@ -137,11 +132,9 @@ class FeatureLifecycle:
         _deleters[at] = self._deleter
 
   def remote(self, run: Callable, read: Callable) -> 'FeatureLifecycle':
-    """Returns a copy of this object, for a v1 graph, whose verbs run at once as in eager mode.
+    """Returns a copy for a v1 graph, whose verbs run at once as in eager mode.
 
-    Args:
-      run: adds an op to the graph and runs it, as in `Remote`.
-      read: does the same for ops that change nothing, and so may run twice.
+    `run` is as in `Remote`; `read` is for ops that change nothing, and so may run twice.
     """
     table = copy.copy(self)
     table._ops, table._reads = Remote(self._ops, run), Remote(self._reads, read)
@@ -152,13 +145,11 @@ class FeatureLifecycle:
   ) -> tf.Tensor:
     """Adds shows and clicks to features, and creates features that the table does not have.
 
-    If a key repeats, its shows and clicks are summed first.
-
     Args:
-      keys: int64 [n].
+      keys: int64 [n]; if one repeats, its shows and clicks are summed first.
       shows: float64 [n], finite, >= 0.
-      clicks: float64 [n], finite, >= 0, at most shows. Where shows is 0, any number is allowed: the
-        clicks came late.
+      clicks: float64 [n], finite, >= 0, at most shows, or any number where shows is 0: they came
+        late.
       slots: int64 [n] in [0, 2047], for created features. None: bits 52 to 62 of the key.
     Returns:
       bool [n], whether the feature is admitted afterwards.
@@ -176,9 +167,8 @@ class FeatureLifecycle:
   def lookup(self, keys: TensorLike) -> dict[str, tf.Tensor]:
     """Returns what the table holds for each key's feature; zeros if it does not have the feature.
 
-    {name: tensor [n]}: show, click and delta_score, float64; unseen_days, age_days and slot, int32;
-    admitted and exists, bool. delta_score is the score that the feature has gained since a delta or
-    base last wrote it.
+    {name: tensor [n]}: show, click and delta_score (the score gained since a delta or base last
+    wrote it), float64; unseen_days, age_days and slot, int32; admitted and exists, bool.
     """
     return self._reads.ctr_lifecycle_lookup(self.handle, _keys(keys))._asdict()
 
@@ -189,13 +179,9 @@ class FeatureLifecycle:
   def evict(self, all_reduce: Callable[[np.ndarray], np.ndarray] | None = None) -> tf.Tensor:
     """Deletes the features that the policy does not keep; returns the keys deleted here, int64 [m].
 
-    First it deletes those that fail the tests of `policy.eviction`, then all but the best
-    `policy.capacity` features.
-
-    Args:
-      all_reduce: a function that sums an int64 array over all processes that hold parts of one
-        table. The capacity is then that of the whole table: the same features are kept as if one
-        process held it. Eager only.
+    First those that fail the tests of `policy.eviction`, then all but the best `policy.capacity`.
+    An `all_reduce` (eager only) sums an int64 array over all processes that hold parts of one
+    table: the same features are kept as if one process held it.
     """
     if all_reduce is None or self.policy.capacity is None:
       return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle))
@@ -210,15 +196,10 @@ class FeatureLifecycle:
     return self._forget_rows(self._ops.ctr_lifecycle_evict(self.handle, capacity=False))
 
   def rank_histogram(self, prefix: TensorLike) -> tf.Tensor:
-    """Counts the features whose sort key starts with `prefix`, for each value of the next digit.
+    """Counts the features whose sort key starts with `prefix`, for each next digit, int64 [65536].
 
     A sort key is a number of nine 16-bit digits. The better a feature is by `policy.capacity_by`,
-    the higher its sort key; no two features have the same.
-
-    Args:
-      prefix: int32 [d], the first d digits, d < 9.
-    Returns:
-      int64 [65536], the number of these features for each value of the digit after the prefix.
+    the higher its sort key; no two features have the same. `prefix` is int32 [d], d < 9.
     """
     return self._reads.ctr_lifecycle_rank_histogram(self.handle, prefix)
 
@@ -241,9 +222,8 @@ class FeatureLifecycle:
   def select(self, kind: str) -> tf.Tensor:
     """Returns the keys of the features that belong in an export of this kind, int64 [m].
 
-    They are ordered by shard of the table, then by key. For 'delta' and 'base', the table remembers
-    the features and their present delta_score (see `lookup`), until `commit` or until the same kind
-    is selected again.
+    They are ordered by shard, then by key. For 'delta' and 'base', the table remembers the features
+    and their present delta_score, until `commit` or until the same kind is selected again.
     """
     _check_kind(kind)
     return self._reads.ctr_lifecycle_select(self.handle, kind=kind)
@@ -251,9 +231,9 @@ class FeatureLifecycle:
   def commit(self, kind: str, keys: TensorLike) -> None:
     """Marks selected features as written; call it once their export is complete.
 
-    The delta_score that each feature had at the selection is subtracted, so only what the feature
-    has gained since then remains; for kind 'all' nothing is. Features that were deleted since the
-    selection are skipped. Keys that are not in the selection or were committed before are invalid.
+    The delta_score of the selection is subtracted, which leaves what the feature has gained since;
+    for kind 'all' nothing is. Features deleted since the selection are skipped. Keys that are not
+    in the selection or were committed before are invalid.
     """
     _check_kind(kind)
     return self._ops.ctr_lifecycle_commit(self.handle, _keys(keys), kind=kind)
@@ -291,13 +271,11 @@ class FeatureLifecycle:
         yield chunk
 
   def import_state(self, source: Iterable[chunks.Chunk], replace: bool = True) -> None:
-    """Imports chunks that any number of tables exported. Eager only.
+    """Imports chunks that any number of tables exported; with `replace`, first deletes all
+    features.
 
-    Args:
-      replace: whether to first delete the features that the table has.
-    Raises:
-      DataLossError: if a chunk is damaged, or a feature exists already. After any error the table
-        is empty, even if `replace` is False.
+    Eager only. Raises DataLossError if a chunk is damaged, or a feature exists already; after any
+    error the table is empty, even if `replace` is False.
     """
     if replace:
       self.clear()

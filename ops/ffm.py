@@ -10,9 +10,8 @@ _HOST = 'CPU:0'  # the kernels run where the factors are, so that a GPU receives
 def pairs(field_factors: tf.Tensor) -> tf.Tensor:
   """Returns ½ Σ_{f,g} ⟨A[f, g], A[g, f]⟩ over all fields (slots) of each sample, float32 [B].
 
-  Args:
-    field_factors: A, float32 [B, F, F·D]. A[f, g], the columns [g·D, (g+1)·D) of row f, is the sum
-      of the factors for field g of all features in field f.
+  A is float32 [B, F, F·D]. A[f, g], the columns [g·D, (g+1)·D) of row f, is the sum of the factors
+  for field g of all features in field f.
   """
   with tf.device(_HOST):
     return library.load().ctr_ffm(factors=field_factors)

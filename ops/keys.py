@@ -28,13 +28,9 @@ class EncodedFields(NamedTuple):
 
 
 def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarray:
-  """Hashes strings to keys, as `trainer.data.features.hash_keys` does.
+  """Hashes strings to keys as `trainer.data.features.hash_keys` does; NO_FEATURE for blank ones.
 
-  Args:
-    values: uint8, the bytes of the strings, one after another.
-    offsets: int32 [n + 1], where each string begins in `values`, and where the last one ends.
-  Returns:
-    int64 [n], NO_FEATURE for blank strings.
+  Their bytes, uint8, stand one string after another; offsets, int32 [n + 1], say where each begins.
   """
   values, offsets = np.ascontiguousarray(values, np.uint8), np.ascontiguousarray(offsets, np.int32)
   n = len(offsets) - 1
@@ -80,8 +76,8 @@ def encode_fields(
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
 
   Args:
-    keys: int64 [nnz], sample by sample, and slot by slot within a sample; if `counts` is None,
-      [F, n]. Arrays that `ops.tensors.aligned` made are not copied.
+    keys: int64 [nnz], sample by sample, and slot by slot within a sample; if `counts` is None, [F,
+      n]. Arrays that `ops.tensors.aligned` made are not copied.
     values: float32 [nnz]; None if all are 1, as they must be without `counts`.
     counts: int32 [n, F], the number of features in each field; n is at most MAX_SAMPLES. None if
       each field has one key, which may be NO_FEATURE.

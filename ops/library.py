@@ -21,9 +21,9 @@ TensorLike = tf.types.experimental.TensorLike
 
 @functools.cache
 def load(path: str = PATH) -> types.ModuleType:
-  """Returns a module with a function for each op; raises NotBuilt if the library does not fit.
+  """Returns a module with a function for each op.
 
-  It must have been built for this TensorFlow and from the sources in ops/cc.
+  It raises NotBuilt if the library was built for another TensorFlow or from other sources.
   """
   sources = build.digest() if path == PATH else None
   compile_again = 'run `python -m ops.build` to compile the ops again'
@@ -46,10 +46,7 @@ def load(path: str = PATH) -> types.ModuleType:
 
 
 class ResourceDeleter(resource_variable_ops.EagerResourceDeleter):
-  """Deletes an eager resource once no reference to this object is left.
-
-  The class exists because TensorFlow's own does not allow weak references to its objects.
-  """
+  """Deletes an eager resource once unreferenced; TensorFlow's own allows no weak references."""
 
   def __init__(self, handle: tf.Tensor):
     super().__init__(handle=handle, handle_device=handle.device)

@@ -1,9 +1,8 @@
 """Packs rows and gradients into buffers that processes exchange.
 
-A process requests rows by sending their keys to the owners, the processes that keep these rows. An
-owner packs the rows with `pack_rows`, and the requesting process unpacks them with `unpack_rows`.
-After its backward pass, the process packs gradients with `pack_gradients`, and the owner sums the
-gradients from all processes with `sum_gradients`. ops/cc/kernels/packing.cc describes the layout.
+A process sends keys to the owners of their rows, which answer with `pack_rows`; the process reads
+that with `unpack_rows`. After its backward pass it packs gradients with `pack_gradients`, and the
+owner sums those of all processes with `sum_gradients`. ops/cc/kernels/packing.cc has the layout.
 """
 
 from collections.abc import Sequence
@@ -22,10 +21,8 @@ def pack_rows(
 ) -> Tensors:
   """Packs the rows that an owner sends to the N processes that requested them.
 
-  A feature without factors takes only its linear weight and one bit.
-
   Args:
-    rows: the rows of the distinct keys that processes have requested.
+    rows: of the distinct keys requested.
     inverse: int32 [n], `Deduped.inverse` of all requested keys, process by process.
     counts: int32 [N], how many keys each process has requested.
     dtype: of the buffer: float32, float16 or bfloat16.
@@ -71,7 +68,7 @@ def pack_gradients(
     counts: int32 [N], how many of the keys each owner owns.
     dtype: of the buffer: float32, float16 or bfloat16.
   Returns:
-    A buffer [m] with a block for each owner, and the lengths of the blocks, int32 [N].
+    As `pack_rows` does.
   """
   return load().ctr_pack_gradients(linear_grad, factors_grad, offsets, counts, T=dtype)
 
@@ -81,13 +78,13 @@ def sum_gradients(
 ) -> Tensors:
   """Unpacks what all processes packed with `pack_gradients`, and sums each key's gradients.
 
-  Gradients are added in the order of the processes, so the sums are reproducible to the last bit.
+  Gradients are added in the order of the processes: the sums are reproducible to the last bit.
 
   Args:
     buffer: [m], the blocks of all processes, one after another.
     counts: int32 [N], how many keys each process sent gradients for.
     offsets: int32 [u + 1], as in the `PulledRows` of this owner.
-    deduped: what `dedupe` returned for the keys of all processes, one process after another.
+    deduped: of the keys of all processes, one process after another.
   Returns:
     The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]].
   """

@@ -31,10 +31,9 @@ _Thresholds = dict[Literal[PER_SLOT], int | float | None]
 
 @pydantic.dataclasses.dataclass(frozen=True, config={'strict': True})
 class Policy:
-  """The rules by which a feature is admitted, decays, is evicted and is exported.
+  """The rules, PaddlePaddle's, by which a feature is admitted, decays, is evicted and is exported.
 
-  PaddlePaddle's CTR accessor has the same rules. Most depend on the feature's score,
-  (show - click) * nonclk_coeff + click * clk_coeff.
+  Most depend on its score, (show - click) * nonclk_coeff + click * clk_coeff.
   """
 
   admission: Literal['score', 'count', 'probability', 'none'] = 'score'
@@ -97,8 +96,8 @@ class Policy:
   def serialize(self) -> str:
     """Returns this policy as a text for the C++ table; equal policies give the same text.
 
-    The first line has pairs `name=value`, with all digits. Each slot with thresholds of its own has
-    a further line, `slot name=value ...`.
+    A line of pairs `name=value`, then one, `slot name=value ...`, for each slot with its own
+    thresholds.
     """
 
     def text(value: str | float | None) -> str:

@@ -16,10 +16,7 @@ from ops.row_store import FactorPart, PulledRows
 
 @dataclasses.dataclass(frozen=True)
 class PoolLayout:
-  """What `pool` must know about the model.
-
-  Slot f is the f-th of `Config.ordered_slots`, which orders slots by table.
-  """
+  """What `pool` must know about the model; slots are in the order of `Config.ordered_slots`."""
 
   table_of_slot: tuple[int, ...]  # [F], the table of each slot, ascending
   parts: tuple[tuple[FactorPart, ...], ...]  # the parts of each table's factors
@@ -91,8 +88,8 @@ def pool(
   Args:
     rows: the rows of `deduped.unique`; only linear, factors and offsets are read.
     values: float32 [n], the values of the n features; empty if all are 1.
-    segments: int32 [n], ascending: sample * F + slot of each feature; empty if each slot of each
-      sample has one feature.
+    segments: int32 [n], ascending: sample * F + slot; empty if each slot of each sample has one
+      feature.
     batch_size: int32 [], B.
   """
   linear, norm, slots, totals, squares = load().ctr_pool(
@@ -148,7 +145,6 @@ def histories(
   Args:
     rows, deduped, segments, batch_size: as for `pool`.
     slots: the number of slots, F.
-    slot: the index of the histories' slot.
     width: how many of a row's factors to read, D.
   Returns:
     vectors: float32 [B, L, D], the factors of each history's features in order; L is the length of

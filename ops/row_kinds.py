@@ -1,8 +1,8 @@
 """The row optimizers: which hyperparameters each reads, their defaults, and the size of its state.
 
-The section `sparse.tables.NAME.factors` of the config, its documentation and its checks are made
-from the tables in this file. A new row optimizer needs an entry here and one in
-ops/cc/rows/row_optimizers.cc; a test compares the two. Imports no TensorFlow.
+The config's section `sparse.tables.NAME.factors` is made from these tables. A new row optimizer
+needs an entry here and one in ops/cc/rows/row_optimizers.cc; a test compares the two. Imports no
+TensorFlow.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ class Hyperparameter:
   Attributes:
     default: its value if a preset gives none. With None, the hyperparameter has no effect.
     meaning: its description in docs/config.md.
-    high: its largest value; None: there is none.
     excludes: the bound that is itself not allowed, 'low' or 'high'; '' if both are allowed.
   """
 
@@ -70,8 +69,8 @@ class RowKind:
   Attributes:
     meaning: the source of the update rule and its special properties, for docs/config.md.
     presets: {name of a preset: {hyperparameter: its default there}}.
-    state_per_weight: how many floats of state each weight has.
-    state_per_row: how many floats of state a row has in addition, whatever its width.
+    state_per_weight, state_per_row: floats of state; the latter are in addition, whatever the
+      width.
     reads: the hyperparameters that it reads, besides learning_rate, l1, l2 and clip.
     follows_gradient: whether a step is proportional to the gradient.
   """
@@ -85,9 +84,9 @@ class RowKind:
 
   @property
   def has_decaying_state(self) -> bool:
-    """Whether the state holds moving averages of gradients or of their squares.
+    """Whether the state holds moving averages, which change even in a step without a gradient.
 
-    It changes even in a step without a gradient, so l2_mode has an effect even without l2.
+    So l2_mode has an effect even without l2.
     """
     return 'beta2' in self.reads
 
@@ -168,20 +167,14 @@ def row_defaults(
 ) -> dict[str, float | None]:
   """Returns the defaults of a row optimizer, {hyperparameter: value}.
 
-  Only the preset `tuned` depends on batch_size, width and features. Gradients are means over the
-  batch, so a rare feature has a larger gradient in a smaller batch. The preset scales clip, epsilon
-  and initial_accumulator to match.
-
-  There are two rules for the learning rate (docs/quality.md). Steps may be proportional to
-  gradients. Then the rate is scaled inversely to them. It is also lowered for rows of more than 8
-  weights, so that a step on such a row is as long as one on 8 weights. Otherwise the first steps
-  are about as long as the rate, and the steps of a sample's features add up. Then the rate is
-  lowered for more than TUNED_FEATURES features.
-
-  Args:
-    batch_size: the number of samples in a step.
-    width: the number of weights in a row that the optimizer updates.
-    features: the mean number of features of a sample, of all tables.
+  Only the preset `tuned` depends on batch_size, on width (how many weights of a row the optimizer
+  updates) and on features (how many a sample has on average). Gradients are means over the batch,
+  so a rare feature has a larger gradient in a smaller batch: clip, epsilon and initial_accumulator
+  are scaled to match. There are two rules for the learning rate (docs/quality.md). Where steps are
+  proportional to gradients, it is scaled inversely to them, and lowered for rows of more than 8
+  weights, so that their step is as long as one on 8. Otherwise the first steps are about as long as
+  the rate, and the steps of a sample's features add up: it is lowered for more than TUNED_FEATURES
+  features.
   """
   rule = ROW_OPTIMIZERS[kind]
   if preset != 'tuned':

@@ -1,8 +1,7 @@
 """Row optimizers: the rules that update the weights of a feature's row.
 
-ops/cc/rows/row_optimizers.cc has their formulas. `RowStore.push` applies them itself. Other stores,
-such as TFRA's hash tables, use `row_init` and `row_update`, which take rows as tensors and return
-the new rows.
+ops/cc/rows/row_optimizers.cc has their formulas. `RowStore.push` applies them itself; other stores,
+such as TFRA's hash tables, use `row_init` and `row_update` on rows as tensors.
 """
 
 import math
@@ -33,13 +32,10 @@ def state_floats(kind: str, dim: int) -> int:
 def hyper(
   tables: Sequence[tuple[RowHyperparameters, RowHyperparameters]], rate: TensorLike = 1.0
 ) -> tf.Tensor:
-  """Returns the hyperparameters of all row optimizers in one tensor, for `RowStore.push`.
+  """Returns the hyperparameters of all row optimizers for `RowStore.push`, float32 [T, 2, H].
 
-  Args:
-    tables: for each of T tables, the optimizers of the linear weight and of the factors.
-    rate: multiplies every learning rate.
-  Returns:
-    float32 [T, 2, H], the H hyperparameters in the order of `HYPER_FIELDS`.
+  `tables` has, for each of T tables, the optimizers of the linear weight and of the factors; `rate`
+  multiplies every learning rate. The H numbers are in the order of `HYPER_FIELDS`.
   """
 
   def fields(o: RowHyperparameters) -> list[float]:

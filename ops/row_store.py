@@ -105,7 +105,7 @@ class RowStore(FeatureLifecycle):
   Args:
     tables: the layout of each table's rows.
     slot_table: for each slot id, the index of its table in `tables`; -1 for unused ids.
-    seed: the seed of initial factors and of the random rounding to bfloat16.
+    seed: of initial factors and of the random rounding to bfloat16.
     name: as in `FeatureLifecycle`. All stores of one name must have the same arguments.
   """
 
@@ -136,11 +136,9 @@ class RowStore(FeatureLifecycle):
   def pull(self, keys: TensorLike, train: bool = True) -> PulledRows:
     """Returns the rows of keys; the store does not change.
 
-    A feature that the store does not have gets linear weight 0, no factors and id -1.
-
-    Args:
-      keys: int64 [u], >= 0, of slots that have a table; fastest in the order of `dedupe`.
-      train: whether a feature without factors gets its initial factors if admission is 'none'.
+    The keys, int64 [u], are >= 0, of slots that have a table, and fastest in the order of `dedupe`.
+    A feature that the store does not have gets linear weight 0, no factors and id -1. With `train`,
+    one without factors gets its initial factors if admission is 'none'.
     """
     return PulledRows(*self._reads.ctr_row_store_pull(self.handle, keys, train=train))
 
@@ -170,8 +168,8 @@ class RowStore(FeatureLifecycle):
       scale: float32 [1] or [u], multiplies the gradients.
       hyper: float32 [T, 2, H], the result of `ops.row_optimizers.hyper`.
       step: int64 [], the number of this global step, from 1.
-      add: whether to add the gradients to the weights as they are, without an optimizer. Optimizer
-        state then does not change, except FTRL's z, which is set to match the new weight.
+      add: whether to add the gradients to the weights as they are. Optimizer state then does not
+        change, except FTRL's z, which is set to match the new weight.
     Raises:
       OutOfRangeError: if a gradient is not finite; nothing has changed then.
     """
@@ -184,8 +182,8 @@ class RowStore(FeatureLifecycle):
   def catch_up(self, hyper: TensorLike, step: TensorLike) -> None:
     """Takes the optimizer steps up to `step` that rows missed because they were in no batch.
 
-    Only rows with l2_mode 'catch_up' change. The gradient of these steps comes from the penalties
-    (L1, L2) alone. Call this before rows are evaluated, saved or exported.
+    Only rows with l2_mode 'catch_up' change, by the penalties (L1, L2) alone. Call this before rows
+    are evaluated, saved or exported.
     """
     return self._ops.ctr_row_store_catch_up(self.handle, hyper, step)
 
@@ -209,8 +207,8 @@ class RowStore(FeatureLifecycle):
 
     linear: float32 [n, 1 + k], the linear weight, then its optimizer state.
     last_step: int32 [n], the global step of the row's last update.
-    factors_NAME: for each table NAME with factors, [m, width + state], the factors of the table's m
-      admitted features, then their state. The dtype is `TableSpec.factors_dtype`.
+    factors_NAME: [m, width + state] of `TableSpec.factors_dtype`: the factors of table NAME's m
+    admitted features, then their state.
     """
     for chunk in super().export_state(shards):
       linear, last_step, factors = self._reads.ctr_row_store_export(

@@ -32,7 +32,7 @@ class SampleArrays:
     keys: int64 [K], the features of all distinct fields.
     splits: uint32 [S], where the features of each distinct field begin; None if each has one.
     values: float32 [K], the values of the features; None if all are 1.
-    dense: float32 [n, Dn], the dense columns; None if there are none.
+    dense: float32 [n, Dn], or None.
     slots: the number of slots, without the group.
     chunk: the number of samples in a chunk.
   """
@@ -62,8 +62,7 @@ class SampleArrays:
   def gather(self, samples: np.ndarray) -> Samples:
     """Returns a batch of the samples at these indices, integers [B], in this order.
 
-    Raises:
-      InvalidArgumentError: if an index in `samples`, or one in the arrays, is out of range.
+    It raises InvalidArgumentError if an index in `samples`, or one in the arrays, is out of range.
     """
     columns = load().ctr_gather_samples(
       rows=to_tensor(samples.astype(np.int64)),

@@ -1,8 +1,7 @@
 """Which shards a key belongs to, and which process owns it.
 
-A hash puts each key into one of 4,096 logical shards, and each logical shard has one owner. A table
-in memory has 256 shards of 16 logical shards each, and a lock for each of the 256 shards.
-ops/cc/lifecycle/hash.h states the same rules in C++.
+A hash puts each key into one of 4,096 logical shards, each with one owner. A table in memory has
+256 shards, each of 16 logical shards and a lock. ops/cc/lifecycle/hash.h has the same rules.
 """
 
 from typing import TypeVar
@@ -47,7 +46,7 @@ def within(keys: np.ndarray, shards: range) -> np.ndarray:
 def owner_of(shards: IntOrArray, owners: int) -> IntOrArray:
   """Returns which of `owners` processes owns each logical shard.
 
-  An owner's shards are consecutive, so keys that are ordered by shard are grouped by owner too.
+  An owner's shards are consecutive: keys ordered by shard are grouped by owner too.
   """
   return shards * owners // SHARDS
 

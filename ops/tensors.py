@@ -30,10 +30,7 @@ def share(array: np.ndarray) -> tf.Tensor:
 
 
 def borrow(array: np.ndarray) -> tf.Tensor:
-  """Returns a tensor with an array's content.
-
-  It shares the array's memory if that is aligned, contiguous and writeable; else it is a copy.
-  """
+  """Returns a tensor that shares a contiguous, writeable, aligned array's memory; else a copy."""
   flags = array.flags
   fits = flags.c_contiguous and flags.writeable and array.ctypes.data % ALIGNMENT == 0
   return share(array) if fits else to_tensor(array)
@@ -51,7 +48,7 @@ class _Writeable:
 def view(array: np.ndarray) -> tf.Tensor:
   """Returns a tensor that shares the memory of a contiguous array, which may be a mapped file.
 
-  Pass the tensor only to `CtrGatherSamples`, which needs no alignment and does not write to inputs.
+  Pass it only to `CtrGatherSamples`, which needs no alignment and does not write to inputs.
   """
   return share(np.asarray(_Writeable(array)))
 

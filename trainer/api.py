@@ -41,9 +41,7 @@ _MAIN = ('auc', 'logloss', 'rmse', 'gauc', 'calibration')  # of an evaluation's 
 class Run:
   """A trained model in its run_dir.
 
-  Attributes:
-    checkpoint: which state to use, 'best' or 'last'. If validation chose no best state, the last
-      one is used.
+  `checkpoint` says which state to use, 'best' (the last one if none was chosen) or 'last'.
   """
 
   run_dir: str
@@ -62,19 +60,15 @@ class Run:
   def evaluate(self, data: Data | None = None) -> 'Figures':
     """Returns the metrics of the model on some data, {name: value}: auc, logloss and so on.
 
-    Args:
-      data: patterns of files, or a frame with the columns of the log; by default data.test.
+    `data` are patterns of files, or a frame with the columns of the log; by default data.test.
     """
     with self._prepared(data) as (run, prepared):
       return Figures(run.evaluation.evaluate(prepared))
 
   def predict(self, data: Data | None = None) -> np.ndarray:
-    """Returns the predictions, in input order.
+    """Returns the predictions, in input order, float32 [samples], or [samples, tasks].
 
-    Args:
-      data: as for `evaluate`; labels, weights and groups are not read and may be missing.
-    Returns:
-      float32 [samples]; [samples, tasks] with several tasks.
+    `data` is as for `evaluate`; labels, weights and groups are not read and may be missing.
     """
     config.refuse_retrieval(self.cfg.model.retrieval, f'predict: run_dir {self.run_dir}')
     with self._prepared(data, labelled=False) as (run, prepared):
@@ -84,10 +78,7 @@ class Run:
     """Returns the metrics of two runs on the same samples, with paired 95 % intervals.
 
     Columns: task, metric, first (this run's), other, difference (other − first), low and high. The
-    difference may be chance if 0 lies between low and high.
-
-    Args:
-      data: as for `evaluate`; by default data.test of this run.
+    difference may be chance if 0 lies between low and high. `data` is as for `evaluate`.
     """
     from trainer.training.paired import differences, scored
 
@@ -103,10 +94,8 @@ class Run:
 
     Columns: sample (from 0, in input order), item and score, the best first. Items for which the
     sample's user has a positive label in data.train or data.valid are left out or, with
-    model.retrieval.leave_out: seen, all items of the user there.
-
-    Args:
-      data: as for `evaluate`; only the columns of queries and data.group are read.
+    model.retrieval.leave_out: seen, all items of the user there. `data` is as for `evaluate`; only
+    the columns of queries and data.group are read.
     """
     from trainer.training.recommendations import recommendations
 
@@ -138,10 +127,7 @@ class Run:
     There is a row for each slot and dense column, the most important first. Columns: auc_worse_by,
     auc_plus_minus, logloss_worse_by and logloss_plus_minus; for squared error, rmse_worse_by and
     rmse_plus_minus. A plus_minus is half the width of the 95 % interval of its worse_by. If it is
-    the larger of the two, the effect may be chance.
-
-    Args:
-      data: as for `evaluate`.
+    the larger of the two, the effect may be chance. `data` is as for `evaluate`.
     """
     from trainer.training.importance import importance_table
 
@@ -175,10 +161,8 @@ class Run:
   def neighbours(self, slot: str, text: str, k: int = 10) -> pd.DataFrame:
     """Returns the features of a slot whose factors are most like those of one of them.
 
-    Columns: text, key, show and cosine, that of the two factors; the nearest first.
-
-    Args:
-      text: the feature, as written in the log; for a cross its parts, 'a × b'.
+    Columns: text, key, show and cosine, that of the two factors; the nearest first. `text` is as
+    written in the log; for a cross its parts, 'a × b'.
     """
     from trainer.reporting.inspection import Inspection
 
@@ -360,13 +344,10 @@ def train_here(
   init_from: str | None = None,
   callbacks: Sequence['Callback'] = (),
 ) -> int:
-  """Trains in this process, which may be one rank of several.
+  """Trains in this process, which may be one rank of several; returns the exit status.
 
-  Args:
-    here: the place of this process among the ranks; by default it is alone.
-    init_from: a run_dir whose features and layers a new run begins with.
-  Returns:
-    The exit status.
+  `here` is its place among the ranks, by default alone. A new run begins with the features and
+  layers of the run_dir `init_from`.
   """
   cfg = source.cfg
   with contextlib.ExitStack() as stack:
@@ -398,11 +379,7 @@ def train_here(
 
 
 def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:
-  """Returns the passes that match the patterns of files; without patterns, the passes of data.test.
-
-  Raises:
-    UserError: if there are neither patterns nor data.test.
-  """
+  """Returns the passes that the patterns match, or those of data.test; a UserError if neither."""
   from trainer.data.passes import passes
 
   patterns = patterns or run.cfg.data.test

@@ -59,12 +59,8 @@ class Output(io.TextIOWrapper):
   """A standard stream that ends the command if it cannot be written.
 
   If the reader is gone, as with `| head`, the command ends quietly, with the status of SIGPIPE. Any
-  other failure, such as a full disk, ends it with one line and status 2.
-
-  Attributes:
-    is_needed: whether the command ends if this stream fails. Training and serving go on without
-      standard output, and every command goes on without standard error.
-    replaced: the stream that this one replaces.
+  other failure, such as a full disk, ends it with one line and status 2. Unless `is_needed` it goes
+  on: training and serving without standard output, every command without standard error.
   """
 
   is_needed = True
@@ -140,11 +136,9 @@ def _help(main: Callable[..., int | None]) -> str:
 
 
 def status(stopped_by: int, troubles: Sequence[str]) -> int:
-  """Returns the exit status of a training job, after printing which reports failed.
+  """Returns a training job's exit status, after printing `troubles`, lines on failed reports.
 
-  Args:
-    stopped_by: the number of the signal that stopped the job; 0 if it trained everything.
-    troubles: a line for each report that could not be written.
+  `stopped_by` is the number of the signal that stopped the job; 0 if it trained everything.
   """
   for trouble in troubles:
     sys.stderr.write(f'error: the state is saved and whole, but the reports are not: {trouble}\n')
@@ -152,11 +146,7 @@ def status(stopped_by: int, troubles: Sequence[str]) -> int:
 
 
 def status_of_server(asked: Sequence[int]) -> int:
-  """Returns the exit status of a server that was stopped by signals: 130 for SIGINT, else 0.
-
-  Args:
-    asked: the signals received. A supervisor ends a server by SIGTERM, so that is a success.
-  """
+  """Returns the exit status of a server stopped by signals: 130 for SIGINT; SIGTERM is success."""
   return SIGNALLED + signal.SIGINT if signal.SIGINT in asked else 0
 
 
@@ -205,11 +195,8 @@ def entry(main: Callable[..., int | None]) -> None:
 
   A user's mistake ends the process with status 2 and one line, printed by one rank. Any other
   failure ends it with status 1. After a signal the status is 128 + its number: 130 for Ctrl-C, 143
-  for SIGTERM.
-
-  Args:
-    main: the command. Its parameter, if it has one, receives the arguments that are not flags.
-      Without a parameter, such arguments are refused.
+  for SIGTERM. `main`'s parameter, if it has one, receives the arguments that are not flags, which
+  are else refused.
   """
   if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set while trainer/__init__.py imports
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -218,10 +218,7 @@ def _ports(sync: config.Sync) -> Check:
 
 
 def _seconds(times: int, action: Callable[[int], None], argument: int) -> float:
-  """Returns the median duration of `times` calls of an action, after one call to warm up.
-
-  Every rank must call this, because the action communicates.
-  """
+  """Returns the median duration of `times` calls, after one to warm up; every rank calls it."""
   seconds = []
   for _ in range(times + 1):
     began = time.perf_counter()

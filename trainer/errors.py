@@ -55,10 +55,7 @@ class BadPass(UserError):
 
 
 def printable(text: str) -> str:
-  """Returns a text, such as the name of a file, in one printable line.
-
-  Line ends, control characters and bytes that are not UTF-8 are spelt out: \\n, \\x1b, \\xff.
-  """
+  """Returns a text in one printable line, with \\n, \\x1b and \\xff spelt out."""
 
   def spelt(match: re.Match) -> str:
     code = ord(match[0])
@@ -72,9 +69,8 @@ def printable(text: str) -> str:
 def one_line(error: BaseException) -> str:
   """Returns an exception's type and the line of its message that says what is wrong.
 
-  The lines in TensorFlow's messages that only name a place in the graph are skipped. If Keras or
-  AutoGraph wrapped another error, that error is described. If there is no message, the file and
-  line that raised the error are given.
+  Lines of TensorFlow's messages that only name a place in the graph are skipped. An error that
+  Keras or AutoGraph wrapped is described in their place; without a message, its file and line.
   """
   while error.__context__ and str(error).lstrip('"\'').startswith(_WRAPPED):
     error = error.__context__
@@ -86,10 +82,9 @@ def one_line(error: BaseException) -> str:
 
 
 def closest(name: object, valid: Iterable[object], near: float = _NEAR) -> str | None:
-  """Returns the valid name that `name` is a misspelling of, or None. Case does not matter.
+  """Returns the valid name that `name` is a misspelling of, in any case, or None.
 
-  Args:
-    near: the least difflib ratio of the two; the more names there are, the more are near by chance.
+  `near` is the least difflib ratio of the two; of more names, more are near by chance.
   """
   names = {str(one).lower(): str(one) for one in valid}
   cutoff = near if len(names) > 1 else 0
@@ -100,9 +95,8 @@ def closest(name: object, valid: Iterable[object], near: float = _NEAR) -> str |
 def nearest(name: object, valid: Collection[object]) -> str:
   """Returns the end of a message about a wrong name: "; the nearest valid name is 'x'".
 
-  If no valid name is similar, all are listed; if `valid` is empty, the result is ''. Names that are
-  no text, as a damaged file has, are left out. Other systems' names for our layers and their
-  arguments are recognised.
+  If none is similar, all are listed, without those that are no text, as a damaged file has. Other
+  systems' names for our layers and their arguments are recognised.
   """
   valid = [one for one in map(str, valid) if printable(one) == one and '\ufffd' not in one]
   if (here := _ELSEWHERE.get(str(name).lower())) and name not in valid:
@@ -116,10 +110,7 @@ def nearest(name: object, valid: Collection[object]) -> str:
 
 
 def short(value: object) -> str:
-  """Returns a value as messages show it: its repr, but null, true and false as in YAML.
-
-  A text of more than 120 characters is cut there.
-  """
+  """Returns a value as messages show it: its repr, up to 120 characters, but null as in YAML."""
   if value is None or isinstance(value, bool):
     return {None: 'null', True: 'true', False: 'false'}[value]
   # Python refuses to print more than 4,300 digits.
@@ -131,10 +122,7 @@ def short(value: object) -> str:
 
 @contextlib.contextmanager
 def renamed(pattern: str, name: str) -> Iterator[None]:
-  """Writes `name` for what matches a regular expression in UserErrors that the `with` block raises.
-
-  So a mistake in a temporary copy of what the user gave does not name the copy.
-  """
+  """Writes `name` for what matches a regular expression in UserErrors that the block raises."""
   try:
     yield
   except UserError as e:
@@ -143,11 +131,7 @@ def renamed(pattern: str, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_errors(what: str) -> Iterator[None]:
-  """Turns an OSError that the `with` block raises, such as for a full disk, into a UserError.
-
-  Args:
-    what: the beginning of the UserError's text, such as 'cannot read F'.
-  """
+  """Turns the block's OSError, such as a full disk, into a UserError that begins with `what`."""
   try:
     yield
   except OSError as e:

@@ -67,8 +67,8 @@ def main() -> None:
 def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['FinishedRun', list[str]]]:
   """Yields pairs of a run and some of the names in --by; evaluating the run gives their slices.
 
-  All slots are in the first pair. Each other column has a pair of its own, because the pair's run
-  reads it as data.group. PASS is left out.
+  All slots are in the first pair. Each other column, PASS apart, has a pair of its own, because the
+  pair's run reads it as data.group.
   """
   import pyarrow as pa
 
@@ -118,12 +118,7 @@ def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[J
 
 
 def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject]:
-  """Replaces the field `key` of each row by a field `value`, the text of the key.
-
-  Args:
-    rows: the metrics of slices.
-    values: {key: text}; for a key without a text, `value` is 'key KEY'.
-  """
+  """Replaces the `key` of each row by its text, as `value`; by 'key KEY' if it has none."""
   names = [values.get(row['key'], f'key {row["key"]}') for row in rows]
   return [{'value': n} | {f: row[f] for f in row if f != 'key'} for n, row in zip(names, rows)]
 
@@ -131,10 +126,9 @@ def _named(rows: list[JsonObject], values: Mapping[int, str]) -> list[JsonObject
 def slices_by_text(
   run: 'FinishedRun', passes: list['Pass'], names: list[str]
 ) -> dict[str, list[JsonObject]]:
-  """Returns {slot or column: the metrics of each of its values}.
+  """Returns {slot or column: the metrics of each of its values, by text or, without a log, key}.
 
-  Values are given as texts of the log or, if the log is gone, as keys. Every rank must call this;
-  only rank 0 receives the texts.
+  Every rank must call this; only rank 0 receives the texts.
   """
   from trainer.data.texts import texts_of
   from trainer.training.slices import ALL, BLANK, OTHER, slices

@@ -38,10 +38,7 @@ CHECKPOINT = flags.DEFINE_enum(
 
 
 def _check_integer_slots(cfg: config.Config) -> None:
-  """Refuses a slot in --integer_slots if none of the texts that the run has kept is a number.
-
-  Prints of which slots the run has kept no texts.
-  """
+  """Refuses a slot in --integer_slots if texts of it were kept, and none is a number."""
   from trainer.reporting.inspection import Inspection
 
   if INTEGER_SLOTS.value and KIND.value != 'saved_model':

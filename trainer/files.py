@@ -1,8 +1,8 @@
 """Durable files: a write takes effect as a whole or not at all.
 
 A directory is written under a temporary name, synced and renamed; then it gets a DONE marker.
-Readers ignore a directory without DONE. All files are on the disk before DONE appears, so a crash
-or a power cut at any moment leaves the old directories intact.
+Readers ignore a directory without DONE. A crash or a power cut at any moment leaves the old
+directories intact.
 """
 
 import concurrent.futures
@@ -36,17 +36,10 @@ Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path ->
 
 @contextlib.contextmanager
 def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
-  """Opens a file that only one process at a time may hold; other processes wait for it.
+  """Opens a file that only one process at a time may hold; others wait for `patience` seconds.
 
-  The operating system releases the file when its holder dies.
-
-  Args:
-    patience: how many seconds to wait.
-  Yields:
-    The file, open for reading and writing. The holder writes a text into it that names the holder;
-    the UserError of other processes quotes this text.
-  Raises:
-    UserError: if another process holds the file for `patience` seconds.
+  The operating system releases the file when its holder dies. The holder writes a text into it that
+  names the holder; the UserError of other processes quotes it.
   """
   with open(path, 'a+', encoding='utf-8') as f:
     began = time.monotonic()
@@ -69,12 +62,8 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
 def temporary_directory(folder: str | None = None) -> Iterator[str]:
   """Yields a new directory that only this user can read, and removes it at the end.
 
-  A killed process cannot remove its directory, so the next call does. The operating system tells
-  which directories have lost their owner: those that nobody holds a lock of.
-
-  Args:
-    folder: where to make it. By default, the directory for temporary files of this machine, which
-      alone is cleared of directories of killed processes.
+  A killed process cannot remove its directory, so the next call does: one that nobody holds a lock
+  of, and only in this machine's directory for temporary files, the default `folder`.
   """
   if folder is None:
     _remove_abandoned(tempfile.gettempdir())
@@ -109,9 +98,7 @@ def _remove_abandoned(folder: str) -> None:
 def read_small(path: str, most_bytes: int = 16 << 20) -> bytes:
   """Returns the content of a small file that a user named, such as a config; it never waits.
 
-  Raises:
-    UserError: if the path is a device, a pipe or a socket, or the file has more than `most_bytes`.
-    OSError: if the file cannot be read.
+  UserError: the path is a device, a pipe or a socket, or the file has more than `most_bytes`.
   """
   with open(path, 'rb', opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as f:
     mode = os.fstat(f.fileno()).st_mode
@@ -123,11 +110,7 @@ def read_small(path: str, most_bytes: int = 16 << 20) -> bytes:
 
 
 def secret(path: str | None, flag: str) -> str | None:
-  """Returns the text of a file that holds a token or a password; None without a path.
-
-  Raises:
-    UserError: if the file cannot be read, or holds no text.
-  """
+  """Returns the token or password in a file, or None without a path; a UserError if none."""
   if path is None:
     return None
   with plain_errors(flag):
@@ -160,9 +143,9 @@ def _descriptor(path: str) -> int | None:
 def whole_file(path: str) -> Iterator[BinaryIO]:
   """Opens a file to write; it appears at `path` when the `with` ends without an error.
 
-  Links are followed. Pipes, devices and this process's own descriptors are written in place. A
-  descriptor, such as /dev/stdout, is duplicated rather than reopened, because reopening would
-  truncate a file that the shell opened with `>>`.
+  Links are followed. Pipes, devices and this process's own descriptors, such as /dev/stdout, are
+  written in place; the latter are duplicated, because reopening one would truncate a file that the
+  shell opened with `>>`.
   """
   number = _descriptor(path)
   if number is not None or (os.path.exists(path) and not os.path.isfile(path)):
@@ -279,8 +262,7 @@ def crc32_of_stream(stream: BinaryIO, crc: int = 0) -> int:
 def entries(folder: str, unchecked: Collection[str] = ()) -> dict[str, dict[str, int]]:
   """Returns a manifest's entries for all files below a folder, {relative path: {bytes, crc32}}.
 
-  Args:
-    unchecked: endings of file names; files with such names get no crc32.
+  Files whose names end in one of `unchecked` get no crc32.
   """
   listed = {}
   for name in _names_below(folder):
@@ -302,11 +284,8 @@ def _names_below(folder: str) -> list[str]:
 def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
   """Gives the directory `unfinished` its final name and marks it DONE.
 
-  Only process 0 calls this, once all other processes have written and synced their files.
-
-  Args:
-    final: the final name. A directory of this name, which must not be DONE, is removed first.
-    manifest: the content of MANIFEST.json; DONE holds its checksum.
+  Only process 0 calls this, once all others have written and synced their files. A directory of the
+  final name, which must not be DONE, is removed first. DONE holds the checksum of MANIFEST.json.
   """
   data = to_json(manifest)
   write(os.path.join(unfinished, MANIFEST), data)
@@ -339,11 +318,7 @@ def is_done(path: str) -> bool:
 
 
 def read_manifest(path: str) -> JsonObject:
-  """Returns the content of a directory's MANIFEST.json.
-
-  Raises:
-    DataLoss: if the directory is not DONE, or is damaged.
-  """
+  """Returns a directory's MANIFEST.json; DataLoss if it is not DONE, or is damaged."""
   file = os.path.join(path, DONE)
   try:
     with open(file, 'rb') as f:
@@ -362,11 +337,7 @@ def checksum(path: str) -> int:
 
 
 def check_listed(path: str, listed: Listed) -> None:
-  """Checks that a directory holds exactly the files of its manifest, with the sizes listed there.
-
-  Raises:
-    DataLoss: if a file is missing, is not listed, or has another size.
-  """
+  """Raises DataLoss if a directory has other files than its manifest, or of other sizes."""
   present = set(_names_below(path))
   for name in sorted(present - listed.keys() - {DONE, MANIFEST}):
     raise DataLoss(f'{os.path.join(path, name)}: the {MANIFEST} of its directory does not list it')
@@ -379,21 +350,13 @@ def check_listed(path: str, listed: Listed) -> None:
 
 
 def check_crc32(path: str, name: str, listed: Listed) -> None:
-  """Checks a file against its checksum in the manifest; works for files larger than memory.
-
-  Raises:
-    DataLoss: if the checksum differs.
-  """
+  """Raises DataLoss if a file, which may be large, has another checksum than in the manifest."""
   file = os.path.join(path, name)
   _compare(file, crc32_of(file), listed[name]['crc32'])
 
 
 def read_checked(path: str, name: str, listed: Listed) -> bytes:
-  """Returns the content of a file, after a check against its checksum in the manifest.
-
-  Raises:
-    DataLoss: if the checksum differs.
-  """
+  """Returns the content of a file; DataLoss if it has another checksum than in the manifest."""
   return _read(os.path.join(path, name), listed[name]['crc32'])
 
 

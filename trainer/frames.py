@@ -97,10 +97,9 @@ def table_of(
 
 
 def _of_series(column: pd.Series, name: str) -> pa.ChunkedArray:
-  """Returns a column of a pandas frame as Arrow arrays; objects of several types become texts.
+  """Returns a pandas column as Arrow arrays; objects of several types become texts.
 
-  Raises:
-    UserError: if it holds objects that have no text in a log, such as sets beside texts.
+  UserError: it holds objects that have no text in a log, such as sets beside texts.
   """
   if isinstance(column.dtype, pd.SparseDtype):
     column = column.sparse.to_dense()
@@ -125,14 +124,10 @@ def _of_series(column: pd.Series, name: str) -> pa.ChunkedArray:
 def write_passes(
   cfg: config.Config, frames: Mapping[str, Frame | Sequence[Frame]]
 ) -> Iterator[str]:
-  """Writes frames into run_dir/frames, each as a pass.
+  """Writes frames, {split: one or several}, into run_dir/frames, each as a pass.
 
-  Args:
-    frames: {split: a frame or a list of frames}.
-  Yields:
-    The settings, such as `data.SPLIT=[FILES]`, by which a job reads these files.
-  Raises:
-    UserError: if a frame lacks a column; then nothing is written.
+  Yields the settings, such as `data.SPLIT=[FILES]`, by which a job reads these files. If a frame
+  lacks a column, it is a UserError and nothing is written.
   """
   from trainer.data.schema import wanted_columns  # imports TensorFlow
 

@@ -166,8 +166,7 @@ def _in_words(value: object) -> str:
 def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'pd.DataFrame']]:
   """Opens the run's checkpoint; returns it, and the tables that the flags request, {name: table}.
 
-  Args:
-    against: the other run_dir, for --against.
+  `against` is the other run_dir, for --against.
   """
   import pandas as pd
 

@@ -23,12 +23,7 @@ DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
-  """Returns a config with the values measured by its run; if there is no run, measures them now.
-
-  Args:
-    path: a YAML file, or a run_dir, which holds the config that its run was given.
-    run_dir: replaces the config's run_dir.
-  """
+  """Returns the config of a YAML file or a run_dir, with values that its run measured, or new."""
   if os.path.isdir(path):
     run_dir, path = path, os.path.join(path, config.GIVEN)
     if not os.path.exists(path):
@@ -42,10 +37,7 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
 
 
 def explained(cfg: config.Config) -> str:
-  """Returns a config as YAML with a comment on each key.
-
-  The comment on train.dense_dtype names the dtype that the run has chosen, if there is a run.
-  """
+  """Returns a config as YAML with a comment on each key; with a run, its train.dense_dtype too."""
   path, notes = os.path.join(cfg.run_dir, 'dense_dtype'), {}
   if cfg.train.dense_dtype != 'float32' and os.path.exists(path):
     with open(path, encoding='utf-8') as f:

@@ -64,9 +64,8 @@ class Runtime:
 def launched() -> Runtime:
   """Returns this process's place in its job, from environment variables that horovodrun sets.
 
-  Raises:
-    UserError: if MPI started several processes, a variable has a wrong value, or this host has no
-      address on the job's network.
+  UserError: MPI started several processes, a variable has a wrong value, or this host has no
+  address on the job's network.
   """
   for name in ('OMPI_COMM_WORLD_SIZE', 'PMI_SIZE'):
     if _number(name, '1') > 1 and 'HOROVOD_SIZE' not in os.environ:
@@ -103,12 +102,9 @@ def launched() -> Runtime:
 
 
 def secret() -> bytes:
-  """Returns the secret in the file that CTR_SECRET_FILE names; b'' if this variable is not set.
+  """Returns the secret in the file of CTR_SECRET_FILE, which launch/ makes; b'' if it is not set.
 
-  The scripts of launch/ make such a file for each job.
-
-  Raises:
-    UserError: if the file cannot be read, or holds fewer than 16 characters.
+  UserError: the file cannot be read, or holds fewer than 16 characters.
   """
   path = os.environ.get('CTR_SECRET_FILE')
   if not path:
@@ -130,10 +126,8 @@ def secret() -> bytes:
 def working_directory(run_dir: str) -> str:
   """Returns the local working directory of a run whose run_dir is in a bucket.
 
-  It lies below CTR_WORK_DIR or, if that is not set, below a cache directory of the user.
-
-  Raises:
-    UserError: if CTR_WORK_DIR is not set and the ranks run on several hosts, which must share it.
+  It lies below CTR_WORK_DIR, which ranks on several hosts need (UserError) and must share or, if
+  that is not set, below a cache directory of the user.
   """
   if not os.environ.get('CTR_WORK_DIR') and launched().host:
     raise UserError(
@@ -155,11 +149,7 @@ _HOST = re.compile('[0-9A-Za-z_.:%-]{1,255}')  # a name, or an address of IPv4 o
 
 
 def _number(name: str, default: str = '', least: int = 0, most: int = 999_999) -> int:
-  """Returns the whole number in an environment variable.
-
-  Raises:
-    UserError: if it holds other text, or a number below `least` or above `most`.
-  """
+  """Returns the whole number of an environment variable; a UserError for any other value."""
   text = os.environ.get(name, default)
   if not _DIGITS.fullmatch(text) or not least <= int(text) <= most:
     raise UserError(
@@ -175,13 +165,7 @@ def is_terminal() -> bool:
 
 
 def _address_of(interface: str) -> str:
-  """Returns the address of a network interface: IPv4 if there is one, else IPv6.
-
-  A link-local address is returned only if there is no other.
-
-  Raises:
-    UserError: if the interface has no address.
-  """
+  """Returns the address of a network interface: IPv4 before IPv6, link-local ones last."""
   interfaces, families = psutil.net_if_addrs(), (socket.AF_INET, socket.AF_INET6)
   addresses = [a.address for a in interfaces.get(interface, []) if a.family in families]
   if not addresses:
@@ -198,11 +182,7 @@ def _address_of(interface: str) -> str:
 
 
 def tf_config() -> Json:
-  """Returns the value of TF_CONFIG, decoded from JSON; None if it is not set.
-
-  Raises:
-    UserError: if the value is not JSON.
-  """
+  """Returns TF_CONFIG, decoded from JSON, or a UserError about it; None if it is not set."""
   text = os.environ.get('TF_CONFIG')
   if not text:
     return None
@@ -216,11 +196,7 @@ _INHERITED = 'CTR_INHERITED_CONNECTION'  # set only by `restart`
 
 
 def restart(connection: int) -> NoReturn:
-  """Replaces this program by a new one with the same command.
-
-  Args:
-    connection: the file descriptor of a connection that the new program inherits.
-  """
+  """Replaces this program by a new one of the same command, which inherits this descriptor."""
   os.environ[_INHERITED] = str(connection)
   os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
@@ -237,13 +213,9 @@ def inherited_connection() -> int | None:
 def start(cfg: Config, runtime: Runtime = Runtime(), end: Callable | None = None) -> None:
   """Imports TensorFlow, connects to the other ranks, and sets the GPU, threads and seeds.
 
-  Call this once, before any op of TensorFlow runs.
-
-  Args:
-    end: called in a thread, with a reason and an exit status, where ranks do not meet in time.
-  Raises:
-    UserError: if this host has too few GPUs, its own name has no address, or CTR_THREADS is not a
-      number.
+  Call this once, before any op of TensorFlow runs. `end` is called in a thread, with a reason and
+  an exit status, where ranks do not meet in time. UserError: this host has too few GPUs, its own
+  name has no address, or CTR_THREADS is not a number.
   """
   keep_freed_memory()
   import tensorflow as tf
@@ -267,10 +239,7 @@ def start(cfg: Config, runtime: Runtime = Runtime(), end: Callable | None = None
 
 
 def keep_freed_memory() -> None:
-  """Lets glibc's allocator keep freed memory for the next training step.
-
-  Returning memory to the system and requesting it again may take a tenth of each step.
-  """
+  """Lets glibc keep freed memory for the next step; returning it may take a tenth of each step."""
   with contextlib.suppress(AttributeError):  # not glibc
     mallopt = ctypes.CDLL(None).mallopt
     for option, value in _MALLOC_OPTIONS.items():
@@ -328,13 +297,7 @@ def _join_horovod(
 
 
 def visible_gpu(local_rank: int, gpus: Sequence[Device]) -> Device | None:
-  """Returns the GPU that this rank uses; None if the host has no GPUs.
-
-  Args:
-    gpus: the GPUs of the host.
-  Raises:
-    UserError: if the host has fewer GPUs than ranks.
-  """
+  """Returns the GPU of this rank; None without GPUs, a UserError with fewer than ranks."""
   if gpus and local_rank >= len(gpus):
     raise UserError(
       f'local rank {local_rank} has no GPU: this host has {len(gpus)}; wanted at most {len(gpus)} '

@@ -105,14 +105,7 @@ def _opened(stack: contextlib.ExitStack, flag: str, run_dir: str) -> _Run:
 
 
 def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> None:
-  """Checks that one run can rank the items that another one finds.
-
-  Args:
-    ranker: the config of --run_dir; None if the run has not begun.
-    finder: the config of --retrieve_run_dir; None if that run has not begun.
-  Raises:
-    UserError: if a run has not begun, or the ranker cannot read the finder's items.
-  """
+  """Raises a UserError unless one run can rank what another one finds; None: it has not begun."""
   if ranker is None or finder is None:
     flag = '--run_dir' if ranker is None else '--retrieve_run_dir'
     raise UserError(f'{flag}: has no config.yaml yet; wanted a run that has begun')
@@ -128,9 +121,7 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
 def _serve(runs: Sequence[_Run]) -> int:
   """Serves until a signal ends it; returns the exit status.
 
-  Args:
-    runs: the run of --run_dir and, with --retrieve_run_dir, a second run, which finds items. [] for
-      --store.
+  `runs` are that of --run_dir and, with --retrieve_run_dir, one that finds items; [] for --store.
   """
   try:
     from trainer.serving import http, http_server

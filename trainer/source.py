@@ -22,10 +22,8 @@ from trainer.reporting import trackers
 class Source:
   """Where a training job's config comes from.
 
-  Attributes:
-    configuration: a YAML file, or its content as a dict.
-    overrides: strings `a.b=value`.
-    run_dir: replaces the config's run_dir, unless it is None.
+  `configuration` is a YAML file, or its content as a dict; `overrides` are strings `a.b=value`;
+  `run_dir` replaces the config's unless it is None.
   """
 
   configuration: str | Mapping[str, Json]
@@ -36,9 +34,8 @@ class Source:
   def cfg(self) -> config.Config:
     """The config, checked also against the files that it names.
 
-    Raises:
-      UserError: if such a file or directory does not exist, a setting needs days but the config has
-        none, or MLflow is not installed.
+    UserError: such a file or directory does not exist, a setting needs days but the config has
+    none, or MLflow is not installed.
     """
     cfg, where = self.parsed(), self._where()
     rules.check_days(cfg, where)
@@ -64,12 +61,9 @@ class Source:
   ) -> config.Config:
     """Returns `cfg` with the values that are measured on the log: batch size, bins, look-up tables.
 
-    This imports TensorFlow, and may read the beginning of the log.
-
-    Args:
-      tells: whether to print what was measured, and to warn of settings without effect.
-      init_from: a run_dir whose bins a new run takes over.
-      on_first: `Communicator.on_first` of several ranks: they might see different passes.
+    This imports TensorFlow, and may read the beginning of the log. `tells` prints what was
+    measured, and warns of settings without effect. A new run takes over the bins of the run_dir
+    `init_from`. `on_first` is that of `Communicator`: several ranks might see different passes.
     """
     cfg = self.cfg
     if tells:
@@ -103,12 +97,9 @@ class Source:
     return normal(cfg.run_dir)
 
   def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
-    """Returns the config, without a check of the files that it names.
+    """Returns the config with `measured`, without a check of the files that it names.
 
     A run_dir in a bucket is replaced by the working directory for it on this machine.
-
-    Args:
-      measured: {key: value} for keys that the config leaves open.
     """
     cfg = self._read(measured) if measured else self._given
     if self.bucket is None:

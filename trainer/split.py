@@ -109,10 +109,7 @@ def _texts(column: pa.Array, name: str) -> pa.Array:
 
 
 def _by_time(texts: pd.Series, name: str) -> tuple[np.ndarray, list[str]]:
-  """Returns the index in SPLITS of each sample, and a text for each split about its times.
-
-  Samples of the same time are in the same split.
-  """
+  """Returns the index in SPLITS of each sample, equal for equal times; and texts about times."""
   if missing := int(texts.isna().sum()):
     raise UserError(f"{DATA.value}: column '{name}' is empty in {missing:,} samples; wanted a time")
   times = _times(texts, name)
@@ -186,10 +183,7 @@ def _bounds(are_times: bool, first: str) -> list:
 def _timestamp(text: str) -> np.datetime64:
   """Reads a time of --at: by --time_format, whole or cut after its date, else as ISO 8601.
 
-  pandas would read 08.12.2025, without a format, as the 12th of August.
-
-  Raises:
-    ValueError: if it is written otherwise.
+  pandas would read 08.12.2025, without a format, as the 12th of August. Else it is a ValueError.
   """
   whole = TIME_FORMAT.value or ''
   date_end = max((found.end() for found in _OF_DATE.finditer(whole)), default=len(whole))
@@ -230,7 +224,7 @@ def _copy_rows(places: np.ndarray, paths: Sequence[str]) -> None:
 def _all_or_none(paths: Sequence[str]) -> Iterator[list[str]]:
   """Yields paths to write to. At the end these files get the names `paths`, unless it fails.
 
-  The old files are gone before the first new one gets its name. So a process that is killed leaves
+  The old files are gone before the first new one gets its name, so a process that is killed leaves
   no cut file, and no old file beside a new one.
   """
   folder = os.path.join(OUT.value, f'.split{files.UNFINISHED}')
@@ -252,10 +246,9 @@ def _all_or_none(paths: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-  """Returns where each sample goes.
+  """Returns where each line or row goes, a place in SPLITS, _ALL or _NONE, int8, from number 1.
 
-  That is: the place in SPLITS of each line or row by its number from 1, or _ALL or _NONE, int8; how
-  many samples each split gets; and a text for each split about its times.
+  And how many samples each split gets, and a text on each split's times.
   """
   from trainer.data.conversion import READERS, warn_of_headers, warn_of_quotes
   from trainer.data.csv_format import delimiter_of, header_lines

@@ -196,10 +196,9 @@ def _search(
 def _open(
   folder: str, cfg: config.Config, metric: str, distributions: Distributions
 ) -> optuna.Study:
-  """Opens the study of a folder, or makes a new one.
+  """Opens the study of a folder, or makes a new one, whose first trial has the config's settings.
 
-  A new study begins with a trial of the config's own settings. If an earlier search was killed, the
-  trial that was running then goes on.
+  If an earlier search was killed, the trial that was running then goes on.
   """
   path = os.path.join(folder, _JOURNAL)
   with open(path, 'ab+') as f:  # a killed search may leave half a line, and Optuna's lock
@@ -273,11 +272,8 @@ def _run(
 ) -> tuple[TrialState, float | None, str | None]:
   """Trains a trial, which the pruner may end early; returns its state, best metric and error.
 
-  If this process is asked to end, the trial saves its state first. The trial holds `lock` too, so
-  that no search begins beside a trial whose search was killed.
-
-  Raises:
-    UserError: if the trial did not end by itself.
+  If this process is asked to end, the trial saves its state first, and a UserError is raised. The
+  trial holds `lock` too, so that no search begins beside one whose search was killed.
   """
   run_dir = trial.user_attrs['run_dir']
   prepared = os.path.join(os.path.dirname(run_dir), 'prepared')  # shared by all trials
@@ -356,10 +352,7 @@ def _table(study: optuna.Study, folder: str) -> pd.DataFrame:
 
 
 def difference(table: pd.DataFrame) -> str:
-  """Returns a sentence on whether the best trial is better than the others by more than chance.
-
-  If the table has no AUC, or only one trial, the result is ''.
-  """
+  """Returns a sentence on whether the best trial is better by more than chance, or ''."""
   if 'auc_low' not in table or not len(table) > 1:
     return ''
   alike = table['auc'].between(*table.loc[0, ['auc_low', 'auc_high']])

@@ -1,10 +1,9 @@
 """The interface through which the processes of a job communicate, and a class for one process.
 
-All processes call the same methods in the same order, even a process that has no samples left. If
-another process is lost, a call raises an error or ends the process; it never waits forever.
-
-Besides tensors, processes send *plain data*: None, bool, int, float, str, NumPy arrays and scalars,
-and lists and dicts (with str keys) of these. A tuple arrives as a list.
+All processes call the same methods in the same order, even one that has no samples left. If a
+process is lost, a call raises an error or ends the process; it never waits forever. *Plain data* is
+None, bool, int, float, str, NumPy arrays and scalars, and lists and dicts (with str keys) of these;
+a tuple arrives as a list.
 """
 
 import abc
@@ -31,10 +30,9 @@ class Communicator(abc.ABC):
   # Within a training step
 
   def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors over the processes, inside or outside a tf.function.
+    """Sums tensors over the processes, inside or outside a tf.function; the same bits on every one.
 
-    The tensors have one dtype (float32, float64 or int64), and the same shapes on every process.
-    The sums are the same on every process, bit for bit.
+    They have one dtype (float32, float64 or int64), and the same shapes on every process.
     """
 
     def total_of(*values: np.ndarray) -> list[np.ndarray]:
@@ -53,10 +51,7 @@ class Communicator(abc.ABC):
 
   @abc.abstractmethod
   def sum_arrays(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns {name: sum over the processes} of arrays of float32, float64 or int64.
-
-    Every process passes the same names and shapes, and gets the same sums.
-    """
+    """Returns {name: sum over the processes}; all pass the same names, shapes and dtypes."""
 
   @abc.abstractmethod
   def exchange(self, per_process: Sequence[Plain]) -> list[Plain]:
@@ -77,12 +72,9 @@ class Communicator(abc.ABC):
   def together(self, what: str, action: Callable[[], Value]) -> Value:
     """Runs `action` on every process; if it fails on any process, raises an error on all of them.
 
-    A process raises its own error or, if it has none, the UserError of the lowest rank on which
-    `action` failed.
-
-    Args:
-      what: begins the message on an error of the operating system, such as 'cannot read F'.
-      action: a function that calls no method of this communicator.
+    A process raises its own error or else the UserError of the lowest rank on which `action`, which
+    calls no method of this communicator, failed. `what` begins the message on an error of the
+    operating system, such as 'cannot read F'.
     """
     value, own = None, None
     try:
@@ -98,10 +90,7 @@ class Communicator(abc.ABC):
     return value
 
   def on_first(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action` on process 0 alone, and returns its result, plain data, on every process.
-
-    If it fails, it raises a UserError on every process, as `together` does.
-    """
+    """Runs `action` on process 0; every process returns its plain data or raises a UserError."""
     return self.broadcast(self.together(what, action if self.rank == 0 else lambda: None))
 
 
@@ -128,11 +117,7 @@ class RowExchange(Protocol):
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Sends rows to every rank, and receives rows from every rank; every rank calls it.
 
-    Args:
-      values: tensors [n, …], each of which holds the rows for rank 0, then for rank 1, and so on.
-      counts: int32 [N], how many rows go to each rank; they sum to n.
-    Returns:
-      For each of `values`, the rows [m, …] from all ranks in order; how many each sent, int32 [N].
+    `ops.connections.Connections.all_to_all` has the arguments.
     """
     ...
 
@@ -142,10 +127,7 @@ _ROW_BYTES = 64
 
 
 class RankCommunicator(Communicator):
-  """A communicator of N ranks, which can also open RowExchanges.
-
-  `plain_data` is the RowExchange that carries plain data, encoded as rows of bytes.
-  """
+  """A communicator of N ranks, which opens RowExchanges; `plain_data` is the one for plain data."""
 
   def __init__(self, rank: int, size: int, plain_data: RowExchange):
     self.rank, self.size, self._plain_data = rank, size, plain_data

@@ -17,10 +17,9 @@ _WANTED = 'wanted the ports of sync.ports, or all ports, open between hosts'
 class Connector:
   """Connects all ranks of a job with one another.
 
-  If all ranks are on one machine (`host` is None), they use Unix sockets, which take half the time
-  of TCP. Otherwise they use TCP, and `host` is the address at which the other ranks reach this one;
-  the system reports a broken link within `sync.lost_peer_seconds`. If a rank has no free port,
-  every rank raises a UserError.
+  On one machine (`host` is None) by Unix sockets, which take half the time of TCP. Else by TCP, and
+  `host` is the address at which the other ranks reach this one; a broken link is reported within
+  `sync.lost_peer_seconds`. If a rank has no free port, every rank raises a UserError.
   """
 
   def __init__(self, communicator: RankCommunicator, host: str | None, sync: Sync):
@@ -80,10 +79,7 @@ class Connector:
 
 
 def _as_descriptor(connection: Connection, lost_seconds: float) -> int:
-  """Returns a descriptor of a connection's socket, and closes the connection itself.
-
-  A TCP socket will report a broken link within `lost_seconds`.
-  """
+  """Returns a connection's socket, which reports a broken link in time; closes the connection."""
   fd = os.dup(connection.fileno())
   connection.close()
   with socket.socket(fileno=os.dup(fd)) as same:

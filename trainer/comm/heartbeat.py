@@ -1,15 +1,14 @@
 """The heartbeat of a job of ranks: ends the job if a rank dies, freezes or hangs, and names it.
 
-Without a heartbeat, all ranks would wait forever for a frozen rank, because Horovod's stall check
-does nothing under Gloo. Every rank keeps a connection to rank 0, and both sides send beats over it.
-If a rank is silent, gone or without progress, rank 0 prints the reason and ends all ranks with the
-same exit status. If rank 0 itself is lost, every other rank prints that and ends.
+Without it, all ranks would wait forever for a frozen one: Horovod's stall check does nothing under
+Gloo. Every rank exchanges beats with rank 0. If a rank is silent, gone or without progress, rank 0
+prints the reason and ends all ranks with the same exit status. If rank 0 itself is lost, every
+other rank prints that and ends. It begins before TensorFlow and Horovod are imported, so it also
+limits the time of a start.
 
-The heartbeat begins before TensorFlow and Horovod are imported, so it also limits the time that a
-start may take. Ranks find rank 0 through horovodrun's key-value store. The store holds rank 0's
-address but no secret, because anyone who reaches the store can read it. The scripts of launch/ pass
-a secret to the ranks. Without these scripts, the secret is a hash of the config, which a stranger
-does not know.
+Ranks find rank 0 through horovodrun's key-value store, which anyone may read: it holds the address
+but no secret. The scripts of launch/ pass a secret; without them it is a hash of the config, which
+a stranger does not know.
 """
 
 import contextlib
@@ -45,13 +44,9 @@ _ATTEMPT_SECONDS = 3  # the time limit of one request to the key-value store
 class Heartbeat(contextlib.AbstractContextManager):
   """Sends beats until the `with` block ends; an error in the block ends the job on every rank.
 
-  An error or the loss of a rank ends the processes of all ranks, whatever their main threads do. A
-  UserError on any rank is printed once, and the exit status is 2.
-
-  Attributes:
-    tell_lost: called on rank 0, with the reason, before the loss of a rank ends the job.
-  Raises:
-    UserError: if rank 0 finds no free port.
+  An error or the loss of a rank ends all processes, whatever their main threads do. A UserError on
+  any rank is printed once, and the exit status is 2; rank 0 without a free port raises one.
+  `tell_lost` is called on rank 0, with the reason, before the loss of a rank ends the job.
   """
 
   def __init__(self, runtime: Runtime, cfg: Config):
@@ -81,10 +76,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     return time.monotonic() - self._progress
 
   def end(self, text: str, status: int) -> NoReturn:
-    """Ends the processes of all ranks with the exit status `status`; it does not return.
-
-    Rank 0 prints the text. If rank 0 does not answer, this rank prints it.
-    """
+    """Ends the processes of all ranks with `status`; rank 0 prints the text, else this rank."""
     if self._rank == 0:
       self._end_all(text, status)
     self._members[0].connection.send(['end', text, status])
@@ -117,10 +109,9 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Meeting
 
   def _request(self, rendezvous: str, data: bytes | None = None) -> bytes:
-    """Publishes the address of rank 0 in horovodrun's key-value store, or waits to read it there.
+    """Publishes rank 0's address and name, `data`, in horovodrun's store, or waits for them there.
 
-    `data`, on rank 0, is its address and name, as JSON; other ranks return it. After
-    `sync.lost_peer_seconds` without success, it prints why and ends the process.
+    After `sync.lost_peer_seconds` without success, it prints why and ends the process.
     """
     method = 'GET' if data is None else 'PUT'
     request = urllib.request.Request(f'{rendezvous}/{_RENDEZVOUS_KEY}', data, method=method)
@@ -192,10 +183,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Listening
 
   def _listen(self, member: '_Peer') -> None:
-    """Listens to another rank until it says goodbye.
-
-    If that rank is lost, rank 0 ends the job, and any other rank ends its own process.
-    """
+    """Listens to a rank until its goodbye; if it is lost, ends the job or, alone, this process."""
     while True:
       try:
         match message := member.connection.receive():

@@ -40,8 +40,8 @@ class HorovodRowExchange:
   """A RowExchange that uses Horovod's all-to-all.
 
   Horovod negotiates every tensor separately and never fuses all-to-alls, so all values travel as
-  one tensor of bytes. `name` distinguishes all-to-alls that overlap in a graph. Eager ops have no
-  names, so outside of graphs only one all-to-all may run at a time.
+  one tensor of bytes. `name` distinguishes those that overlap in a graph; eager ops have no names,
+  so outside of graphs only one may run at a time.
   """
 
   def __init__(self, name: str):
@@ -75,10 +75,9 @@ def _of_bytes(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def communicator(runtime: Runtime, sync: Sync) -> Communicator:
-  """Makes the communicator that the config asks for; connects the ranks if it uses our connections.
+  """Makes the communicator of the config; all ranks call it, after trainer.runtime.start.
 
-  Every rank calls it, after trainer.runtime.start. It raises a UserError on every rank if one has
-  no free port, and a ConnectionError that names a rank that cannot be reached.
+  UserError, on every rank: one has no free port. ConnectionError: names a rank out of reach.
   """
   if runtime.size == 1:
     return SingleProcess()
@@ -89,10 +88,7 @@ def communicator(runtime: Runtime, sync: Sync) -> Communicator:
 
 
 def nccl_version() -> int | None:
-  """Returns the version of NCCL that Horovod was built with, such as 21903 for 2.19.3.
-
-  It is 0 if Horovod was built without NCCL, and None if Horovod is not installed.
-  """
+  """Returns Horovod's version of NCCL, such as 21903; 0 without NCCL, None without Horovod."""
   try:
     import horovod.tensorflow as hvd
   except ModuleNotFoundError:

@@ -1,12 +1,9 @@
 """Messages of plain data between processes: their encoding, and the connections that carry them.
 
-A message is a JSON text, followed by the bytes of its NumPy arrays. The text has an array's dtype
-and shape in its place. Decoding a message never runs code from it. All hosts of a job must have the
-same byte order.
-
-The standard library's `multiprocessing.connection` frames and authenticates messages: before the
-first message, both sides prove with an HMAC that they know the job's secret. If one side does not,
-the other closes the connection after a limited time.
+A message is a JSON text, with the dtype and shape of arrays, followed by their bytes. Decoding
+never runs code from it. All hosts of a job must have the same byte order.
+`multiprocessing.connection` frames messages; before the first, both sides prove with an HMAC that
+they know the job's secret. If one does not, the other closes the connection after a limited time.
 """
 
 import contextlib
@@ -61,7 +58,7 @@ def encode(value: Plain) -> bytes:
 def decode(data: bytes | bytearray | memoryview) -> Plain:
   """Returns the plain data of a message that `encode` made; its arrays are views of `data`.
 
-  Bytes that follow the message are ignored. ValueError: `data` does not begin with a whole message.
+  Bytes after the message are ignored. ValueError: `data` does not begin with a whole message.
   """
   view = memoryview(data)
   if len(view) < _HEADER.size:
@@ -96,10 +93,8 @@ class Listener:
   """Accepts and authenticates connections, each in its own thread, until the process ends.
 
   Args:
-    host: the IPv4 or IPv6 address to listen at; None for a Unix socket, which only processes of
-      this machine can reach.
-    ports: the first and the last port to try; None: any port. UserError: none of them is free.
-    secret: the secret that all processes of the job know.
+    host: the IPv4 or IPv6 address to listen at; None for a Unix socket.
+    ports: the first and the last port to try; None: any. UserError: none of them is free.
     lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
   Attributes:
@@ -162,9 +157,8 @@ def address_text(address: Address) -> str:
 class MessageConnection:
   """Sends and receives messages over one connection.
 
-  A thread sends the messages, so `send` never waits. Each side also sends ten beats within
-  `lost_seconds`, which show that it is alive; after this time without a message, the other side
-  counts as lost. `beat` returns the message to send as the next beat; it may be replaced.
+  A thread sends them, so `send` never waits. Each side also sends ten beats (what `beat` returns)
+  within `lost_seconds`; after this time without a message, the other side counts as lost.
   """
 
   def __init__(self, connection: Connection, lost_seconds: float, beat: Callable[[], Plain]):
@@ -180,8 +174,7 @@ class MessageConnection:
   def receive(self) -> list[Plain]:
     """Waits for a message, which may be a beat; returns its kind and its arguments as a flat list.
 
-    ConnectionError says that the other side was silent for `lost_seconds`, hung up, or sent bytes
-    that are no message.
+    ConnectionError: the other side was silent for `lost_seconds`, hung up, or sent no message.
     """
     try:
       # Several short waits: if this process itself was stopped for long, only one wait is used up,
@@ -263,10 +256,9 @@ def _authenticated(
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Lets both sides prove that they know the secret; ConnectionError if the other does not in time.
+  """Lets both sides prove that they know the secret, or raises ConnectionError.
 
-  `seconds` limits each answer. The other side runs `steps` (`deliver_challenge` and
-  `answer_challenge`) in reverse order.
+  `seconds` limits each answer. The other side runs `steps` in reverse order.
   """
   connected.setblocking(True)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))

@@ -16,7 +16,7 @@ def _clock(after: tf.Tensor) -> tf.Tensor:
   """Returns when `after` was computed, float64 [], in seconds of a monotonic clock.
 
   Unlike tf.timestamp, it does not wait for the other stateful ops of its function. `after` must not
-  be a constant, because TensorFlow would then compute the clock once, while it optimizes the graph.
+  be a constant: the clock would be computed once, while TensorFlow optimizes the graph.
   """
   return load().ctr_clock(after=after)
 
@@ -28,10 +28,7 @@ class Spans:
     self._stamps: list[tf.Tensor] = []
 
   def timed(self, exchange: Callable[[], Outputs], inputs: Sequence[tf.Tensor]) -> Outputs:
-    """Adds an exchange to the graph, with clocks before and after; returns the exchange's outputs.
-
-    The measured time begins when `inputs`, the tensors that the exchange needs, are computed.
-    """
+    """Adds an exchange between two clocks to the graph; returns the outputs of the exchange."""
     with tf.device(HOST), tf.control_dependencies(inputs):
       begins = _clock(inputs[-1])
     with tf.control_dependencies([begins]):

@@ -1,13 +1,9 @@
 """The configuration: a strict schema, read once from YAML.
 
 `load(path, overrides)` reads a file, `parse` a text. A mistake raises `ConfigError`, whose text is
-one line: what is wrong, where (file and key), the value found, the value wanted and, for an unknown
-key, the nearest valid one. Nothing here imports TensorFlow, so that a mistake is reported before
-anything slow starts.
-
-Each section of the schema has a file with its keys and their rules; the string under a key is its
-description. `schema.py` joins the sections, `rules.py` runs their rules, `yaml_text.py` reads YAML,
-`messages.py` describes a mistake in one line, and `schema_text.py` prints the schema.
+one line: what is wrong, where (file and key), the value found and the value wanted. Nothing here
+imports TensorFlow, so that a mistake is reported before anything slow starts. Each section of the
+schema has a file with its keys and their rules; the string under a key is its description.
 """
 
 from ops.row_kinds import row_defaults

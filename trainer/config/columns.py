@@ -1,7 +1,7 @@
 """The kinds of `from`: ways to compute a slot or a dense column from columns of the log.
 
-For each kind, a file in trainer/data/columns/ has the computation twice: with Arrow, for logs, and
-in TensorFlow, for served graphs.
+trainer/data/columns/ has the computations, with Arrow, for logs, and in TensorFlow, for
+SavedModels.
 """
 
 import ast

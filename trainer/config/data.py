@@ -259,11 +259,7 @@ class Data(Section):
     return {c.name: c.made for c in (*self.slots, *self.dense) if c.made is not None}
 
   def left_open(self) -> dict[str, Slot | DenseColumn]:
-    """Returns the keys below `from` that are null, so that a run measures or reads their values.
-
-    Returns:
-      {config key: the slot or dense column that it belongs to}.
-    """
+    """Returns {config key that a run measures or reads: the slot or dense column of its `from`}."""
     return {
       f'data.{section}.{i}.from.{key}': column
       for section in ('slots', 'dense')
@@ -272,20 +268,14 @@ class Data(Section):
     }
 
   def log_column(self, name: str) -> str:
-    """Returns the column of the log that the config means by `name` under a key `from`.
-
-    If a slot has this name, it is the slot's column, else `name` itself is the column.
-    """
+    """Returns the log's column that a key `from` means: that of the slot `name`, or `name`."""
     columns = {s.name: s.column for s in self.slots if s.made is None}
     return columns.get(name) or name
 
   def log_columns(self, without: Collection[str] = ()) -> dict[str, bool]:
-    """Returns the columns of the log that slots and dense columns read, directly or by `from`.
+    """Returns {column of the log that slots and dense columns read: whether as text}.
 
-    Args:
-      without: names of slots and dense columns to leave out.
-    Returns:
-      {column: whether it is read as text rather than as a number}.
+    Directly or by `from`; those named in `without` are left out.
     """
     columns: dict[str, bool] = {}
     for column in (*self.slots, *self.dense):

@@ -1,8 +1,7 @@
-"""Default values of keys that depend on the values of other keys.
+"""Default values of keys that depend on the values of other keys, given or by default.
 
-It does not matter whether the user gave the other keys or they have their own defaults. So a user
-may write any key with its default value, and nothing changes. This does not hold for keys that a
-run measures, like train.batch_size.
+So a user may write any key with its default value, and nothing changes, except for keys that a run
+measures, like train.batch_size.
 """
 
 from typing import TYPE_CHECKING
@@ -45,9 +44,7 @@ BINS = 32  # quantile bins of a dense column
 class _Tree:
   """The keys that the user gave, and defaults that are added to them.
 
-  Attributes:
-    values: the keys as nested dicts and lists.
-    origins: {key: what its default follows from}, such as {'train.epochs': 'from train.plateau'}.
+  `origins` is {key: what its default follows from}: {'train.epochs': 'from train.plateau'}.
   """
 
   def __init__(self, cfg: 'Config'):
@@ -55,11 +52,7 @@ class _Tree:
     self.origins: dict[str, str] = {}
 
   def default(self, key: tuple[str | int, ...], value: Json, origin: str) -> Json:
-    """Sets a key to `value` unless the user gave the key, and returns the key's value.
-
-    Args:
-      origin: what the default follows from, such as 'train.plateau'.
-    """
+    """Sets a key, unless the user gave it, to a default from `origin`; returns the key's value."""
     node: Json = self.values
     for part in key[:-1]:
       node = node[part] if isinstance(node, list) else node.setdefault(part, {})
@@ -70,15 +63,10 @@ class _Tree:
 
 
 def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
-  """Adds the defaults that follow from other keys.
+  """Adds the defaults that follow from other keys to a config of the schema's own defaults.
 
-  Args:
-    cfg: a config in which only the schema's own defaults are filled in.
-  Returns:
-    First all keys, given and added, as nested dicts and lists that are still to be validated. Then
-    {added key: what its default follows from}.
-  Raises:
-    ConfigError: if the thresholds of two modes of admission are given, but no mode.
+  Returns all keys, as nested dicts and lists still to be validated, and {added key: what its
+  default follows from}. ConfigError: thresholds of two modes of admission are given, but no mode.
   """
   tree = _Tree(cfg)
   data = cfg.data
@@ -126,9 +114,7 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
 
 
 def _plain_dnns(cfg: 'Config') -> list[str]:
-  """Returns the keys of all dnn without `hidden`; [] if the model has other layers than these,
-  linear and fm.
-  """
+  """Returns the keys of all dnn without `hidden`; [] beside other layers than linear and fm."""
   layers = cfg.model.all_interactions()
   plain = [key for key, i in layers.items() if i.kind == 'dnn' and 'hidden' not in i.args]
   others = [key for key, i in layers.items() if key not in plain and i.kind not in ('linear', 'fm')]
@@ -136,10 +122,9 @@ def _plain_dnns(cfg: 'Config') -> list[str]:
 
 
 def _of_columns(cfg: 'Config', tree: _Tree, is_plain: bool) -> None:
-  """Adds the slots that data.dense_bins asks for, and sets `counts` of slots as data.counts says.
+  """Adds the slots of data.dense_bins, and `counts` of slots as data.counts says.
 
-  Args:
-    is_plain: whether both keys have the defaults of a dnn without `hidden`.
+  `is_plain`: both keys have the defaults of a dnn without `hidden`.
   """
   data, slots = tree.values['data'], tree.values['data']['slots']
   if is_plain:

@@ -17,8 +17,8 @@ def input_name(column: str) -> str:
   """Returns the name that the tensor of a log's column has in a SavedModel.
 
   It has only letters of ASCII, digits and underscores, and begins with a letter. Other letters are
-  spelt by their code points, so 用户 is column_u7528u6237. `self` and words of Python such as
-  `class`, which cannot name an argument, become column_self and column_class.
+  spelt by their code points, so 用户 is column_u7528u6237. `self` and words of Python, which cannot
+  name an argument, become column_self and column_class.
   """
   name = re.sub(r'[^A-Za-z0-9_]', lambda c: '_' if c[0] < '\x80' else f'u{ord(c[0]):04x}', column)
   is_plain = column[:1].isascii() and name[:1].isalpha() and name != 'self'

@@ -1,7 +1,7 @@
 """What the built-in layers say of themselves, read from their files: TensorFlow is not imported.
 
-A layer is built in if its class in trainer/model/layers has the attribute `kind`, the name by which
-a config asks for it. The attributes of `BuiltIn` stand beside it, as literals.
+A layer is built in if its class in trainer/model/layers has the attribute `kind`, by which a config
+asks for it. The attributes of `BuiltIn` stand beside it, as literals.
 """
 
 import ast

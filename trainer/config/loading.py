@@ -26,10 +26,7 @@ def load(
   run_dir: str | None = None,
   measured: Mapping[str, Json] = {},
 ) -> Config:
-  """Reads and checks the YAML file at `path`; the other arguments are those of `parse`.
-
-  If neither the file NAME.yaml nor an argument gives a run_dir, it is runs/NAME.
-  """
+  """Reads and checks a YAML file, as `parse`; for NAME.yaml the default run_dir is runs/NAME."""
   name = os.path.splitext(os.path.basename(path))[0]
   return parse(_text_of(path), path, overrides, run_dir, measured, f'runs/{name}')
 
@@ -55,7 +52,7 @@ _STAMP = '# crc32 of what follows: '
 
 
 def write_of_run(cfg: Config) -> None:
-  """Writes config.yaml, with all keys, and given.yaml, with the user's keys, into the run_dir.
+  """Writes config.yaml, with all keys, and given.yaml, with the user's, into the run_dir.
 
   The first line of either file is a checksum of the rest.
   """
@@ -74,12 +71,10 @@ def is_default(key: str, value: Json) -> bool:
 
 
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
-  """Returns what an earlier run in `run_dir` has measured for keys that `cfg` does not give.
+  """Returns {key: value} that an earlier run in `run_dir` measured for keys that `cfg` leaves open.
 
-  Returns:
-    {key: value}; {} if there is no run in `run_dir`, or if it has not saved a checkpoint: it may
-    have ended at a mistake in its config, before it could measure. (The processes of a
-    parameter-server job may start one after another, so what the first measured holds at once.)
+  {} before its first checkpoint: it may have ended at a mistake in its config, before it could
+  measure. (Processes of a parameter-server job start one after another, so there it holds at once.)
   """
   path = os.path.join(run_dir, GIVEN)
   saved = glob.iglob(os.path.join(glob.escape(run_dir), 'checkpoints', '*', files.DONE))
@@ -101,11 +96,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
 
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
-  """Reads the config.yaml of a run.
-
-  Raises:
-    ConfigError: if there is no such file, or if it was changed after the run wrote it.
-  """
+  """Reads the config.yaml of a run; ConfigError if it is missing, or was changed afterwards."""
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
     raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
@@ -114,11 +105,7 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _text_of_run(path: str, remedy: str) -> str:
-  """Returns the text of a file that a run wrote, and checks the checksum in its first line.
-
-  Args:
-    remedy: how a user can repair the file, for the error message.
-  """
+  """Returns the text of a run's file if its checksum is right; `remedy` says how to repair it."""
   text = _text_of(path)
   stamp, _, rest = text.partition('\n')
   if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
@@ -137,17 +124,14 @@ def parse(
   measured: Mapping[str, Json] = {},
   default_run_dir: str | None = None,
 ) -> Config:
-  """Reads and checks a config.
+  """Reads and checks a config, a YAML text; ConfigError, in one line, if it is not valid.
 
   Args:
-    text: YAML.
     where: the file that the text comes from, for messages.
     overrides: strings `a.b=value`.
     run_dir: replaces the `run_dir` of the text, unless it is None.
     measured: {key: measured value} for keys that neither the text nor `overrides` gives.
     default_run_dir: the run_dir if neither the text nor `run_dir` gives one.
-  Raises:
-    ConfigError: if the text is no valid config; the message is one line.
   """
   tree = read_yaml(text, where)
   if not isinstance(tree, dict):
@@ -224,8 +208,7 @@ def _stamped(tree: Json) -> str:
 def columns_wanted(cfg: Config, path: str | None) -> str:
   """Returns a text for the user that lists the columns that the log must have.
 
-  Args:
-    path: the file of the config; None if it says nothing of the log.
+  `path` is the file of the config; None if it says nothing of the log.
   """
   data = cfg.data
   names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))

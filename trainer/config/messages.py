@@ -121,8 +121,7 @@ def _wanted(error: ErrorDetails) -> str:
 def settings_named(name: str) -> str:
   """Returns, as one text, the keys whose last part is `name`: 'train.epochs' for 'epochs'.
 
-  The text is empty if there are none. If `name` is what another system calls one of our settings,
-  such as early_stopping, the text is our key for it.
+  Or our key for what another system calls so, such as early_stopping; '' if there is none.
   """
   if name in _ELSEWHERE:
     return _ELSEWHERE[name]
@@ -131,12 +130,7 @@ def settings_named(name: str) -> str:
 
 
 def place_of(key: str, where: str, overrides: Sequence[str]) -> str:
-  """Returns the --set string that gives a key or what holds it; `where` if there is none.
-
-  Args:
-    where: the file that the config comes from.
-    overrides: strings `a.b=value` of --set.
-  """
+  """Returns the --set string that gives a key or what holds it; if there is none, the file."""
   for assignment in reversed(overrides):
     given = assignment.partition('=')[0]
     if key == given or key.startswith(given + '.'):
@@ -166,13 +160,7 @@ def _names(loc: Sequence[str | int]) -> list[str]:
 
 
 def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[str]) -> str:
-  """Returns the first mistake that pydantic found, in one line.
-
-  Args:
-    where: the file that the config comes from.
-    overrides: strings `a.b=value` of --set. If the wrong key is in one of these strings, the line
-      names the string in place of the file.
-  """
+  """Returns the first mistake that pydantic found, in one line, with its file or --set string."""
   first = _told_first(error.errors())
   loc = first['loc']
   key = '.'.join(map(str, [*loc, *first.get('ctx', {}).get('key', ())]))

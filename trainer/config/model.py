@@ -74,10 +74,7 @@ class Model(Section):
   """The share of the negatives that the log kept; predictions are corrected for it."""
 
   def all_interactions(self) -> dict[str, Interaction]:
-    """Returns {config key: layer} of all layers of the model.
-
-    They include the layers of tasks, model.shared and model.dense_embedding.
-    """
+    """Returns {config key: layer}, also of tasks, model.shared and model.dense_embedding."""
     listed = [('model.interactions', self.interactions)]
     listed += [(f'model.tasks.{n}.interactions', t.interactions) for n, t in self.tasks.items()]
     layers = {f'{key}.{i}': layer for key, some in listed for i, layer in enumerate(some)}

@@ -173,10 +173,6 @@ class Retrieval(Section):
 
 
 def refuse_retrieval(retrieval: Retrieval | None, where: str) -> None:
-  """Raises ConfigError if `retrieval` is set, because the command needs a model of clicks.
-
-  Args:
-    where: the flag or the run_dir, for the message.
-  """
+  """Raises ConfigError about `where` if `retrieval` is set: the command needs a model of clicks."""
   if retrieval is not None:
     raise ConfigError(f'{where}: found a run with model.retrieval; wanted one of interactions')

@@ -25,12 +25,7 @@ def _sections(section: Section, path: str = '') -> Iterator[tuple[str, Section]]
 
 
 def check(cfg: Config, where: str, overrides: Sequence[str]) -> None:
-  """Raises a ConfigError that describes the first mistake, if there is one.
-
-  Args:
-    where: the file that the config comes from, for messages.
-    overrides: strings `a.b=value` of --set, for messages.
-  """
+  """Raises a ConfigError about the first mistake, if any; it names the file or --set string."""
   for path, section in _sections(cfg):
     for key, text in section.mistakes(cfg):
       key = key[1:] if key.startswith('/') else (path + key).removesuffix('.')

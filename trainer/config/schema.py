@@ -61,11 +61,7 @@ class Config(Section):
     return self._given
 
   def origin(self, key: str) -> str:
-    """Returns where the value of a key, such as 'train.epochs', comes from.
-
-    Returns:
-      'given', 'measured', 'default', or a text such as 'from train.plateau'.
-    """
+    """Returns where a key's value comes from: given, measured, default, or 'from train.plateau'."""
     if key in self._origins:
       return self._origins[key]
     given = flatten(self._given)
@@ -74,8 +70,7 @@ class Config(Section):
   def settings(self) -> JsonObject:
     """Returns {key: value} of the settings by which runs are compared.
 
-    Empty values, boundaries of bins that the run measured, and the content of look-up tables are
-    left out.
+    Empty values, bins' boundaries that the run measured, and look-up tables' content are left out.
     """
     measured = [key for key, origin in self._origins.items() if origin == 'measured']
     of_data = tuple(key for key in measured if '.from.' in key)
@@ -97,10 +92,7 @@ class Config(Section):
 
   @property
   def ordered_slots(self) -> list[Slot]:
-    """The slots, sorted by their table's position in sparse.tables, then as in data.slots.
-
-    Tensors and arrays that have an axis for the F slots have the slots in this order.
-    """
+    """The slots by their table in sparse.tables; axes of F slots in arrays have this order."""
     order = list(self.sparse.tables)
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
 
@@ -154,10 +146,7 @@ class Config(Section):
     return [share or 0.0 for share in shares]
 
   def slot_ids(self) -> dict[str, int]:
-    """Returns {slot: its id, which is in the top bits of keys}.
-
-    The id is 1 + the slot's position in `data.slots`, or the id of the slot that it `shares`.
-    """
+    """Returns {slot: its id in the top bits of keys}, the same for slots that `shares` connects."""
     own = {s.name: i + 1 for i, s in enumerate(self.data.slots)}
     return {s.name: own[s.shares or s.name] for s in self.data.slots}
 

@@ -28,12 +28,11 @@ class Key:
   """One key of a section.
 
   Attributes:
-    name: the key in YAML.
-    attribute: the attribute of the section that holds the key's value.
+    name, attribute: the key in YAML, and the attribute of the section that holds its value.
     wanted: the allowed values, in words.
-    default: the default as YAML in one line; None if the key is required.
+    default: as YAML in one line; None if the key is required.
     meaning: the key's description in one line.
-    section: the class of the section or sections that the value holds; None if it holds none.
+    section: the class of the section or sections that the value holds, if any.
     container: list or dict if the value holds several sections, else None.
   """
 
@@ -53,12 +52,7 @@ def one_line_yaml(value: Json) -> str:
 
 
 def wanted(annotation: Any, bounds: tuple[Any, ...] = ()) -> str:
-  """Describes in words the values that a type allows.
-
-  Args:
-    annotation: the type of a pydantic field.
-    bounds: the metadata of the field, such as annotated_types.Gt.
-  """
+  """Describes in words the values that a pydantic field's type and bounds allow."""
   origin, args = typing.get_origin(annotation), typing.get_args(annotation)
   if origin is typing.Annotated:
     return wanted(args[0], args[1:])
@@ -117,8 +111,7 @@ def keys(section: type[pydantic.BaseModel]) -> Iterator[Key]:
 def explained(cfg: Config, notes: Mapping[str, str]) -> str:
   """Returns a config as YAML with comments: each key's meaning, and where its value comes from.
 
-  Args:
-    notes: {key: a remark on where its value comes from}.
+  `notes` is {key: a remark on where its value comes from}.
   """
 
   def origin(key: str) -> str:
@@ -159,8 +152,7 @@ def _explained(
 def _values(cfg: Config) -> JsonObject:
   """Returns {key: value} of a config, such as 'data.slots.0.name', without nested keys.
 
-  A list that a run measured, such as boundaries of bins, is one value. A checksum replaces the
-  content of a look-up table.
+  A measured list is one value; a checksum stands for a look-up table's content.
   """
   values: JsonObject = {}
   for key, value in flatten(cfg.model_dump()).items():
@@ -182,10 +174,7 @@ def changed(cfg: Config) -> Iterator[str]:
 
 
 def differences(a: Config, b: Config) -> Iterator[str]:
-  """Yields `key: value in a (its origin) → value in b (its origin)` for each key that differs.
-
-  The value is '-' if the config does not have the key.
-  """
+  """Yields `key: a's value (its origin) → b's value (its origin)` where they differ; '-': none."""
   of_a, of_b = (_values(cfg) for cfg in (a, b))
   for key in dict.fromkeys((*of_a, *of_b)):
     if of_a.get(key, ...) != of_b.get(key, ...):

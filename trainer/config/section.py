@@ -54,12 +54,7 @@ DropoutRate = Annotated[float, pydantic.Field(ge=0, lt=1)]
 
 
 def wrong(key: str, text: str) -> NoReturn:
-  """Raises an error for a wrong value. Only the validator of a key's type may call it.
-
-  Args:
-    key: the wrong key below the validator's, or ''.
-    text: what was found and what is wanted, in one line.
-  """
+  """Raises an error for a wrong value at a `key` below the type whose validator calls this."""
   parts = [key] if key else []
   raise pydantic_core.PydanticCustomError('wrong', '{text}', {'key': parts, 'text': text})
 

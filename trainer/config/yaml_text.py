@@ -36,13 +36,9 @@ _QUOTES = (
 
 
 def read_yaml(text: str, where: str, hint: str = _QUOTES) -> Json:
-  """Parses YAML text to nested dicts, lists and scalars.
+  """Parses YAML text to nested dicts, lists and scalars; ConfigError, in one line, if it is none.
 
-  Args:
-    where: the file or flag that the text comes from, for messages.
-    hint: what most likely helps if the text is not YAML, for the message.
-  Raises:
-    ConfigError: if the text is not YAML, or too large or deep; the message is one line.
+  `where` is the file or flag that it comes from; `hint` says what most likely helps.
   """
   try:
     tree = yaml.load(text, _Loader)
@@ -98,11 +94,7 @@ def set_key(tree: JsonObject, assignment: str) -> None:
 
 
 def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
-  """Sets a key such as `a.b.0.c` in `tree`.
-
-  Args:
-    assignment: the argument of --set, for messages.
-  """
+  """Sets a key such as `a.b.0.c` in `tree`; `assignment` is the argument of --set, for messages."""
   parts, node = key.split('.'), tree
   for i, part in enumerate(parts):
     place = _place(node, part, f"--set {assignment}: '{'.'.join(parts[: i + 1])}'")

@@ -57,11 +57,10 @@ def beside(
   """Yields a table for each batch of predictions: columns copied from the log, then predictions.
 
   Args:
-    tables: the copied columns, in the order of the predictions; a table need not have the size of a
-      batch. None: no columns are copied.
+    tables: the copied columns, in the order of the predictions, of any size; None: none.
     predictions: batches [B] or [B, T].
-    names: the names of the T columns of predictions. One that a copied column has, such as that of
-      a label, becomes predicted_NAME.
+    names: of the T columns of predictions. One that a copied column has, such as that of a label,
+      becomes predicted_NAME.
   """
   rest = None
   for batch in predictions:
@@ -80,10 +79,8 @@ def beside(
 def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
   """Yields tables of recommended items, with the columns copied from the log in front.
 
-  Args:
-    tables: the copied columns of all samples, in order.
-    items: tables with a line for each item. The first column, `sample`, is the number of the sample
-      for which the item was found, ascending; the copied columns replace it.
+  `tables` have these of all samples, in order. `items` have a line for each item; the first column,
+  `sample`, is its sample's number, ascending, and the copied columns replace it.
   """
   rest, first = next(tables), 0
   for table in items:
@@ -102,12 +99,9 @@ PARQUET_SUFFIXES = ('.parquet', '.pq')
 
 
 def out_suffix(path: str) -> str:
-  """Returns the suffix of a path, which determines the format of predictions; '' means text.
+  """Returns a path's suffix, the format of predictions, '' for text; UserError for an unknown one.
 
-  A suffix begins with a letter, so scores.2024-01-31 has none.
-
-  Raises:
-    UserError: if the suffix names no known format.
+  It begins with a letter, so scores.2024-01-31 has none.
   """
   suffix = os.path.splitext(path)[1].lower()
   known = [s for s in (*TEXT_DELIMITERS, *JSON_SUFFIXES, *PARQUET_SUFFIXES) if s]
@@ -141,13 +135,10 @@ def _plain_json(value: object) -> object:
 
 
 def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
-  """Writes tables to a file.
+  """Writes tables to a file in the format of a result of `out_suffix`; delimited text has a header.
 
-  Args:
-    suffix: a result of `out_suffix`; it determines the format. Delimited text begins with a header.
-  Raises:
-    UserError: if the values of a later table do not fit the types of the first, or a text that is
-      not UTF-8 cannot be written in this format.
+  UserError: the values of a later table do not fit the types of the first, or a text that is not
+  UTF-8 cannot be written in this format.
   """
   write = schema = None
   with contextlib.ExitStack() as stack:

@@ -59,7 +59,7 @@ def format_of(data: config.Data, path: str) -> str:
 def config_of_table(
   cfg: config.Config, path: str, names: Collection[str], changes: Mapping[str, Any]
 ) -> config.Config:
-  """Returns a config that reads the table at `path`, such as data.items, in place of the log.
+  """Returns a config that reads a table, such as data.items, in place of the log.
 
   `changes` are other values of keys of `data`; in a csv file, `names` show the delimiter.
   """
@@ -84,9 +84,9 @@ def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> B
 def raw_blocks(
   cfg: config.Config, file: LogFile, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Yields functions that return the blocks of a raw file, or of a part of it.
+  """Yields functions that return the blocks, with the `wanted` columns, of a raw file's part.
 
-  The blocks have the `wanted` columns. A column may come from the path, as dt in dt=31/part.csv.
+  A column may come from the path, as dt in dt=31/part.csv.
   """
   in_path = partition_columns(file.path)
   partitions = {name: text for name, text in in_path.items() if name in wanted}
@@ -108,10 +108,7 @@ def blocks_of_pass(cfg: config.Config, path: str, wanted: dict[str, str]) -> Ite
 def _parsed_blocks(
   cfg: config.Config, path: str, reads: Iterator[Callable[[], Block]], labelled: bool
 ) -> Iterator[Parsed]:
-  """Yields the parsed blocks of a file, in order.
-
-  Threads parse, and only a few blocks are in memory at a time.
-  """
+  """Yields a file's parsed blocks in order; threads parse, with few blocks in memory at a time."""
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
   headers: list[int] = []
   quotes: list[int] = []
@@ -173,11 +170,7 @@ class BadRecords:
     return {'records': bad, 'of': samples + bad, 'kinds': kinds, 'examples': examples}
 
   def checked(self, samples: int) -> JsonObject:
-    """Returns what `counted` returns; warns if there are bad records.
-
-    Raises:
-      BadPass: if there are no records, or too many bad ones.
-    """
+    """Returns what `counted` does, and warns of bad records; BadPass: too many, or no good one."""
     bad, total = self._kinds.total(), samples + self._kinds.total()
     if not total:
       raise BadPass(f'{self._path}: found no records; wanted at least one')
@@ -214,8 +207,8 @@ def prepare_pass(
 
   Args:
     labelled: whether to read labels, weights and groups; prediction needs none.
-    on_block: called after each block, with the number of samples so far. If it raises an error, the
-      conversion ends.
+    on_block: called after each block with the number of samples so far; its error ends the
+      conversion.
   Raises:
     BadPass: if the pass is empty or damaged, or the share of bad records exceeds
       data.max_bad_share. Below that, bad records are dropped with a warning.
@@ -322,10 +315,7 @@ def _meta(
 
 
 def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
-  """Returns the meta.json of a prepared pass if it has all entries of `meta`.
-
-  Returns None if it lacks one, or if there is no such pass or it is damaged.
-  """
+  """Returns the meta.json of an intact prepared pass that has all entries of `meta`, else None."""
   try:
     done = read_meta(out_dir)
   except UserError as e:
@@ -339,10 +329,7 @@ def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
 def _writing(
   cfg: config.Config, raw_path: str, out_dir: str
 ) -> Iterator[tuple[Writer, BadRecords]]:
-  """Yields a writer and a counter of bad records.
-
-  `out_dir` appears when the `with` ends without an error.
-  """
+  """Yields a writer and a counter of bad records; `out_dir` appears at the end without an error."""
   out_dir = os.path.normpath(out_dir)
   temporary = f'{out_dir}{UNFINISHED}{os.getpid()}'
   shutil.rmtree(temporary, ignore_errors=True)

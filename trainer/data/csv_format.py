@@ -1,9 +1,9 @@
 """Reads delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2, .lz4).
 
 A record is a line that ends in LF, in CRLF or at the end of the file. A quoted field ("a,b"; ""
-stands for a quote) contains no line end. Blank lines are skipped. Lines that repeat the header,
-which concatenated files contain, are skipped with a warning; a header in another order refuses the
-file. Whether any other line is accepted depends on that line alone.
+stands for a quote) contains no line end. Blank lines are skipped; lines that repeat the header,
+which concatenated files contain, with a warning; a header in another order refuses the file.
+Whether any other line is accepted depends on that line alone.
 """
 
 import codecs
@@ -106,7 +106,7 @@ def _to_arrow(
     names: the columns of the file.
   Returns:
     {wanted column: array}, in which a blank number is null; and the number of rows. There are fewer
-    rows than lines if a line is blank, or an open quote joins a line with the next one.
+      rows than lines if a line is blank, or an open quote joins a line with the next one.
   Raises:
     pa.ArrowInvalid: if a line has another number of fields than `names`, or more than
       `parsed_bytes`; or if a number cannot be parsed or is not finite as float32.
@@ -145,12 +145,9 @@ def _to_arrow(
 def _lines_of_names(
   raw: bytes, header: Sequence[bytes], wanted: Collection[bytes], dialect: _Dialect
 ) -> Iterator[tuple[int, int, list[bytes]]]:
-  """Yields the lines that hold names of columns: most of their fields do, and no wanted one lacks.
+  """Yields (start, next line's start, names) of lines of columns' names, after any byte-order mark.
 
-  A byte-order mark may precede the names.
-
-  Yields:
-    Where the line begins and where the next one does, and the names.
+  Most of their fields are names, and no wanted one lacks.
   """
   written = sorted((name.replace(b'"', b'""') for name in wanted), key=len, reverse=True)
   if not written or not all(name in raw for name in written):  # a long name is ruled out fastest

@@ -22,8 +22,8 @@ HASH_NAME = (
 class SlotBatch(NamedTuple):
   """A batch of B samples, as NumPy arrays or as tensors; B may be 0.
 
-  In the most frequent case, every slot of every sample holds exactly one feature, and its value is
-  1. Then `values` and `segments` are empty, and `keys` has the F keys of each sample side by side.
+  If, as most often, every slot of every sample holds exactly one feature of value 1, `values` and
+  `segments` are empty, and `keys` has the F keys of each sample side by side.
   """
 
   keys: np.ndarray  # int64 [nnz]
@@ -87,11 +87,8 @@ def canonical(texts: tf.Tensor) -> tf.Tensor:
 def hash_keys(texts: tf.Tensor, slot_id: int | tf.Tensor) -> tf.Tensor:
   """Returns the keys of features: `slot_id << 52 | farmhash64(canonical(text)) mod 2^52`.
 
-  The ops are TensorFlow's own, so a SavedModel can compute the same keys.
-
-  Args:
-    texts: strings of any shape, or integers, which are hashed as decimal text; none is blank.
-    slot_id: an id of `Config.slot_ids()`, or an int64 tensor that broadcasts against `texts`.
+  A SavedModel computes them by the same ops. No text is blank; integers are hashed as decimal text.
+  `slot_id`, of `Config.slot_ids()`, may be an int64 tensor that broadcasts against `texts`.
   """
   texts = tf.convert_to_tensor(texts)
   if texts.dtype.is_integer:
@@ -112,15 +109,10 @@ def dense_stats(
 ) -> np.ndarray:
   """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
 
-  A column that is not standardised gets mean 0 and deviation 1; a constant column gets deviation 1.
-  With `click_rate`, one more column is added last: it holds the log-odds of this rate, and 1.
-
-  Args:
-    columns: `Config.data.dense`.
-    measured: {name: [count, mean, Σ (x − mean)²]} of the values x that are not missing, after log1p
-      if the column's transform has it.
-    click_rate: the mean number of clicks of a sample; None if the model does not read the shows and
-      clicks of features (`counts` of a slot).
+  `measured` has {name: [count, mean, Σ (x − mean)²]} of the values x that are not missing, after
+  log1p if the transform has it. A column that is not standardised gets mean 0 and deviation 1; a
+  constant one deviation 1. With `click_rate`, clicks of a sample, for slots with `counts`, one more
+  column is added last: the log-odds of this rate, and 1.
   """
   stats = np.zeros([2, len(columns)], np.float32)
   stats[1] = 1
@@ -143,19 +135,14 @@ COUNT_SMOOTHING = 10.0
 def transform_counts(seen: tf.Tensor, log_odds: tf.Tensor) -> tf.Tensor:
   """Converts shows and clicks of features to dense inputs, for slots with `counts` in the config.
 
-  A slot has two inputs. For s shows (impressions), c clicks, the click rate a of the log and k =
-  COUNT_SMOOTHING, they are
+  For s shows (impressions) and c clicks of a slot, summed over its features (`seen`, float32 [B,
+  Fc, 2]), the click rate a of the log and k = COUNT_SMOOTHING, its two inputs are
 
       s / (s + k),  log((c + k·a) / (s − c + k·(1 − a))) − log(a / (1 − a))
 
-  The second input is the log-odds of the slot's click rate, smoothed towards a, minus the log-odds
-  of a. The first input is the weight of the slot's own clicks in the smoothed rate.
-
-  Args:
-    seen: float32 [B, Fc, 2], shows and clicks, each summed over the features of a sample's slot.
-    log_odds: float32 [], log(a / (1 − a)).
-  Returns:
-    float32 [B, 2·Fc]: the first input of each of Fc slots, then the second; 0 for no shows.
+  The second is the log-odds of the slot's click rate, smoothed towards a, minus `log_odds`, those
+  of a. The first is the weight of the slot's own clicks in the smoothed rate. Returns float32 [B,
+  2·Fc]: the first input of each of Fc slots, then the second; 0 for no shows.
   """
   shows, clicks = tf.unstack(seen, 2, -1)
   rate = tf.sigmoid(log_odds)
@@ -174,11 +161,9 @@ def transform_dense(
   log1p followed by standardise.
 
   Args:
-    dense: float32 [B, Dn], NaN where missing.
+    dense: float32 [B, Dn], NaN where missing; the result is finite.
     columns: `Config.data.dense`.
     stats: float32 [2, >= Dn], a result of `dense_stats`.
-  Returns:
-    float32 [B, Dn], finite.
   """
   dense = tf.convert_to_tensor(dense, tf.float32)
   if any(has_log1p(c) for c in columns):
@@ -199,15 +184,9 @@ def average_lists(
   """Divides the values in lists of another slot's features by the length of the list.
 
   So a list weighs as much as one feature wherever features are added up. Rendle 2010,
-  "Factorization Machines", scales the other items that a user has rated in the same way.
-
-  Args:
-    values: float32 [nnz] of a SlotBatch, which may be empty.
-    segments: integers [nnz] of a SlotBatch, which may be empty.
-    batch_size: B.
-    averaged: for each slot, whether its lists are divided, bool [F]; see `Config.averaged`.
-  Returns:
-    float32, of the shape of `values`.
+  "Factorization Machines", scales the other items that a user has rated in the same way. `values`
+  and `segments`, of a SlotBatch, may be empty; `averaged`, bool [F], is whether a slot's lists are
+  (`Config.averaged`).
   """
   ones = tf.ones_like(values)
   lengths = tf.math.unsorted_segment_sum(ones, segments, batch_size * averaged.shape[0])
@@ -218,21 +197,13 @@ def average_lists(
 def pool_norm(
   values: tf.Tensor, segments: tf.Tensor, batch_size: int | tf.Tensor, poolings: Sequence[str]
 ) -> tf.Tensor | None:
-  """Returns the divisors of mean and sqrt-n pooling.
+  """Returns the divisors of mean and sqrt-n pooling, float32 [B, F], or None if all are 1.
 
   Pooling sums x_i v_i over the features of a sample's slot, where x_i is the value and v_i the
   embedding of a feature. The sum is divided by Σ x_i for 'mean' and by √(Σ x_i²) for 'sqrtn', as in
-  `tf.nn.embedding_lookup_sparse`.
-
-  Args:
-    values: float32 [nnz] of a SlotBatch, which may be empty.
-    segments: int32 [nnz] of a SlotBatch, which may be empty.
-    batch_size: B.
-    poolings: 'sum', 'mean' or 'sqrtn' for each slot, [F].
-  Returns:
-    float32 [B, F]: 1 for 'sum' and for slots without features; infinity in place of 0, so that the
-    quotient is 0. None if every divisor is 1: each slot is 'sum', or the static shape of `segments`
-    is [0].
+  `tf.nn.embedding_lookup_sparse`. A divisor is 1 for 'sum' and for slots without features; infinity
+  in place of 0, so that the quotient is 0. All are 1 if each slot is 'sum', or the static shape of
+  `segments` is [0]. `values` and `segments`, of a SlotBatch, may be empty.
   """
   if all(p == 'sum' for p in poolings) or segments.shape[0] == 0:
     return None

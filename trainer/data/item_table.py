@@ -17,8 +17,7 @@ _ITEMS_AT_ONCE = 65536
 def config_of_items(cfg: config.Config) -> config.Config:
   """Returns a config that reads data.items as if it were a log to predict for.
 
-  In this config the two towers are swapped. So the columns of items are read, and the columns of
-  queries are blank.
+  The two towers are swapped: the columns of items are read, and those of queries are blank.
   """
   retrieval, id_slot, path = cfg.model.retrieval, cfg.item_slot, cfg.data.items
   swapped = {'query': retrieval.item, 'item': retrieval.query}
@@ -29,19 +28,16 @@ def config_of_items(cfg: config.Config) -> config.Config:
 
 
 class ItemTable:
-  """The C items of data.items.
+  """The C items of data.items; UserError if two lines hold the same item, or a line holds none.
 
   Args:
     cfg: the config of the run.
     prepared: the table as a prepared pass, converted with `config_of_items`.
 
   Attributes:
-    prepared: the table as a prepared pass.
     meta: the meta.json of `prepared`.
     keys: int64 [C], the items' keys, ascending.
     dense: {dense column: [count, mean, Σ (x − mean)²]} of the columns in the table.
-  Raises:
-    UserError: if two lines hold the same item, or a line holds none.
   """
 
   def __init__(self, cfg: config.Config, prepared: PreparedPass):
@@ -72,11 +68,10 @@ class ItemTable:
     return dict(zip(keys.tolist(), texts))
 
   def columns(self, keys: np.ndarray) -> tuple[np.ndarray, SlotBatch]:
-    """Looks up the columns of items by their keys, int64 [n].
+    """Looks up items' columns by their keys, int64 [n].
 
-    Returns:
-      The indices in `keys` of the m items that the table has, int64 [m], ascending; and a batch of
-      these m items.
+    Returns the indices in `keys` of the m items that the table has, int64 [m], ascending; their
+    batch.
     """
     place = values.places(self.keys, keys)
     known = np.flatnonzero(place >= 0)

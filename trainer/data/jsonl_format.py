@@ -48,10 +48,7 @@ class _Object(dict):
 
 
 def value_at(record: JsonObject, name: str) -> Json:
-  """Returns the value of the key `name`, or else of the path `name`, such as ctx.device.os.
-
-  Returns None if the record has neither.
-  """
+  """Returns the value of the key `name`, else of the path `name`, such as ctx.os, else None."""
   while isinstance(record, dict):
     head, dot, rest = name.partition('.')
     is_whole = name in record or not dot
@@ -142,10 +139,7 @@ def slot_array(values: Sequence[SlotValue]) -> pa.Array:
 
 
 def _number(value: Json, decimal: str) -> str | None:
-  """Returns a JSON number as text, written with this decimal mark; a string stays as it is.
-
-  A list or an object raises WrongValue.
-  """
+  """Returns a JSON number as text with this decimal mark; a text as it is; else WrongValue."""
   if isinstance(value, (list, dict)):
     raise WrongValue(value, 'a number')
   if isinstance(value, bool):
@@ -164,9 +158,9 @@ def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
 
 
 def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, pa.Array] | None:
-  """Parses lines with Arrow; returns None if parsing them one by one might give another result.
+  """Parses lines, none blank, with Arrow; None if one by one might give another result.
 
-  `wanted` says of each column whether it is a slot; `lines` has no blank ones.
+  `wanted` says of each column whether it is a slot.
   """
   # A line that begins with { and ends with } cannot continue in the next one.
   if not all(line.startswith(b'{') and line.endswith(b'}') for line in lines):
@@ -265,7 +259,7 @@ def blocks(
 
 
 def _without(unseen: dict[str, str], raw: bytes, whole: bool = False) -> dict[str, str]:
-  """Returns the entries of `unseen` whose columns do not occur in `raw`, some lines of the file.
+  """Returns those of `unseen` whose columns do not occur in `raw`, some lines of the file.
 
   Unless `whole`, the last part of a path such as ctx.device.os is enough.
   """

@@ -1,6 +1,6 @@
-"""Finds passes that teach nothing.
+"""Finds passes that teach nothing: all labels are 0 or all 1, or all weights are 0.
 
-Their labels are all 0 or all 1, often because of a wrong `data.label_positive`, or all weights 0.
+Often the cause is a wrong `data.label_positive`.
 """
 
 import collections

@@ -2,8 +2,7 @@
 
 In libffm, the column `3` holds the indices of field 3. In libsvm, the column `features` holds all
 indices, `qid` the id of the query, and the column `17` the value at index 17, which is 0 where a
-record lacks the index. The label is read as the column that `data.label` names. The character #
-begins a comment.
+record lacks it. The label is the column that `data.label` names. The character # begins a comment.
 """
 
 import functools
@@ -84,10 +83,7 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
 def blocks(
   parts: int, path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Reads a file in blocks; arguments and results are those of `csv_format.blocks`.
-
-  A token has 2 `parts` in libsvm (index:value), 3 in libffm.
-  """
+  """Reads a file in blocks, as `csv_format.blocks` does; a token has 2 `parts`, in libffm 3."""
   known = [data.label, *([FEATURES, QUERY] if parts == 2 else [])]
   for column, key in wanted.items():
     if column not in known and not column.isdigit():

@@ -49,8 +49,7 @@ _last_attempt = math.inf  # when, by time.monotonic(), the last attempt may begi
 def attempt_for(seconds: float) -> None:
   """Lets no attempt to use a remote file begin later than in so many seconds.
 
-  A process calls it when it is asked to stop, so that a bucket that does not answer cannot delay
-  it.
+  So a bucket that does not answer cannot delay a process that is asked to stop.
   """
   global _last_attempt
   _last_attempt = time.monotonic() + seconds
@@ -66,8 +65,8 @@ class Part(NamedTuple):
   """Consecutive records of a file; by default all.
 
   Attributes:
-    start: the first byte of a text file, or the first row, from 0, of a Parquet or ORC file.
-    end: one past the last byte or row; None: the end of the file.
+    start, end: bytes of a text file, or rows, from 0, of a Parquet or ORC file; end None: to its
+      end.
     line: the number of the first record, from 1, for messages.
   """
 
@@ -133,12 +132,8 @@ def first_line(error: BaseException) -> str:
 def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value:
   """Returns the result of `action`; for a remote file, repeats it while it raises an OSError.
 
-  Args:
-    path: the file, for messages.
-    verb: says in messages what `action` does to the file, such as 'read'.
-  Raises:
-    UserError: if ATTEMPTS attempts fail; its cause is the last OSError.
-    FileNotFoundError: at the first attempt that finds no file.
+  UserError says, with `verb` and `path`, that ATTEMPTS attempts fail; its cause is the last
+  OSError. FileNotFoundError: at the first attempt that finds no file.
   """
   if not is_remote(path):
     return action()
@@ -235,8 +230,7 @@ def delete(path: str) -> None:
 def listed(folder: str, recursive: bool = True) -> list[str]:
   """Returns the files below a remote directory, as relative paths; [] if it is missing.
 
-  Args:
-    recursive: if false, returns the names of the files and directories in the directory itself.
+  Unless `recursive`, it returns the names of the files and directories in the directory itself.
   """
   infos = retried(folder, lambda: infos_below(folder, recursive, is_missing_empty=True))
   return [name for name, info in infos.items() if info.is_file or not recursive]
@@ -288,13 +282,7 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
 
 
 def matching(patterns: Sequence[str], key: str) -> list[str]:
-  """Returns the files and directories that patterns match, sorted within each pattern.
-
-  Args:
-    key: the config key that holds the patterns, for messages.
-  Raises:
-    ConfigError: if a pattern matches nothing.
-  """
+  """Returns the files that patterns match, sorted within each; ConfigError if one matches none."""
   files = []
   for pattern in patterns:
     path = normal(pattern)
@@ -325,9 +313,7 @@ def infos_below(
 ) -> dict[str, pa.fs.FileInfo]:
   """Returns what is in a remote directory: {path relative to it: FileInfo}.
 
-  Args:
-    recursive: whether to list its subdirectories too.
-    is_missing_empty: whether a directory that does not exist gives {} rather than an error.
+  `recursive` lists subdirectories too. A missing one is {} if `is_missing_empty`, else an error.
   """
   filesystem, inside = _locate(folder)
   selector = pa.fs.FileSelector(inside, allow_not_found=is_missing_empty, recursive=recursive)
@@ -339,8 +325,7 @@ def infos_below(
 def refusing(path: str) -> Iterator[None]:
   """Turns an error in reading a pass into a BadPass that names the pass.
 
-  Errors that have another cause than the pass stay as they are: a full disk, too many open files,
-  another file that cannot be written, a remote place that cannot be reached.
+  Errors of another cause stay: a full disk, too many open files, another file, no connection.
   """
   try:
     yield

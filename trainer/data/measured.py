@@ -39,13 +39,9 @@ MOST_SAMPLES = 1_000_000  # on which bins are measured
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
   """Measures or reads the values that a config leaves to the run, such as the boundaries of bins.
 
-  Values that this run measured when it began are kept. Bins that the run in `init_from` measured
-  are taken from there. All other values are measured now, on the passes that are there.
-
-  Args:
-    init_from: the run_dir of another run; None: there is none.
-  Returns:
-    {config key: value}; and lines for the user that say where the values come from.
+  Values that this run measured when it began are kept; bins that the run_dir `init_from` measured
+  are taken from there; all others are measured now, on the passes that are there. Returns {config
+  key: value}, and lines for the user that say where the values come from.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -86,10 +82,7 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:
-  """Describes a value that the config left open, in one line for the user.
-
-  The line says which table was read, or which value was measured.
-  """
+  """Says in one line which table was read, or which value was measured, for an open config key."""
   column = cfg.data.left_open().get(key)
   if table := _table_of(cfg, key):
     return f"'{column.name}': its look-up table {table}, read"
@@ -107,12 +100,9 @@ def _table_of(cfg: config.Config, key: str) -> str | None:
 def open_values(
   cfg: config.Config, known: Mapping[str, Json] = types.MappingProxyType({})
 ) -> JsonObject:
-  """Reads the look-up tables and measures the bins whose values the config does not give.
+  """Reads the look-up tables and measures the bins that the config does not give, but `known`.
 
-  Tables and bins in `known`, {key of the config: value}, are left out; returns the others so.
-
-  Raises:
-    UserError: if a table cannot be read, or bins cannot be measured.
+  UserError: a table cannot be read, or bins cannot be measured.
   """
   left_open = [key for key in cfg.data.left_open() if key not in known]
   new = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
@@ -160,9 +150,8 @@ def _content(cfg: config.Config, key: str) -> str:
 def suitable(cfg: config.Config) -> tuple[int, int]:
   """Returns the batch size for a config that gives none, and how many samples it is measured on.
 
-  These are the samples of the log or, with data.watch, the mean over the passes that are there.
-  Counting ends when there are enough for the default batch size. A log without samples gets the
-  default batch size too.
+  These are the samples of the log or, with data.watch, the mean over the passes that are there,
+  counted until there are enough for the default batch size, which a log without samples gets too.
   """
   if cfg.data.watch:
     steps = LEAST_STEPS_OF_A_PASS
@@ -178,16 +167,11 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
 
 
 def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float | None:
-  """Returns how many features the log's first samples have on average.
+  """Returns how many features the log's first samples have on average, at least one a slot.
 
-  A list of which layers read the mean counts as one. The result is never less than the number of
-  slots, so blank values do not lower it.
-
-  Args:
-    known: {key of the config: its value}, for all that the config leaves open.
-  Returns:
-    None if no slot may hold several features, if no pass has a sample that can be read, or with
-    model.retrieval, which does not add up the rows of a sample.
+  A list of which layers read the mean counts as one. `known` has all that the config leaves open.
+  None: no slot may hold several, no pass has a sample that can be read, or with model.retrieval,
+  which does not add up rows.
   """
   slots = len(cfg.data.slots)
   cfg = config.parse(config.dump(cfg), 'the config', measured=known)
@@ -212,10 +196,7 @@ def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float
 
 
 def _count(cfg: config.Config, most: int) -> tuple[int, int]:
-  """Counts the samples of the log up to `most`, and the passes that have them.
-
-  A pass counts up to where it cannot be read.
-  """
+  """Counts the samples of the log up to `most`, and their passes; a damaged pass ends there."""
   samples = passes = 0
   for path in paths_of_log(cfg):
     before = samples
@@ -290,9 +271,9 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
 
 
 def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
-  """Returns the numbers to divide into bins, from the first MOST_SAMPLES samples of a pass.
+  """Returns the numbers to divide into bins, {key of `slots`: float64 [m]}, none missing.
 
-  The result is {key of `slots`: float64 [m]}, without missing numbers.
+  They are from the first MOST_SAMPLES samples of a pass.
   """
   parts: dict[str, list[np.ndarray]] = {key: [np.zeros([0])] for key in slots}
   wanted = {
@@ -328,8 +309,8 @@ def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
 def _quantiles(numbers: np.ndarray, bins: int) -> np.ndarray:
   """Returns the boundaries of at most `bins` bins, each with about as many of the numbers.
 
-  A value with more than an equal share of the numbers gets a bin of its own. The other numbers
-  share the other bins, so they still have many bins if nine in ten numbers are 0.
+  A value with more than an equal share of the numbers gets a bin of its own, so the others still
+  have many bins if nine in ten numbers are 0.
   """
   values, counts = np.unique(numbers, return_counts=True)
   is_alone = np.zeros(len(values), bool)

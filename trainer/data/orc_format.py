@@ -22,10 +22,10 @@ def num_rows(path: str) -> int:
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Reads an ORC file in blocks; arguments and results are those of `csv_format.blocks`.
+  """Reads an ORC file in blocks, whole stripes, as `csv_format.blocks` does; lines are records.
 
-  Messages give record numbers, from 1. Whole stripes are read. Pyarrow does not say how many rows
-  a stripe has, so one column of the stripes before the part is read too, to count their rows.
+  Pyarrow does not say how many rows a stripe has, so one column of the stripes before the part is
+  read too, to count their rows.
   """
   with open_table(path, 'an ORC') as f:
     table = pa.orc.ORCFile(f)

@@ -50,8 +50,7 @@ def _plain_type(t: pa.DataType) -> pa.DataType:
 def plain(array: pa.Array, column: str) -> pa.Array:
   """Returns an array without run ends and views, which many of Arrow's functions do not take.
 
-  Raises:
-    UserError: if it has a type that no log has, such as a union.
+  UserError: it has a type that no log has, such as a union.
   """
   t = array.type
   try:
@@ -93,10 +92,7 @@ def known_columns(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
 
 
 def to_read(schema: pa.Schema, wanted: Collection[str]) -> list[str]:
-  """Returns the file's columns that hold the wanted ones.
-
-  For `device.os` that is the column of this name or, if there is none, the column `device`.
-  """
+  """Returns the file's columns that hold the wanted ones: `device.os`, or else `device`."""
   return list(dict.fromkeys(w if w in schema.names else w.partition('.')[0] for w in wanted))
 
 
@@ -132,9 +128,9 @@ def _of_few_texts(metadata: pa.parquet.FileMetaData, names: Collection[str]) -> 
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Reads a Parquet file in blocks; arguments and results are those of `csv_format.blocks`.
+  """Reads a Parquet file in blocks as `csv_format.blocks` does; lines are records, from 1.
 
-  Messages give record numbers, from 1. Only row groups that contain rows of the part are read.
+  Only row groups that contain rows of the part are read.
   """
   with open_table(path, 'a Parquet') as f:
     metadata = pa.parquet.read_metadata(f)

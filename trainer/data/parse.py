@@ -68,7 +68,7 @@ def _assemble(
 ) -> tuple[np.ndarray | None, np.ndarray, np.ndarray | None]:
   """Joins the features of all slots to the `counts`, `keys` and `values` of `Parsed`.
 
-  A slot is given as its keys [n], NO_FEATURE where a record has none, or as a `SlotFeatures`.
+  A slot is its keys [n], NO_FEATURE where a record has none, or a `SlotFeatures`.
   """
   if not any(isinstance(s, SlotFeatures) for s in slots):
     keys = aligned([len(slots), n], np.int64)
@@ -128,13 +128,10 @@ class _Records:
     wanted: str,
     hint_of: Callable[[Json], str] | None = None,
   ) -> None:
-    """Drops records. A record that an earlier call dropped is not counted again.
+    """Drops the records in `wrong`, bool [n] or None, that no earlier call dropped.
 
-    Args:
-      wrong: bool [n], true for records to drop; None: drop none.
-      kind: the mistake, as it is counted in `bad`.
-      wanted: what the value should be, for the message.
-      hint_of: a function (a wrong value) -> the end of its message, which says what else may help.
+    `kind` is counted in `bad`; `wanted` and `hint_of(wrong value)` say what else the value should
+    be.
     """
     if wrong is None or not (wrong := wrong & self.keep).any():
       return
@@ -182,10 +179,9 @@ def _label_hint(value: Json, positive: str, loss: str | None) -> str:
 
 
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
-  """Returns the distinct texts of a column of labels, and for each record the index of its text.
+  """Returns a column's distinct texts of labels, and each record's index of its text, int64 [n].
 
-  A number or a boolean has one text, however it is written: 4 for 4.0, true for TRUE. The indices
-  are int64 [n]. For a blank label, the index is the number of distinct texts.
+  A number or a boolean has one text: 4 for 4.0, true for TRUE. Blank: the number of texts.
   """
   array, _ = one_each(array)
   if pa.types.is_floating(array.type):  # with their fractions, which a feature may not have
@@ -224,10 +220,7 @@ def _classes(
 
 
 def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
-  """Returns the labels, float64 [n, T], and drops records with a wrong label.
-
-  A blank label is wrong if the config has one label. If it has several, a blank label is NaN.
-  """
+  """Returns labels, float64 [n, T], and drops wrong ones; a blank one of several is NaN."""
   missing, columns = cfg.data.missing_values, []
   may_be_blank = len(cfg.labels) > 1
   keys = 'positive or negative' if may_be_blank else 'data.label_positive or label_negative'
@@ -261,14 +254,9 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
 
   A bad record is dropped and counted once, under the first of these mistakes that it has:
   malformed, label, weight, group, made (in a column from which another is computed), dense, value.
-  If data.label is null, all labels are 1.
-
-  Args:
-    labelled: true for training and evaluation. For prediction, labels are 0, weights are 1, and all
-      samples have one group; with model.retrieval, groups are read all the same, and columns that
-      only describe items are blank.
-  Raises:
-    UserError: if a column's type cannot be read at all.
+  If data.label is null, all labels are 1. If not `labelled`, for prediction, labels are 0, weights
+  are 1, and all samples have one group; with model.retrieval, groups are read all the same, and
+  columns that only describe items are blank. UserError: a column's type cannot be read at all.
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
   writing = Writing.of(data)

@@ -11,10 +11,9 @@ from trainer.errors import BadPass, UserError, plain_errors
 
 
 def files_of(path: str) -> list[LogFile]:
-  """Returns the files of a pass: the file itself, or those below a directory.
+  """Returns the files of a pass, itself or those below a directory: part_9 before part_10.
 
-  They are in natural order, part_9 before part_10. Files whose names begin with . or _ (such as
-  _SUCCESS), and .crc files, are left out.
+  Files whose names begin with . or _ (such as _SUCCESS), and .crc files, are left out.
 
   Raises:
     UserError: if there is no such file, or it is a device, a pipe or a socket.

@@ -41,7 +41,7 @@ class Pass:
   Attributes:
     name: identifies the pass in reports; it has no suffix.
     day: a whole number; YYYYMMDD for a date.
-    marker: the file in data.watch that announced the pass; None for other passes.
+    marker: the file in data.watch that announced the pass, if one did.
   """
 
   name: str
@@ -60,14 +60,11 @@ def folder_name(name: str) -> str:
 
 
 def pass_day(cfg: Config, path: str) -> int | None:
-  """Returns the day that data.day_pattern finds in a path, or None.
+  """Returns the day that data.day_pattern finds in a path, or None; UserError if it is no number.
 
   The last match counts, so a date in the directory is used if the file's name has none. A date,
-  written 2024-01-31 or matched by three groups, becomes the number 20240131. The
-  groups are year, month and day in this order, unless they have these names.
-
-  Raises:
-    UserError: if the match is neither a whole number nor a date.
+  written 2024-01-31 or matched by three groups, becomes the number 20240131. The groups are year,
+  month and day in this order, unless they have these names.
   """
   if cfg.data.day_pattern is None:
     return None
@@ -164,10 +161,7 @@ def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """Makes the passes at `paths` that have no mistake.
-
-  `wrong` receives the mistakes, {path: text}; without it, the first one is raised.
-  """
+  """Makes the passes at `paths`; `wrong` collects mistakes, {path: text}; None: one is raised."""
   good = []
   for path in paths:
     try:
@@ -186,12 +180,11 @@ def passes(
   """Returns the passes that match the patterns of a config key.
 
   Passes of data.train are sorted by day if data.day_pattern is set, and within a day in natural
-  order: h_9 before h_10. Other passes are in natural order within each pattern. A pass's name is
-  its path from the first wildcard of its pattern on, without suffix; or its whole path, if another
-  pass would have the same name.
+  order: h_9 before h_10. Others are in natural order within each pattern. A pass's name is its path
+  from the first wildcard of its pattern on, without suffix; or its whole path, if another pass
+  would have the same name.
 
   Args:
-    key: the config key that holds the patterns.
     wrong: receives mistakes in individual passes, {path: text}; None: the first is raised.
   Raises:
     UserError: if a pattern matches nothing, two passes have the same name, a training file has no
@@ -240,11 +233,11 @@ def announced(
 
   Args:
     is_settled: path -> whether the pass there needs no more work; such passes are left out.
-    settled: {directory: names in it that need no more work}, from earlier calls. This call passes
-      over them and brings `settled` up to date, so that each call looks only at what is left.
+    settled: {directory: names in it that need no more work}, which this call passes over and brings
+      up to date, so that each call looks only at what is left.
   Returns:
     The passes, by day and name; the paths of passes that are announced but missing; and what is
-    wrong with the passes that were refused, {path: text}.
+      wrong with the passes that were refused, {path: text}.
   """
   directory, of_prepared = normal(cfg.data.watch), cfg.data.format == 'prepared'
   markers: dict[str, str] = {}  # by the path of the pass

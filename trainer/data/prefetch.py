@@ -10,10 +10,9 @@ Item = TypeVar('Item')
 
 
 def prefetch(iterable: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-  """Yields the items of an iterable, which runs ahead in a thread of its own.
+  """Yields the items of an iterable, which runs up to `depth` items ahead in its own thread.
 
-  Up to `depth` items are ready in advance. An exception of the iterable is raised to the consumer.
-  The thread stops when the consumer stops.
+  Its exception is raised to the consumer. The thread stops when the consumer stops.
   """
   items, stopped, end = queue.Queue(depth), threading.Event(), object()
 

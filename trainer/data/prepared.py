@@ -1,7 +1,7 @@
 """Reads prepared passes: directories of arrays, each converted from one pass of the log.
 
-docs/data.md has the format. Shapes: n samples of the pass, F slots, nnz features, Dn dense columns,
-B samples of a batch.
+docs/data.md has the format. Shapes: n samples of the pass, B of a batch, F slots, nnz features, Dn
+dense columns.
 """
 
 import ctypes
@@ -40,12 +40,7 @@ OF_FEATURES = ('codes', 'bases', 'keys', 'splits', 'values', 'dense')
 
 
 def read_meta(path: str) -> JsonObject:
-  """Returns the meta.json of a prepared pass.
-
-  Raises:
-    BadPass: if it is damaged.
-    UserError: if the directory has none.
-  """
+  """Returns a prepared pass's meta.json; BadPass if it is damaged, UserError if there is none."""
   file = os.path.join(path, META)
   try:
     if not os.path.isfile(file):  # opening a pipe would wait
@@ -64,11 +59,7 @@ def read_meta(path: str) -> JsonObject:
 
 
 def is_prepared(data: config.Data, path: str) -> bool:
-  """Returns whether a path of the config is a prepared pass rather than a raw one.
-
-  Raises:
-    UserError: if data.format is `prepared`, but the path is remote.
-  """
+  """Returns whether a path of the config is a prepared pass; UserError if it is, but remote."""
   if is_remote(path):
     if data.format == 'prepared':
       raise UserError(f"{path}: data.format 'prepared' wants a local path; remote passes are logs")
@@ -81,12 +72,7 @@ def is_prepared(data: config.Data, path: str) -> bool:
 class PreparedPass:
   """A prepared pass, mapped into memory; opening it verifies the checksums.
 
-  Args:
-    cfg: if given, the pass must have been converted with the `schema` of this config.
-
-  Raises:
-    UserError: if the directory is no prepared pass, or has another schema.
-    BadPass: if its files are damaged.
+  UserError: the directory is none, or has another `schema` than `cfg`. BadPass: files are damaged.
   """
 
   def __init__(self, path: str, cfg: config.Config | None = None):
@@ -139,10 +125,7 @@ class PreparedPass:
     return np.asarray(array)
 
   def chunks(self, n: int) -> dict[str, np.ndarray]:
-    """Returns the arrays of the first n chunks of CHUNK samples each, {name: array}.
-
-    `splits` and `values`, which a pass need not store, are filled in.
-    """
+    """Returns {name: array} of the first n chunks of CHUNK samples, with `splits` and `values`."""
     arrays, bases = self._arrays, self._arrays['bases'].reshape(-1, 2)
     num_keys, first = len(arrays['keys']), n * self._arrays['bases'].shape[1]
     if first < len(bases):
@@ -181,11 +164,9 @@ class PreparedPass:
   def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Counts the distinct fields of a slot in a chunk, much faster than by gathering samples.
 
-    A field is what a slot holds in one sample: no feature, one or several.
-
-    Returns:
-      For each of the C distinct fields: the number of samples that have it, int64 [C]; and the
-      number of its features, int64 [C]. Last, the keys of these features, int64, field by field.
+    A field is what a slot holds in one sample: no feature, one or several. Returns for each of the
+    C distinct fields the number of samples that have it, int64 [C], and of its features, int64 [C];
+    then the keys of these, int64, field by field.
     """
     codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
     samples = np.bincount(codes)
@@ -199,10 +180,7 @@ class PreparedPass:
     return samples, features, keys
 
   def sole_labels(self) -> list[float | None]:
-    """Returns, for each task, the label that all samples have; blank labels do not count.
-
-    It is None for a task whose labels differ or are all blank.
-    """
+    """Returns, for each task, the label of all samples that have one; None if they differ."""
     if not self.num_samples:
       return [None] * self._label.shape[1]
     # If all are blank, both are NaN, which differ.
@@ -221,10 +199,7 @@ class PreparedPass:
     return label[known], weight[known]
 
   def mean_labels(self) -> np.ndarray:
-    """Returns each task's weighted mean label, float64 [T]; blank labels do not count.
-
-    It is NaN for a task without a label that weighs anything.
-    """
+    """Returns each task's weighted mean label, float64 [T], blank ones apart; NaN for weight 0."""
     means = np.full([self._label.shape[1]], np.nan)
     for task in range(len(means)):
       label, weight = self.labels(task)
@@ -233,11 +208,7 @@ class PreparedPass:
     return means
 
   def click_rate(self, shares: Sequence[float]) -> float:
-    """Returns the mean number of clicks of a sample; 0 without samples.
-
-    Args:
-      shares: for each task, how many clicks a positive label counts as.
-    """
+    """Returns the mean number of clicks of a sample; `shares` are those of each task's positive."""
     return float(np.mean((self._label > 0.5) @ np.array(shares))) if self.num_samples else 0.0
 
   def num_batches(self, batch_size: int) -> int:
@@ -248,13 +219,10 @@ class PreparedPass:
   ) -> Callable[[int, int], SlotBatch]:
     """Cuts each global batch of `batch_size` samples into `size` slices, one for each process.
 
-    The global batches depend only on (seed, name of the pass, epoch). Of the b samples of a global
-    batch, slice r has the samples [r·b // size, (r + 1)·b // size). A slice of the last batch may
-    be empty.
-
-    Returns:
-      A function (number of a global batch, number of a slice) -> SlotBatch of NumPy arrays. It is
-      fastest if batches are read in order.
+    The global batches depend only on (seed, name of the pass, epoch). Of the b samples of one,
+    slice r has the samples [r·b // size, (r + 1)·b // size), none perhaps in the last batch.
+    Returns a function (number of a global batch, number of a slice) -> SlotBatch of NumPy arrays,
+    fastest in order.
     """
     samples_at = self._shuffled(seed, epoch) if shuffle else np.arange
 
@@ -317,11 +285,7 @@ class PreparedPass:
     return samples_at
 
   def gather(self, samples: np.ndarray) -> SlotBatch:
-    """Returns a batch of samples.
-
-    Args:
-      samples: the indices of the samples in the pass, integers [B]; the batch has the same order.
-    """
+    """Returns the batch of the samples at these indices, integers [B], in this order."""
     try:
       features = self._samples.gather(samples)
       label = self._label[samples].astype(np.float32)
@@ -336,10 +300,7 @@ class PreparedPass:
       self._check_sizes()
 
   def _check_sizes(self) -> None:
-    """Raises BadPass if the size of a mapped file has changed.
-
-    Without this check, a part that was cut off might be read as zeros.
-    """
+    """Raises BadPass if a mapped file's size has changed; a part cut off might be read as zeros."""
     for file, at_open in self._files.items():
       try:
         now = os.stat(file)

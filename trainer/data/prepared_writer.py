@@ -1,7 +1,4 @@
-"""Writes prepared passes. docs/data.md has the format.
-
-Shapes: n samples, F slots, Dn dense columns.
-"""
+"""Writes prepared passes (docs/data.md). Shapes: n samples, F slots, Dn dense columns."""
 
 import collections
 import concurrent.futures
@@ -105,7 +102,7 @@ def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarr
 def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarray:
   """Returns count, mean and M2 = Σ (x − mean)² of each column, float64 [Dn, 3].
 
-  Missing values do not count. If the column's transform has log1p, x is the value after it.
+  Missing values do not count; x is the value after log1p if the transform has it.
   """
   stats = np.zeros([len(columns), 3])
   for i, column in enumerate(columns):
@@ -130,9 +127,8 @@ def merge_stats(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 class Writer:
   """Writes a prepared pass, CHUNK samples at a time, in a thread of its own.
 
-  The division of samples into blocks does not change the files, except the texts of features
-  (data.keep_texts): each block writes its own texts, so a text may occur several times. Call
-  `close` at the end, or `stop` to give up.
+  The division into blocks does not change the files, except texts of features (data.keep_texts):
+  each block writes its own. Call `close` at the end, or `stop` to give up.
   """
 
   def __init__(self, directory: str, cfg: config.Config):

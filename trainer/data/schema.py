@@ -1,8 +1,4 @@
-"""Says which columns of the log a config reads, and in which form converted samples are stored.
-
-The log comes in passes, such as a file for each day. A pass that was converted to arrays is called
-a prepared pass.
-"""
+"""Says which columns of the log a config reads, and in which form converted samples are stored."""
 
 import difflib
 import zlib
@@ -68,14 +64,10 @@ def reading(cfg: config.Config) -> JsonObject:
 
 
 def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
-  """Returns the names of the slots and dense columns that are not read from the log.
+  """Returns the names of the slots and dense columns that are not read from the log but blank.
 
-  They are blank in the samples. Without model.retrieval there are none. With it, training and
-  evaluation skip the columns that the table data.items holds; prediction skips those that only
-  describe items.
-
-  Args:
-    labelled: true for training and evaluation, false for prediction.
+  With model.retrieval, training and evaluation (`labelled`) skip the columns that the table
+  data.items holds; prediction skips those that only describe items.
   """
   if labelled or cfg.model.retrieval is None:
     return cfg.columns_of_items()
@@ -85,9 +77,8 @@ def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   """Returns the columns of the log to read, {column: the config key that needs it}.
 
-  Args:
-    labelled: true for training and evaluation, which also read labels, weights and groups.
-      Prediction reads none of these, except groups with model.retrieval.
+  `labelled`, for training and evaluation, has labels, weights and groups too; prediction none of
+  these, except groups with model.retrieval.
   """
   data, columns = cfg.data, []
   if labelled:
@@ -112,14 +103,9 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
 def check_columns(
   where: str, names: Sequence[str], wanted: dict[str, str], made: Collection[str] = ()
 ) -> None:
-  """Raises UserError if `names` lacks a wanted column or has it twice.
+  """Raises UserError, with the file, if `names` lacks a column of `wanted` or has it twice.
 
-  Args:
-    where: the file, for the message.
-    names: the columns of the file.
-    wanted: {column: the config key that needs it}.
-    made: names of columns that are computed from others; the message suggests one that is very
-      similar.
+  The message suggests one of `made`, names of columns computed from others, that is very similar.
   """
   for column, key in wanted.items():
     if column not in names:

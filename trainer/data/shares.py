@@ -1,7 +1,7 @@
 """Cuts one large file of a log into parts, which several processes convert.
 
-Converted samples are stored in chunks of CHUNK samples. If each part but the last has whole chunks,
-joining the parts only copies chunks. So a file is cut at multiples of CHUNK records.
+Converted samples are stored in chunks of CHUNK, so a file is cut at multiples of CHUNK records:
+joining the parts then only copies chunks.
 """
 
 import contextlib
@@ -38,13 +38,9 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """Counts the line ends in this rank's share of a text file.
+  """Counts the line ends in a text file's blocks of SCAN_BYTES at rank, rank + size, …
 
-  The file is divided into blocks of SCAN_BYTES. A rank takes the blocks rank, rank + size, rank +
-  2·size, …
-
-  Returns:
-    The count in each of these blocks; [] if the file is not a text.
+  It is [] if the file is not a text.
   """
   if format_of(cfg.data, file.path) not in TEXTS:
     return []
@@ -54,10 +50,7 @@ def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list
 
 
 def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
-  """Returns the byte offset at which a line begins, counted from 0, at least 1.
-
-  `counts` says how many line ends each block of SCAN_BYTES has.
-  """
+  """Returns the byte at which a line (>= 1) begins; `counts` are the line ends of each block."""
   ends = np.cumsum(counts)
   block = int(np.searchsorted(ends, line))
   with open_file(file.path) as f:

@@ -1,7 +1,6 @@
 """Reads the features of slots whose records may hold several, or features with values.
 
-Shapes: n records, u distinct cells. A cell is what one record holds in a column, before it is split
-into features.
+Shapes: n records, u distinct cells: what one record holds in a column, before it is split.
 """
 
 from collections.abc import Sequence
@@ -148,10 +147,7 @@ def feature_texts(array: pa.Array, slot: config.Slot) -> pa.Array:
 def distinct_texts(
   array: pa.Array, slot: config.Slot, slot_id: int, missing_values: Sequence[str]
 ) -> tuple[np.ndarray, pa.Array]:
-  """Returns the keys, int64, and the texts of a slot's features; each distinct text occurs once.
-
-  Keys may repeat, because texts such as 12 and 12.0 have the same key.
-  """
+  """Returns the keys, int64, and the distinct texts of a slot; 12 and 12.0 have the same key."""
   if not is_nested(array.type):
     array = pc.unique(array)
   texts = trim(pc.unique(feature_texts(array, slot)))

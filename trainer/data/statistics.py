@@ -53,10 +53,7 @@ class _SlotFigures:
 
 
 def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float:
-  """Returns the share of a slot's features that would get an embedding by the end of the log.
-
-  The decay of shows and clicks is ignored.
-  """
+  """Returns the share of a slot's features that the log would admit; ignores decay."""
   of_slot, shows, clicks = policy.for_slot(slot_id), counts['shows'], counts['clicks']
   score = (shows - clicks) * of_slot.nonclk_coeff + clicks * of_slot.clk_coeff
   shares = {
@@ -84,9 +81,9 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
     samples: their number.
     days: samples and label_rate of each day.
     slots: for each, blank (the share of samples without a feature), distinct (the number of
-    features), seen_once (the share of features that occur once), features_per_sample, head (the
-    share of occurrences that the HEAD most frequent features have) and new_by_day (the share of a
-    day's features that the previous day did not have).
+      features), seen_once (the share of features that occur once), features_per_sample, head (the
+      share of occurrences of the HEAD most frequent features) and new_by_day (the share of a day's
+      features that the previous day did not have).
     dense: for each, missing (the share of samples) and quantiles.
     table_bytes: the estimated bytes of all rows, as without_admission and with_admission.
     of_items: the columns of data.items; they are not in the log, and all else leaves them out.

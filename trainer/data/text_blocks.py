@@ -16,16 +16,10 @@ MAX_LINE_BYTES = 64 << 20
 def text_blocks(
   path: str, part: Part = WHOLE, block_bytes: int | None = None
 ) -> Iterator[tuple[range, bytes]]:
-  """Reads a text file, or a part of an uncompressed one, in blocks of whole lines.
+  """Reads a text file, or a part of an uncompressed one, in blocks of whole lines, ended by LF.
 
-  Each line of a block ends in LF. A byte-order mark at the beginning is left out.
-
-  Args:
-    block_bytes: how many bytes to read at once; None: BLOCK_BYTES.
-  Yields:
-    The numbers of the block's lines, counted from 1 in the file, and the block's bytes.
-  Raises:
-    BadPass: if the file is no text with line ends, or its compression is damaged.
+  A byte-order mark at the beginning is left out. Yields the numbers of the block's lines, from 1 in
+  the file, and its bytes. BadPass: no text with line ends, or its compression is damaged.
   """
   try:
     with open_stream(path) as f:

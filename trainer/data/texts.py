@@ -21,10 +21,7 @@ def texts_of(
 ) -> Iterator[dict[int, str]]:
   """Yields {key: text} for wanted keys that occur in raw passes; stops when all have been found.
 
-  Args:
-    paths: raw passes: files or directories of the log. Those that no longer exist are skipped.
-    slot: the slot of the keys; Slot(name=data.group) if they are groups of samples.
-    keys: the keys, or the groups, whose texts to find.
+  `paths` that no longer exist are skipped. For the texts of groups, it is Slot(name=data.group).
   """
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids().get(slot.name, 0)
@@ -46,8 +43,7 @@ def texts_of(
 def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
   """Returns the distinct texts that a slot hashes in a block, and the text to show for each.
 
-  The two differ only for a cross, a slot of combinations of features. It hashes a number; the text
-  to show is 'a × b'.
+  Only a cross differs: it hashes a number; the text to show is 'a × b'.
   """
   reader = ArrowReader(cfg, block.columns, len(block.lines))
   if isinstance(slot.made, config.SlotCross):

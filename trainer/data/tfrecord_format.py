@@ -1,7 +1,7 @@
 """Reads TFRecord files of tf.Example, also gzipped (.gz).
 
 A column is a feature of tf.Example: a list of bytes, integers or floats, which may be empty. The
-first record that has the feature determines its kind; a record with another kind is malformed.
+first record that has the feature determines its kind; one with another kind is malformed.
 """
 
 import functools
@@ -118,10 +118,7 @@ def _reason(error: Exception) -> str:
 
 
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
-  """Reads a TFRecord file in blocks; arguments and results are those of `csv_format.blocks`.
-
-  Messages give record numbers, from 1.
-  """
+  """Reads a TFRecord file in blocks as `csv_format.blocks` does; lines are records, from 1."""
   kinds, names, record, size = {}, set(), 1, 0
   compression = {'gzip': 'GZIP', None: ''}.get(codec_of(path))
   if compression is None:

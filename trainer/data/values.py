@@ -1,8 +1,8 @@
 """Says what a raw value means: converts Arrow columns to feature keys or to numbers.
 
 Every format, data frames and requests become Arrow columns; the SavedModel does the same in
-TensorFlow ops (columns/graph_columns.py), by the regular expressions of this file. A record may
-hold several features (slot_features.py).
+TensorFlow ops (columns/graph_columns.py), by the regular expressions of this file. slot_features.py
+reads several features of a record.
 """
 
 import contextlib
@@ -70,8 +70,7 @@ def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
   """Returns a column by its name or, if no column has this name, by a path such as `device.os`.
 
-  The first part of a path names a column. What follows names a field of its structs, or a key of
-  its maps.
+  A path names a column, then fields of its structs or keys of its maps.
   """
   if name in table.schema.names:
     column = table.column(name)
@@ -99,10 +98,8 @@ def has_column(fields: pa.Schema | pa.DataType, name: str) -> bool:
 def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
   """Turns floats into integers, so that 12.0 is the same feature as 12.
 
-  Returns:
-    An int64 array [n], null where a value is missing or wrong; and bool [n], true where it is
-    wrong: it has a fraction, or is too large to be exact. An array without floats is returned with
-    None.
+  Returns int64 [n], null where missing or wrong; and bool [n], true where wrong: with a fraction,
+  or too large to be exact. An array without floats is returned with None.
   """
   t = array.type
   if pa.types.is_dictionary(t) and pa.types.is_floating(t.value_type):
@@ -119,11 +116,7 @@ def whole_numbers(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
 
 def as_text(array: pa.Array, column: str) -> pa.Array:
-  """Returns the values as a string array; null stays null.
-
-  Raises:
-    UserError: if values of this type have no text that could be hashed, such as durations.
-  """
+  """Returns the values as strings, null as null; a UserError for types that have no text."""
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   array, _ = whole_numbers(array)
@@ -259,17 +252,14 @@ class Writing(NamedTuple):
     return cls(data.decimal, data.thousands)
 
   def pattern(self) -> str:
-    """Returns a regular expression that matches a number, optionally followed by %.
-
-    Its first capture group is the number without the %.
-    """
+    """Returns a regular expression whose first group is a number, which a % may follow."""
     point, digits = re.escape(self.decimal), r'\d+'
     if self.thousands is not None:
       digits = rf'(?:\d{{1,3}}(?:{re.escape(self.thousands)}\d{{3}})+|\d+)'
     return rf'^([-+]?(?:{digits}(?:{point}\d*)?|{point}\d+)(?:[eE][-+]?\d+)?)(?: ?%)?$'
 
   def replacements(self) -> list[tuple[str, str]]:
-    """Returns (regular expression, replacement) pairs that turn a text into a plain decimal number.
+    """Returns (regular expression, replacement) pairs that turn texts into plain decimal numbers.
 
     They apply, in this order, to texts that match `pattern`. They also remove the %.
     """
@@ -334,11 +324,7 @@ def floats(
   missing_values: Sequence[str] = (),
   writing: Writing = Writing(),
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Reads the numbers of a column.
-
-  Returns:
-    float64 [n], NaN where missing; and bool [n], true where a value is no finite float32.
-  """
+  """Reads numbers: float64 [n], NaN where missing; bool [n], true where no finite float32."""
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   if pa.types.is_boolean(array.type):
@@ -367,9 +353,8 @@ def floats(
 def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
   """Unpacks a column of lists that should hold one value each; returns other columns as they are.
 
-  Returns:
-    The values [n], null where a list has none or several; and bool [n], true where a list has
-    several values, or a record holds features with values. The latter is None if no record does.
+  Returns the values [n], null where a list has none or several; and bool [n], true where it has
+  several, or a record holds features with values. The latter is None if no record does.
   """
   if pa.types.is_union(array.type):
     children, places = of_union(array)

@@ -59,9 +59,7 @@ class DynamicEmbedding(tf.keras.layers.Layer):
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the weights of B samples' features: linear, float32 [B, F]; factors, [B, F, D].
 
-    Args:
-      features: integers or texts [B, F], one feature of each slot.
-      clicks: float32 [B], 1 for each sample that was clicked, for policies that count clicks.
+    `features` are integers or texts [B, F]; `clicks`, float32 [B], for policies that count clicks.
     """
     with tf.device(HOST):
       size, slots = tf.shape(features)[0], self._slot_ids.shape[0]

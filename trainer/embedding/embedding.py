@@ -47,14 +47,12 @@ class Embedding:
     needs: the inputs that the model's interactions read, of trainer.embedding.layer_inputs.NEEDS.
 
   Attributes:
-    num_slots: the number of slots, F.
     slot_table: for each slot id, the index of its table; −1 for unused ids.
-    catches_up: whether any table has `l2_mode: catch_up`. With it, a row that is not in a batch
-      takes the batch's step of the penalty on weights (L1, L2) later.
+    catches_up: whether any table has `l2_mode: catch_up`: a row that is not in a batch takes the
+      batch's step of the penalty on weights (L1, L2) later.
     counted: the indices, in `Config.ordered_slots`, of the slots with `counts`.
-    stats: float32 [2, Dn], the means and standard deviations that standardise the Dn dense columns.
-      If a slot has `counts`, one more column is appended: the log-odds of a click in the first pass
-      in place of a mean, and 1.
+    stats: float32 [2, Dn], the means and standard deviations that standardise the Dn dense columns;
+      with `counts`, one more column: the log-odds of a click in the first pass, and 1.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):
@@ -150,7 +148,7 @@ class Embedding:
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]
   ) -> dict[str, HistoryVectors]:
-    """Returns {slot: the factors of its histories}; gradients flow from these to `rows.factors`.
+    """Returns {slot: its histories' factors}, whose gradients flow to `rows.factors`.
 
     `sums` has the slot sums of each table, float32 [B, F_t, D_t].
     """

@@ -40,12 +40,9 @@ Routing = Routed | tuple[()]
 def gradient_scale(kind: str, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
   """Returns the factor of the gradients of rows, float32 [1] or [u] (sparse.gradient_scale).
 
-  With 'batch', the factor is `scale`. With 'feature', it is 1 / the feature's shows in the step, so
-  the steps of a rare feature do not shrink when the batch or the job grows.
-
-  Args:
-    scale: float32 [], 1 / the weight of the step's samples.
-    shows: float32 [u], the shows of the features in this step.
+  With 'batch', it is `scale`, 1 / the weight of the step's samples. With 'feature', it is 1 / the
+  feature's shows, float32 [u], in the step: a rare feature's steps do not shrink as the batch
+  grows.
   """
   return 1 / tf.maximum(shows, 1) if kind == 'feature' else tf.reshape(scale, [1])
 
@@ -73,13 +70,8 @@ class LocalRows:
   def route(self, deduped: Deduped, weight: tf.Tensor) -> Routing:
     """Sends the keys of a batch to their owners, and the weight of its samples to all ranks.
 
-    Every rank calls it, even without samples. It reads no rows, so it can run while the previous
-    batch is still training.
-
-    Args:
-      weight: float32 [B], the weights of the samples; [B, T] with several tasks.
-    Returns:
-      The argument `routed` of `weight_and_samples` and `pull`.
+    Every rank calls it, even without samples; `weight` is float32 [B], or [B, T] with several
+    tasks. It reads no rows, so it can run while the previous batch is still training.
     """
     return ()
 
@@ -88,8 +80,8 @@ class LocalRows:
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns the weight and the number of the samples of all ranks in this step.
 
-    They are the total weight, float32 [] ([T] with several tasks); the number of samples on lower
-    ranks, int64 []; and on all ranks, int64 [].
+    The weight, float32 [] ([T] with several tasks); the samples of lower ranks, and of all, int64
+    [].
     """
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
@@ -119,8 +111,8 @@ class LocalRows:
 
     Args:
       rows: the result of `pull` for these keys.
-      linear_gradient: float32 [u], summed over this process's samples.
-      factors_gradient: float32, laid out as rows.factors, summed over this process's samples.
+      linear_gradient: float32 [u], summed over this process's samples, as is factors_gradient.
+      factors_gradient: float32, laid out as rows.factors.
       scale: float32 [], 1 / the weight of all ranks' samples.
       hyper: float32 [tables, 2, H], the result of ops.row_optimizers.hyper.
       step: int64 [], the number of this step, from 1.
@@ -136,13 +128,9 @@ class ShardedRows(LocalRows):
   """Reads and updates rows on N ranks, each of which owns the keys that hash to it.
 
   A step takes four all-to-alls: keys with their shows and clicks go to the keys' owners, weights of
-  samples go to all ranks, rows come back from the owners, and gradients go to the owners, which sum
-  them. Each unique key of a rank travels once, and only admitted features have factors to send.
-
-  Args:
-    dtype: the dtype in which rows and gradients travel.
-    tasks: how many weights each sample has, T.
-    spans: measures how long a step waits for rows and gradients.
+  samples to all ranks, rows come back, and gradients go to the owners, which sum them. Each unique
+  key of a rank travels once, and only admitted features have factors to send. Rows and gradients
+  travel in `dtype`; a sample has one weight for each of the `tasks`.
   """
 
   def __init__(

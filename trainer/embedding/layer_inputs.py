@@ -24,10 +24,9 @@ class HistoryVectors(NamedTuple):
 class LayerInputs(NamedTuple):
   """Slot sums and other layer inputs of a batch of B samples with F slots; B may be 0.
 
-  Slots are in the order of `Config.ordered_slots`: a table's slots are neighbours, and tables are
-  in the order of `sparse.tables`. Σ runs over the features i of a slot, or of the sample, with
-  values x_i, linear weights w_i and factors v_i. Inputs that no interaction needs are None or,
-  for lists, [].
+  Slots are in the order of `Config.ordered_slots`, by table. Σ runs over the features i of a slot,
+  or of the sample, with values x_i, linear weights w_i and factors v_i. Inputs that no interaction
+  needs are None or, for lists, [].
   """
 
   linear: tf.Tensor | None
@@ -64,10 +63,7 @@ class LayerInputs(NamedTuple):
 
 
 def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
-  """Adds C slots with one feature of value 1 each, whose factors are `vectors`, float32 [B, C, D].
-
-  They come after the tables' factors.
-  """
+  """Appends C slots with one feature of value 1 each, whose factors are float32 [B, C, D]."""
   factors, totals, squares, norm = inputs.factors, inputs.totals, inputs.squares, inputs.norm
   if factors:
     factors = [*factors, vectors]
@@ -97,12 +93,9 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Finds the features of each of `size` samples in a flat list of the features of all samples.
+  """Finds each of `size` samples' features in a flat list, whose samples [n] ascend.
 
-  Args:
-    samples: int32 or int64 [n], the sample of each feature in the list, ascending.
-  Returns:
-    The indices of each sample's features in the list, int32 [B, L], ascending, padded with −1.
+  Returns their indices in the list, int32 [B, L], ascending, padded with −1.
   """
   places = tf.RaggedTensor.from_value_rowids(
     tf.range(tf.size(samples)), tf.cast(samples, tf.int64), tf.cast(size, tf.int64), validate=False

@@ -11,10 +11,7 @@ from ops.row_store import PulledRows, TableSpec
 
 
 class RowTable(Protocol):
-  """What holds rows: a store of ours or TFRA's in this process, or all servers together.
-
-  `ops.row_store.RowStore` describes each method and attribute.
-  """
+  """What holds rows, in this process or on all servers; `RowStore` describes the methods."""
 
   policy: Policy
   tables: Sequence[TableSpec]

@@ -18,12 +18,8 @@ _DEAD = 1e-3
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
   """Chooses the logical shards that this process reads; returns them and their share of `own`.
 
-  All processes together read about MOST_FEATURES features. A hash spreads the keys over the shards,
-  so the features in some shards are a fair sample of all features.
-
-  Args:
-    features: the number of features of all processes.
-    own: the shards of this process; all processes have nearly the same number.
+  All processes, with nearly as many shards each, together read about MOST_FEATURES of all
+  `features`. A hash spreads the keys, so the features in some shards are a fair sample.
   """
   share = min(1.0, MOST_FEATURES / max(features, 1))
   count = max(1, round(share * len(own)))
@@ -34,7 +30,7 @@ Figure = float | list[int] | None
 
 
 class SlotStatistics:
-  """Sums over the rows of each slot. The sums of several processes or parts can be added.
+  """Sums over the rows of each slot, which can be added over processes or parts.
 
   `widths` is {name of a table: the number of factors in its rows, which is F·D for ffm}.
   """
@@ -89,15 +85,11 @@ class SlotStatistics:
   def result(
     self, state: Mapping[str, np.ndarray], share: float = 1.0
   ) -> dict[str, dict[str, Figure]]:
-    """Returns {slot: figures}.
+    """Returns {slot: figures} from a `state`, or a sum of several, of this `share` of all features.
 
     They are features, admitted, shows, clicks, ctr, norm (the mean norm of a feature's factors),
-    effective_rank, width, dead_columns (the columns of factors that are almost 0 in all rows) and
-    bytes_share (the slot's share of the bytes of all slots).
-
-    Args:
-      state: the result of `state`, or the sum of several results.
-      share: the share of all features that was read; counts are divided by it.
+    effective_rank, width, dead_columns (those of the factors that are almost 0 in all rows) and
+    bytes_share (of the bytes of all slots).
     """
     figures: dict[str, dict[str, Figure]] = {}
     total_bytes = max(state['bytes'].sum(), 1)
@@ -125,7 +117,7 @@ class SlotStatistics:
     return figures
 
   def norm_histograms(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a histogram of the norms of each slot's factors, {slot: float64 [bins, 3]}.
+    """Returns {slot: float64 [bins, 3]}: a histogram of the norms of its rows' factors.
 
     A bin has a left edge, a right edge, both powers of 2, and a number of rows.
     """
@@ -140,10 +132,9 @@ class SlotStatistics:
 
 
 def effective_rank(gram: np.ndarray) -> float:
-  """Returns exp of the entropy of the normalised singular values of a matrix.
+  """Returns exp of the entropy of a matrix's normalised singular values (Roy and Vetterli 2007).
 
-  Roy and Vetterli 2007, "The Effective Rank: A Measure of Effective Dimensionality". `gram` is
-  float64 [D, D], Σ v vᵀ over the rows v of the matrix.
+  `gram` is float64 [D, D], Σ v vᵀ over the rows v of the matrix.
   """
   values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
   if not values.sum():

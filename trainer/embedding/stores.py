@@ -22,10 +22,7 @@ def store_class(cfg: Config) -> type[RowStore]:
 
 
 def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> RowStore:
-  """Makes the store that `sparse.store` names: our RowStore (the default), or TFRA's hash tables.
-
-  By `name`, the v1 graphs of all workers share the store; None: it is not shared.
-  """
+  """Makes the store that `sparse.store` names; the v1 graphs of workers share it by `name`."""
   return store_class(cfg)(
     cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name
   )

@@ -2,9 +2,9 @@
 
 A packed row is [linear weight, its optimizer state | factors, their optimizer state | 1 if the
 feature has factors, else 0 | step of the last update, as bits]. Before admission the factors are
-zeros. The table of features is in C++, as in ops.row_store; only the rows are in TFRA. A step looks
-up each table once and upserts it once. Each row says whether it has factors, so a reader sees all
-factors or none while another worker's push admits the feature.
+zeros. The table of features is ours, in C++. A step looks up and upserts each table once. As each
+row says whether it has factors, a reader sees all of them or none while another worker's push
+admits the feature.
 """
 
 import functools
@@ -225,8 +225,7 @@ class TfraStore(FeatureLifecycle):
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Finds the m keys of a table that have factors, among the n `places` of the table's keys.
 
-    Returns the indices of the keys within `places`, int32 [m], and the indices of their factors in
-    the flat array of the pull's factors, int32 [m, D].
+    Returns their indices in `places`, int32 [m], and those of their factors in the pull's, [m, D].
     """
     starts = tf.gather(offsets, places)
     has = tf.cast(tf.where(tf.gather(offsets, places + 1) > starts)[:, 0], tf.int32)

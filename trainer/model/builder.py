@@ -21,8 +21,7 @@ PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width'
 def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
   """Returns the class of a layer, whose `kind` is built in or the dotted path of a user's class.
 
-  A UserError names `key`, the layer's key in the config, if the class cannot be imported, is no
-  Keras layer, or has no valid set `needs`.
+  UserError, with `key`: it cannot be imported, is no Keras layer, or has no valid set `needs`.
   """
   path = BUILT_IN[kind].path if kind in BUILT_IN else kind
   module_name, _, name = path.rpartition('.')
@@ -76,8 +75,7 @@ def check_layers(cfg: Config) -> None:
 def constructor_parameters(
   layer: type[tf.keras.layers.Layer],
 ) -> tuple[dict[str, inspect.Parameter], bool]:
-  """Returns the parameters of a layer's constructor, and whether it also takes other keyword
-  arguments.
+  """Returns the parameters of a layer's constructor, and whether it takes other keywords too.
 
   If a constructor takes **kwargs, the parameters of its base class's constructor are included.
   """
@@ -97,8 +95,7 @@ def _make_layer(
 ) -> tf.keras.layers.Layer:
   """Makes one layer of the config, built-in or a user's.
 
-  `passed` has values for the names in PASSED, which a config cannot set. The layer gets only those
-  that its constructor has as parameters.
+  `passed` has values for names in PASSED, which a config cannot set; a layer gets those it takes.
   """
   layer = layer_class(interaction.kind, key)
   parameters, takes_any = constructor_parameters(layer)
@@ -170,9 +167,7 @@ class _Builder:
   ) -> tuple[tf.keras.layers.Layer, tf.Tensor | list[tf.Tensor]]:
     """Makes a layer and its variables; returns it, and its output for a batch of 0 samples.
 
-    Args:
-      key: the layer's key in the config, of which its seed and name are made.
-      shared: the output of `model.shared` for a batch of 0 samples, [0, H]; None if there is none.
+    Its seed and name are made of `key`. `shared` is the output of `model.shared`, [0, H], if any.
     """
     cfg = self._cfg
     seed = zlib.crc32(f'{cfg.seed}/{_place(key)}'.encode()) % 2**31
@@ -216,14 +211,12 @@ def build(
   sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
   dense_dtype: str | None = None,
 ) -> CTRModel | RetrievalModel:
-  """Builds the model of a config, with all its variables.
+  """Builds the model of a config, with all its variables; UserError if a layer fails.
 
   Args:
     sum_across_ranks: a differentiable function that sums float32 [k] over ranks, for layers with
       batch_norm 'sync'. None in a single process.
-    dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
-  Raises:
-    UserError: if a layer cannot be made or fails on an empty batch.
+    dense_dtype: of matrix products in training steps; None: `train.dense_dtype`.
   """
   if cfg.model.retrieval is not None:
     needs = {'factors', 'histories'}

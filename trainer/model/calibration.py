@@ -1,8 +1,7 @@
 """Compares predictions with clicks: by decile of the predictions, and by slot.
 
-A `histogram` is float64 [2, buckets], computed by MetricSums in trainer/model/metrics.py. Row 0
-holds the total weight of the samples without a click in each bucket of the predictions; row 1 holds
-the total weight of the samples with a click.
+A `histogram` is float64 [2, buckets] of MetricSums: the total weight of the samples without and
+with a click (row 0, row 1) in each bucket of the predictions.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,14 +27,11 @@ def _rounded(values: np.ndarray) -> list[float]:
 
 
 def deciles(histogram: np.ndarray) -> dict[str, list[float]]:
-  """Compares predictions with clicks in each tenth of the samples.
+  """Compares predictions with clicks in each tenth of the samples, ordered by prediction.
 
-  Samples are ordered by prediction. A bucket of the histogram is never split, so tenths differ in
-  size if many predictions are equal.
-
-  Returns:
-    For each tenth that has samples, the lowest predictions first: `weight`, the sum of the samples'
-    weights; `predicted`, their mean prediction; `ctr`, their share of clicks.
+  A bucket is never split, so tenths differ in size if many predictions are equal. Returns for each
+  tenth that has samples, the lowest predictions first: `weight`, the sum of the samples' weights;
+  `predicted`, their mean prediction; `ctr`, their share of clicks.
   """
   weight = histogram.sum(0)
   predicted = weight * _sigmoid(bucket_logits(len(weight)))
@@ -53,10 +49,8 @@ _SHARES = np.concatenate([[0, 0.001, 0.002, 0.005, 0.01, 0.02, 0.03], np.arange(
 def ranking(histogram: np.ndarray) -> dict[str, list[float]]:
   """Returns points of the gain curve and of the ROC curve; {} if only one class has samples.
 
-  Returns:
-    Three lists of equal length, each ascending from 0 to 1. `samples[i]` is the share of all
-    samples that have the highest predictions. These samples contain the share `clicks[i]` of all
-    clicks and the share `others[i]` of all samples without a click.
+  Each list ascends from 0 to 1: the share `samples[i]` with the highest predictions has the share
+  `clicks[i]` of all clicks and `others[i]` of all samples without a click.
   """
   others, clicks = (np.concatenate([[0], np.cumsum(of_kind[::-1])]) for of_kind in histogram)
   if not (others[-1] and clicks[-1]):
@@ -75,12 +69,9 @@ _BINS = 40
 def spread(histogram: np.ndarray) -> dict[str, list[float]]:
   """Returns the distribution of the predictions over bins, for samples with and without a click.
 
-  The bins have equal widths or, if predictions differ by more than a factor of 20, edges in a
-  geometric series. The outer bins also hold the lowest and the highest 0.1 % of the predictions.
-
-  Returns:
-    `edges`, the n + 1 edges of n bins; `clicks` and `others`, the total weight of the samples with
-    and without a click in each bin. {} if there are no samples.
+  `edges`, the n + 1 edges of n bins; `clicks` and `others`, the weight of the samples with and
+  without a click in each. {} without samples. Bins have equal widths or, if predictions differ by
+  more than a factor of 20, edges in a geometric series. The outer ones also hold the extreme 0.1 %.
   """
   weight = histogram.sum(0)
   if not weight.sum():
@@ -111,9 +102,8 @@ UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 class SlotCalibration:
   """Compares predictions with clicks in each slot, for known and for unknown features separately.
 
-  A feature is known if the model was trained on it. In a slot, a sample is blank if it has no
-  feature, and unknown if it has features but none is known. The class keeps sums over samples, and
-  the sums of several processes can be added.
+  A feature is known if the model was trained on it. In a slot, a sample is blank without features,
+  and unknown if none of them is known. The class keeps sums, which can be added over processes.
   """
 
   def __init__(self, slots: Sequence[str]):
@@ -123,11 +113,10 @@ class SlotCalibration:
     self._sums = np.zeros([len(slots), 7])
 
   def update(self, batch: SlotBatch, known: np.ndarray, probabilities: np.ndarray) -> None:
-    """Adds a batch, whose fields may be arrays or tensors.
+    """Adds a batch, of arrays or tensors.
 
-    Args:
-      known: bool [nnz], whether the model was trained on each of the batch's features.
-      probabilities: float32 [B]; with several tasks [B, T], of which only the first is read.
+    `known` is bool [nnz]; `probabilities` float32 [B] or [B, T], of which only the first task's
+    count.
     """
     shape = len(probabilities), len(self._slots)
     segments = np.asarray(batch.segments)
@@ -160,9 +149,8 @@ class SlotCalibration:
   def result(self, state: Mapping[str, np.ndarray]) -> dict[str, dict[str, float | None]]:
     """Returns {slot with samples: {metric: value}} of a state, or of a sum of states.
 
-    `blank` and `unknown` are the shares of blank and of unknown samples. `calibration_known` is
-    Σ predicted / Σ clicked of the samples with a known feature. `calibration_unknown` is this ratio
-    for all other samples, also blank ones. A ratio is None if its samples have no clicks.
+    `blank` and `unknown` are shares of samples. `calibration_known` is Σ predicted / Σ clicked of
+    the samples with a known feature, `calibration_unknown` that of all others; None without clicks.
     """
     figures = {}
     for slot, (samples, blank, unknown, *sums) in zip(self._slots, state['slots'].tolist()):
@@ -184,12 +172,8 @@ def unknown_jumps(
 ) -> list[str]:
   """Returns a warning for each slot in which far more samples are unknown than before.
 
-  Blank samples do not count. The limit depends on the median share of unknown samples in earlier
-  evaluations; if there are no earlier evaluations, it is UNKNOWN (90 %).
-
-  Args:
-    by_slot: SlotCalibration.result of an evaluation or prediction.
-    before: the results of earlier evaluations, oldest first.
+  Blank samples do not count. The limit depends on the median share in earlier evaluations,
+  `before`; without any, it is UNKNOWN (90 %).
   """
 
   def share(of_slot: Mapping[str, float | None]) -> float:

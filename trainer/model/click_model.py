@@ -13,22 +13,18 @@ from trainer.embedding.layer_inputs import LayerInputs, with_fields
 def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
   """Returns the logit z of a product of probabilities: σ(z) = σ(first)·σ(second).
 
-  z is finite even if the product underflows. With a = first, b = second and p = σ(a)·σ(b), we have
-  1/σ(a) = 1 + e^−a. So 1/p − 1 = e^−a + e^−b + e^−(a+b), and z = −log(1/p − 1).
+  It is finite even if the product p underflows: as 1/σ(a) = 1 + e^−a, z = −log(1/p − 1) where 1/p −
+  1 = e^−a + e^−b + e^−(a+b).
   """
   terms = tf.stack([-first, -second, -first - second])
   return -tf.reduce_logsumexp(terms, 0)
 
 
 def first_biases(cfg: Config, means: np.ndarray) -> np.ndarray:
-  """Returns the biases with which a model without features predicts the mean of each label.
+  """Returns the biases with which a model without features predicts labels' `means`, float64 [T].
 
-  A task that is `given` another begins at its share of the other's positives.
-
-  Args:
-    means: the mean labels, float64 [T], NaN where unknown.
-  Returns:
-    float64 [T]; NaN for a task whose labels are all 0, all 1 or unknown.
+  A task that is `given` another begins at its share of the other's positives. NaN: labels unknown
+  or all equal.
   """
   names, biases = [label.name for label in cfg.labels], means.copy()
   smoothing = cfg.model.label_smoothing
@@ -52,11 +48,11 @@ class CTRModel(tf.keras.Model):
   A task with the key `given` names another task. Its prediction is that task's probability times
   its own σ(logit), as in ESMM (Ma et al. 2018, "Entire Space Multi-Task Model"): p(conversion) =
   p(click)·p(conversion | click), trained on all impressions. The model's output is the logit of
-  this product. The loss fake_negative is for conversions that come late. With it, the task trains
-  only p(conversion | click), because the clicks of these impressions were trained on earlier.
+  this product. With the loss fake_negative, for conversions that come late, the task trains only
+  p(conversion | click), because the clicks of these impressions were trained on earlier.
 
-  The layers come from `trainer.model.builder.build` and have their variables already. The initial
-  values depend only on the config, so that all ranks start from the same values.
+  `trainer.model.builder.build` makes the layers, with variables whose initial values depend only on
+  the config, so that all ranks start from the same.
 
   Args:
     interactions: the layers whose logits are added for every label.
@@ -125,16 +121,11 @@ class CTRModel(tf.keras.Model):
   def probability(self, logits: tf.Tensor, in_log: bool = False) -> tf.Tensor:
     """Returns the probabilities of a click; for squared error, the logits themselves.
 
-    If the log kept only a share r of the negatives (negative_sampling_rate), the odds in the log
-    are 1/r times the true odds. So p' = p / (p + (1 − p)/r) turns the model's p into the true
-    probability; this adds ln r to the logit (He et al. 2014, "Practical Lessons from Predicting
-    Clicks on Ads at Facebook").
-
-    Args:
-      logits: float32 [B, T].
-      in_log: whether to return p, the probability of a click in the log, rather than p'.
-    Returns:
-      float32 [B]; [B, T] with several labels.
+    Logits are float32 [B, T]; the result is [B], or [B, T] with several labels. If the log kept
+    only a share r of the negatives (negative_sampling_rate), the odds in the log are 1/r times the
+    true odds. So p' = p / (p + (1 − p)/r) turns the model's p into the true probability; this adds
+    ln r to the logit (He et al. 2014, "Practical Lessons from Predicting Clicks on Ads at
+    Facebook"). With `in_log`, it is p.
     """
     shift = 0.0 if in_log else self._logit_shift
     columns = zip(tf.unstack(logits, len(self._names), 1), self._predicts_clicks)
@@ -142,10 +133,7 @@ class CTRModel(tf.keras.Model):
     return tf.stack(of_labels, 1) if len(of_labels) > 1 else of_labels[0]
 
   def predictions(self, logits: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns what serving outputs: {name: float32 [B]}.
-
-    With one label the name is `probability`; with several, the names are those of the labels.
-    """
+    """Returns what serving outputs: {label, or `probability` for a single one: float32 [B]}."""
     values = self.probability(logits)
     if len(self._names) == 1:
       return {'probability': values}

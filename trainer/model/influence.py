@@ -1,8 +1,7 @@
 """Metrics with the influence of each sample, from which confidence intervals are computed.
 
-The influence of a sample is how far it moves a metric from its expectation. The variance of a
-metric is the sum of the squared influences. For the difference of two metrics on the same samples,
-a sample's influence is the difference of its two influences.
+It is how far the sample moves a metric from its expectation. The variance is the sum of the squared
+influences. For a difference of two metrics on the same samples, influences are subtracted.
 """
 
 from typing import NamedTuple
@@ -22,10 +21,8 @@ class Measured(NamedTuple):
 def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Measured | None:
   """Returns the AUC with the influences of DeLong et al. 1988.
 
-  All arguments are float [n]; the labels are 0 or 1, and the weights above 0.
-
-  Returns:
-    None if a class has fewer than LEAST_OF_A_CLASS samples.
+  All arguments are float [n]; the labels are 0 or 1, and the weights above 0. None: a class has
+  fewer than LEAST_OF_A_CLASS samples.
   """
   clicked = labels > 0.5
   classes = np.where(clicked, weights, 0), np.where(clicked, 0, weights)
@@ -36,9 +33,9 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
   distinct, place = np.unique(probabilities, return_inverse=True)
 
   def share_below(weight: np.ndarray) -> np.ndarray:
-    """Returns, for each of n samples, the share of the `weight` of a class that is predicted lower.
+    """Returns, for each of n samples, the share of a class's `weight` (else 0) predicted lower.
 
-    `weight` is 0 for samples of the other class. Equal predictions count half.
+    Equal predictions count half.
     """
     sums = np.bincount(place, weight, len(distinct)) / weight.sum()
     return (np.cumsum(sums) - sums / 2)[place]
@@ -50,19 +47,13 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
 
 
 def logloss(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Measured | None:
-  """Returns the log loss; None without samples.
-
-  All arguments are float [n]; the labels are 0 or 1, and the weights above 0.
-  """
+  """Returns the log loss; None without samples. Labels are 0 or 1, weights above 0, all [n]."""
   inside = np.clip(probabilities, 1e-15, 1 - 2.0**-25)
   return _mean(-labels * np.log(inside) - (1 - labels) * np.log1p(-inside), weights)
 
 
 def rmse(labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray) -> Measured | None:
-  """Returns the root of the mean squared error; None without samples.
-
-  All arguments are float [n]; the weights are above 0.
-  """
+  """Returns the root of the mean squared error; None without samples. Weights are above 0."""
   mean = _mean(np.square(predictions - labels), weights)
   if mean is None:
     return None

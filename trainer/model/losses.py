@@ -1,7 +1,6 @@
 """Functions that return the loss of each sample of a batch.
 
-The caller multiplies these losses by the samples' weights, sums them, and divides the sum by the
-total weight of the global batch.
+The caller weights and sums them, and divides by the total weight of the global batch.
 """
 
 from collections.abc import Callable
@@ -16,22 +15,18 @@ SampleLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 def per_sample_loss(model: Model) -> SampleLoss:
   """Returns a function that computes the loss of each sample, as the config selects it.
 
-  With y the label, z the logit and p = σ(z):
+  Of labels float32 [B] and logits float32 [B, members] it returns the mean over members, float32
+  [B]. `label_smoothing` s turns y into y (1 − s) + s/2, except for squared error. With y the label,
+  z the logit and p = σ(z):
+
     log_loss: −y log p − (1 − y) log(1 − p)
     focal: −y (1 − p)^γ log p − (1 − y) p^γ log(1 − p) (Lin et al. 2017, "Focal Loss for Dense
       Object Detection", without α); γ = 0 is log loss
     squared_error: (z − y)²
     fake_negative: −(1 − y) log(1 − p) − y (log p − log(1 − p)). This is for streams in which every
-      sample comes with label 0 at first. A sample that turns out to be positive comes a second
-      time, with label 1 (Ktena et al. 2019, "Addressing Delayed Feedback for Continuous Training
-      with Neural Networks in CTR prediction"). The last term cancels the loss of the first time,
-      so the sample's two losses add up to the log loss of label 1
-
-  `label_smoothing` s turns y into y (1 − s) + s/2; it has no effect on squared error.
-
-  Returns:
-    A function of labels float32 [B] and logits float32 [B, members] that returns the mean over
-    members, float32 [B].
+      sample comes with label 0 at first, and a positive one a second time, with label 1 (Ktena et
+      al. 2019, "Addressing Delayed Feedback for Continuous Training with Neural Networks in CTR
+      prediction"). The last term cancels the loss of the first time.
   """
   gamma = model.focal_gamma
   smoothing = 0.0 if model.loss == 'squared_error' else model.label_smoothing
@@ -69,12 +64,7 @@ def per_sample_loss(model: Model) -> SampleLoss:
 
 
 def task_losses(cfg: Config) -> SampleLoss:
-  """Returns a function of labels and logits to the losses of T tasks, float32 [B, T].
-
-  Labels are float32 [B, T], logits [B, T · members].
-
-  The losses of a task are multiplied by the weight of its label.
-  """
+  """Returns a function of labels [B, T] and logits [B, T · members] to weighted losses, [B, T]."""
   losses = [
     per_sample_loss(cfg.model.model_copy(update={'loss': label.loss})) for label in cfg.data.labels
   ]

@@ -57,16 +57,13 @@ class MetricSums:
 
   A state is {name: float64 array}:
     histogram [2, buckets], for clicks: the weight of negatives, and of positives, in each bucket of
-      the predicted probability
+      the predicted probability, from which AUC is computed; their number is even
     sums [5], for clicks: Σ weight, the number of samples, Σ weight·log loss, Σ weight·predicted,
       Σ weight·clicked
     errors [3], for squared error: Σ weight, the number of samples, Σ weight·error²
     labels [3] and squares [3], for squared error: the same with Σ weight·label and Σ weight·label²
     losses [3], for model.retrieval: Σ weight, the number of samples, Σ weight·loss
   With several tasks there is one array for each task, named as in `TASK/histogram`.
-
-  Args:
-    buckets: the number of buckets of predictions, from which AUC is computed; even.
   """
 
   def __init__(self, cfg: Config, buckets: int = 100_000):
@@ -81,12 +78,9 @@ class MetricSums:
     }
 
   def update(self, labels: tf.Tensor, probabilities: tf.Tensor, weights: tf.Tensor) -> None:
-    """Adds a batch.
+    """Adds a batch, float32 [B] each, or [B, T] with several tasks.
 
-    Args:
-      labels: float32 [B]. With several tasks, all three arguments are [B, T].
-      probabilities: float32 [B]; for squared error, the predictions; for retrieval, the losses.
-      weights: float32 [B].
+    `probabilities` are predictions for squared error, and the losses for retrieval.
     """
     count = len(self._tasks)
     columns = [(labels, probabilities, weights)]
@@ -113,16 +107,14 @@ def _ratio(a: float, b: float) -> float | None:
 
 
 def result(state: Mapping[str, np.ndarray]) -> JsonObject:
-  """Returns the metrics of a state, or of a sum of states.
+  """Returns the metrics of a state, or of a sum of states, {metric: value}.
 
-  Returns:
-    {metric: value}. For clicks: auc, logloss, base_logloss (the log loss of predicting the share of
-    clicks for every sample), calibration (Σ predicted / Σ clicked), ctr (the share of clicks),
-    weight (Σ weight) and examples. For squared error: rmse, mean (of the labels), base_rmse (of
-    predicting the mean; also None if it is below a thousandth of the labels' size), weight and
-    examples. For model.retrieval: loss and examples. A metric that the samples do not define is
-    None, such as the AUC if all samples are clicks. With several tasks, these are the metrics of
-    the first task, and `tasks` is {task: its metrics}.
+  For clicks: auc, logloss, base_logloss (the log loss of predicting the share of clicks for every
+  sample), calibration (Σ predicted / Σ clicked), ctr (the share of clicks), weight (Σ weight) and
+  examples. For squared error: rmse, mean (of the labels), base_rmse (of predicting the mean; also
+  None if it is below a thousandth of the labels' size), weight and examples. For model.retrieval:
+  loss and examples. A metric that the samples do not define is None. With several tasks, these are
+  those of the first one, and `tasks` is {task: its metrics}.
   """
   if any('/' in name for name in state):
     of_tasks: dict[str, State] = {}
@@ -164,15 +156,10 @@ def group_auc_sums(
 ) -> tuple[float, float]:
   """Returns the two sums whose ratio is GAUC, the mean of the groups' AUCs weighted by impressions.
 
-  GAUC is that of Zhu et al. 2017, "Optimized Cost per Click in Taobao Display Advertising". A group
-  with clicks alone, or without a click, has no AUC and is left out. The sums of disjoint sets of
-  groups can be added.
-
-  All arguments are [n]; the groups are int64.
-
-  Returns:
-    Σ_g weight_g · AUC_g and Σ_g weight_g, where weight_g is the sum of the group's weights: its
-    impressions if all weights are 1.
+  They are Σ_g weight_g · AUC_g and Σ_g weight_g, where weight_g is the sum of the group's weights,
+  and can be added over disjoint sets of groups. GAUC is that of Zhu et al. 2017, "Optimized Cost
+  per Click in Taobao Display Advertising". A group of one class has no AUC and is left out. All
+  arguments are [n]; the groups are int64.
   """
   if not len(labels):
     return 0.0, 0.0

@@ -1,7 +1,4 @@
-"""Exact rankings of a catalogue, and the metrics of rankings.
-
-Shapes: Q queries, C items, K the length of a ranking.
-"""
+"""Exact rankings of a catalogue, and their metrics, for Q queries, C items and K ranks."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,16 +22,13 @@ def top_k(
   """Finds the items with the highest scores ⟨query, item⟩; of equal scores, the lower index wins.
 
   Args:
-    queries: float32 [Q, d].
-    items: float32 [C, d].
-    k: the length of a ranking.
-    left_out: a function of (start, end) that returns the items to leave out of the rankings of the
-      queries start, …, end − 1, as n pairs: the queries' indices minus start, and the items'
-      indices, int64 [n] each.
+    queries, items: float32 [Q, d] and [C, d].
+    left_out: a function of (start, end) that returns the items to leave out for the queries start,
+      …, end − 1, as n pairs: queries' indices minus start, and items' indices, int64 [n] each.
     on_block: called after each block of queries with the number of queries that are done.
   Returns:
     The scores, float32 [Q, k], descending, and the items' indices, int64 [Q, k]. If fewer than k
-    items are left, the row ends with scores −inf and indices C.
+      items are left, the row ends with scores −inf and indices C.
   """
   k_here, count = min(k, len(items)), max(1, _SCORES_AT_ONCE // max(1, len(items)))
   scores = np.full([len(queries), k], -np.inf, np.float32)
@@ -62,9 +56,7 @@ def merged(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Merges the rankings of parts of a catalogue to that of the best k items, [Q, k] each.
 
-  Args:
-    scores: for each part, float32 [Q, length of its ranking].
-    places: for each part, the items' indices in the whole catalogue, int64 of the same shape.
+  Each part has scores, float32, and places, the items' indices in the whole catalogue, int64.
   """
   all_scores, all_places = np.concatenate(scores, 1), np.concatenate(places, 1)
   order = np.lexsort((all_places, -all_scores))[:, :k]
@@ -96,7 +88,6 @@ def judge(
     positives: distinct pairs (query, index of the item), int64 [p] each, sorted by query.
     counts: int64 [Q], n for each query; it includes positives that are not in the catalogue.
     shows: float64 [C], the impressions of each item of the catalogue.
-    eval_at: the values of K.
   """
   items = len(shows)
   codes = np.sort(positives[0] * (items + 1) + positives[1])

@@ -36,10 +36,7 @@ class RetrievalModel(tf.keras.Model):
     return self._scaled(vectors)
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the vectors of queries, float32 [B, d].
-
-    A SavedModel computes only these vectors; exports hold the vectors of items.
-    """
+    """Returns the vectors of queries, float32 [B, d], the only ones that a SavedModel computes."""
     return self.queries(inputs, training)
 
   def predictions(self, vectors: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -50,7 +47,7 @@ class RetrievalModel(tf.keras.Model):
     """Returns the vectors of items, float32 [B, d].
 
     If an item's features have no factors, its vector comes from the tower's dense columns and
-    biases alone; without these it is 0. Towers of two or more layers have biases.
+    biases (of two or more layers) alone; without these it is 0.
     """
     return self._scaled(self.item_tower(inputs, training=training))
 
@@ -97,9 +94,9 @@ def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
 
 
 def split(inputs: LayerInputs, size: tf.Tensor) -> tuple[LayerInputs, LayerInputs]:
-  """Splits the inputs of a batch: the first `size` samples, and the samples after these.
+  """Splits a batch's inputs that towers read: the first `size` samples, and those after these.
 
-  Only the inputs that towers read are split. `linear` becomes None; `position` stays as it is.
+  `linear` becomes None; `position` stays as it is.
   """
 
   def cut(t: tf.Tensor | None) -> list[tf.Tensor | None]:

@@ -1,7 +1,4 @@
-"""Losses that compare the positive item of each sample with negatives, which all samples share.
-
-Shapes: B samples, C negatives.
-"""
+"""Losses [B] of logits: each sample's positive, [B], against the C shared negatives, [B, C]."""
 
 from collections.abc import Callable
 
@@ -18,14 +15,7 @@ def softmax(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
 
   Its gradient is (1 − p)·∇(log Σ e^negative − positive). For the estimator of Khrylchenko et al.
   2025, "Correcting the LogQ Correction" (arXiv 2507.09331), the caller subtracts the log of the
-  sampling probability from the logits of the negatives. The positive is not sampled, so its logit
-  stays as it is.
-
-  Args:
-    positive: float32 [B], the logit of each sample's positive.
-    negatives: float32 [B, C], the logits of each sample with the C negatives.
-  Returns:
-    The losses, float32 [B].
+  sampling probability from the logits of the negatives, not of the positive, which is not sampled.
   """
   return tf.nn.softplus(_log_sum_exp(negatives) - positive)
 
@@ -41,10 +31,9 @@ def _log_sum_exp(logits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
 
 
 def bpr(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
-  """Pairwise loss: the mean over the negatives of −log σ(positive − negative).
+  """Pairwise loss: the mean over the negatives, NEVER apart, of −log σ(positive − negative).
 
-  Negatives that are left out (logit NEVER) do not count in the mean. Rendle et al. 2009, "BPR:
-  Bayesian Personalized Ranking from Implicit Feedback".
+  Rendle et al. 2009, "BPR: Bayesian Personalized Ranking from Implicit Feedback".
   """
   count = tf.reduce_sum(tf.cast(negatives > NEVER, negatives.dtype), 1)
   total = tf.reduce_sum(tf.nn.softplus(negatives - positive[:, None]), 1)
@@ -54,9 +43,8 @@ def bpr(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
 def nce(positive: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
   """Binary loss: the log loss of the positive as label 1, plus that of each negative as label 0.
 
-  If the logits are lowered by the logarithm of the expected counts (logq), this is
-  noise-contrastive estimation (Gutmann and Hyvärinen 2010). If not, it is the negative sampling of
-  word2vec.
+  With logits lowered by the logarithm of the expected counts (logq), this is noise-contrastive
+  estimation (Gutmann and Hyvärinen 2010), else the negative sampling of word2vec.
   """
   return tf.nn.softplus(-positive) + tf.reduce_sum(tf.nn.softplus(negatives), 1)
 
@@ -71,13 +59,9 @@ LOSSES: dict[str, RankingLoss] = {
 
 @tf.custom_gradient
 def leave_out(logits: tf.Tensor, hits: tf.Tensor) -> tuple[tf.Tensor, Callable]:
-  """Returns the logits of negatives, with NEVER (−1e30) in place of the logits to leave out.
+  """Returns the logits of negatives, [B, C], with NEVER (−1e30) at `hits`, int64 [n, 2].
 
   Every loss has gradient 0 where a logit is NEVER, so this function passes gradients on unchanged.
-
-  Args:
-    logits: float32 [B, C].
-    hits: int64 [n, 2], the row and the column of each logit to leave out.
   """
   never = tf.fill([tf.shape(hits)[0]], NEVER)
   return tf.tensor_scatter_nd_update(logits, hits, never), lambda gradient: (gradient, None)
@@ -88,12 +72,8 @@ def own_positives(
 ) -> tf.Tensor:
   """Finds accidental hits: negatives of a sample that are positives of its user in this step.
 
-  Args:
-    users: int64 [B], those of this process's samples.
-    all_users, all_items: int64 [G], users and positive items of all processes' samples.
-    negatives: int64 [C], the negative items.
-  Returns:
-    int64 [n, 2]: for each hit, the index of the sample and the index of the negative.
+  `users` are int64 [B], of this process; `all_users` and `all_items` [G], of all. Returns int64 [n,
+  2]: for each hit, the index of the sample and the index of the negative.
   """
   any_sample, negative = _equal_pairs(all_items, negatives)
   pair, sample = _equal_pairs(tf.gather(all_users, any_sample), users)

@@ -1,7 +1,4 @@
-"""Metrics of a slice, with confidence intervals that also hold for few samples.
-
-A slice is the samples that have the same value in a column, or the samples of one pass.
-"""
+"""Metrics of a slice of the samples, with confidence intervals that hold for few samples too."""
 
 import math
 from collections.abc import Mapping
@@ -21,14 +18,10 @@ def auc_interval(
   """Returns the low and the high end of the confidence interval of an AUC, by default of 95 %.
 
   This is method 5 of Newcombe 2006, "Confidence intervals for an effect size measure based on the
-  Mann-Whitney statistic". The interval holds all t with |auc − t| ≤ z·√V(t). V is the variance of
-  Hanley and McNeil 1982, except that its last two terms have the mean of the two class sizes in
-  place of either size. Unlike DeLong's interval, it also covers the true AUC if a slice has few
-  clicks, or if all clicks are ranked first.
-
-  Args:
-    positives, negatives: the numbers of samples; with unequal weights, the effective numbers.
-    z: the quantile of the normal distribution that belongs to the confidence level.
+  Mann-Whitney statistic": all t with |auc − t| ≤ z·√V(t), where V is the variance of Hanley and
+  McNeil 1982, except that its last two terms have the mean of the two class sizes in place of
+  either size. Unlike DeLong's interval, it also covers the true AUC if a slice has few clicks, or
+  if all clicks are ranked first. With unequal weights, the numbers of samples are effective ones.
   """
   mean = (positives + negatives) / 2 - 1
 
@@ -64,18 +57,13 @@ def auc_interval_of(values: Mapping[str, Json], z: float = Z) -> tuple[float, fl
 def slice_figures(
   labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray
 ) -> dict[str, float | int | None]:
-  """Returns the metrics of a slice.
+  """Returns the metrics of a slice, {metric: value}, None where its samples do not define one.
 
-  The confidence interval of calibration assumes that the predictions are right up to a constant
-  factor, so only the randomness of clicks makes calibration vary, and that its logarithm is
-  normally distributed.
-
-  All arguments are float [n]; the labels are 0 or 1, and samples of weight 0 do not count.
-
-  Returns:
-    {metric: value} with samples, clicks, ctr, auc, auc_low, auc_high, logloss, calibration
-    (Σ predicted / Σ clicked), calibration_low and calibration_high. The value is None if the
-    samples do not define the metric.
+  They are samples, clicks, ctr, auc, auc_low, auc_high, logloss, calibration (Σ predicted / Σ
+  clicked), calibration_low and calibration_high. The last interval assumes that the predictions are
+  right up to a constant factor, so only the randomness of clicks makes calibration vary, and that
+  its logarithm is normally distributed. All arguments are float [n]; the labels are 0 or 1, and
+  samples of weight 0 do not count.
   """
   known = weights > 0
   y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, probabilities, weights))
@@ -104,14 +92,10 @@ def slice_figures(
 def slice_errors(
   labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray
 ) -> dict[str, float | int | None]:
-  """Returns the metrics of a slice of a task with squared error.
+  """Returns the metrics of a slice of a task with squared error, as `slice_figures`.
 
-  All arguments are float [n]; samples of weight 0 do not count.
-
-  Returns:
-    {metric: value} with samples, rmse, error (the mean of predicted − true), error_low and
-    error_high (its 95 % interval by the normal distribution). The value is None if the samples do
-    not define the metric.
+  They are samples, rmse, error (the mean of predicted − true), error_low and error_high (its 95 %
+  interval by the normal distribution).
   """
   known = weights > 0
   y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, predictions, weights))

@@ -14,13 +14,13 @@ _NO_FLAGS = StepFlags(False, False, False)
 class AsynchronousJob(Job):
   """A job whose workers claim units of a pass, and do not wait for one another within the pass.
 
-  The next unit goes to the worker that asks next, so a slow worker delays nobody. If a worker is
-  lost, its units go to others. All workers meet before and after a pass, and for checkpoints. If
-  one finds that the pass ruins the state, all give up the pass.
+  The next unit goes to the worker that asks next, so a slow worker delays nobody. A lost worker's
+  units go to others. All workers meet before and after a pass, and for checkpoints. If one finds
+  that the pass ruins the state, all give up the pass.
 
   In ps_async, a unit is a whole global batch, and each push is one step of the servers' model. In
-  ps_geo, a global batch is cut into one slice for each worker, and a unit is a slice. Each worker
-  trains a copy of the model, and the copies are averaged.
+  ps_geo, a unit is one worker's slice of a global batch; each worker trains a copy of the model,
+  and the copies are averaged.
   """
 
   def open_run(self) -> None:
@@ -82,10 +82,7 @@ class AsynchronousJob(Job):
       self.save()
 
   def _let_first_report(self) -> None:
-    """Makes the first of the present workers own the run_dir and the reports. All workers call it.
-
-    On all of them it raises a UserError if the first one cannot lock the run_dir.
-    """
+    """Makes the first present worker report, and own the run_dir; all fail if it cannot."""
     is_first = self.communicator.rank == 0
     begins, ends = is_first and not self._reported, self._reported and not is_first
     if ends:

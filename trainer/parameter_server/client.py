@@ -49,8 +49,8 @@ class CoordinatorClient(Communicator):
     generation: how often the job has formed; it forms again after it lost workers.
     independent: whether this worker is late, or within a pass of an asynchronous mode; collectives
       then return its own values.
-    late: whether this worker joined a running job. Such a worker first calls `enter`, and has rank
-      0 of 1 until the pass that it enters is closed.
+    late: whether this worker joined a running job. It first calls `enter`, and is rank 0 of 1 until
+      the pass that it enters is closed.
   """
 
   def __init__(
@@ -105,10 +105,7 @@ class CoordinatorClient(Communicator):
   # Work
 
   def enter(self) -> Plain:
-    """Lets a late worker join the others' pass; returns the `state` of their `open_pass`.
-
-    It waits until they are within a pass.
-    """
+    """Waits for the others to be within a pass, and joins it; returns the pass's `state`."""
     self._connection.send(['enter'])
     state = self._replies.get()
     self.late, self._entered = False, True
@@ -117,9 +114,8 @@ class CoordinatorClient(Communicator):
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
     """Begins a pass, whose units workers then claim. All workers call it, and wait for one another.
 
-    A worker that has called `enter` is in the pass already, and does not wait. `work` has the
-    arguments slices, first, total and pause_after of WorkQueue; a worker that enters the pass later
-    receives `state`.
+    A worker that has called `enter` does not wait; it has received `state`. `work` has WorkQueue's
+    arguments slices, first, total and pause_after.
     """
     if self._entered:
       self._entered = False
@@ -139,8 +135,7 @@ class CoordinatorClient(Communicator):
   def close_pass(self) -> str | None:
     """Waits until all workers of the pass have called it, then updates `rank` and `size`.
 
-    Returns:
-      Why a worker gave up the pass, the same on all workers; None if none did.
+    It returns why a worker gave up the pass, the same on all workers; None if none did.
     """
     self.rank, self.size, why = self._meet('close_pass', None)
     self.independent = False
@@ -172,8 +167,7 @@ class CoordinatorClient(Communicator):
     """Ends the job because of an exception in this process.
 
     If a request to a server was aborted, all workers go back to the last checkpoint instead. If
-    TensorFlow reports that another process is gone, this process first waits for the coordinator,
-    which names the lost process.
+    TensorFlow reports that another process is gone, it first waits for the coordinator to name it.
     """
     if isinstance(error, tf.errors.AbortedError):  # see Servers._repeat
       self._connection.send(['refused', one_line(error)])

@@ -86,10 +86,7 @@ class Cluster:
     }
 
   def host(self, patience: float) -> str:
-    """Returns the IP address of this process's host.
-
-    It raises a UserError if the name in TF_CONFIG cannot be resolved within `patience` seconds.
-    """
+    """Returns the IP address of this host; a UserError if none is found in `patience` seconds."""
     host, began = self.address.rpartition(':')[0].strip('[]'), time.monotonic()
     while True:
       try:
@@ -124,10 +121,7 @@ class Cluster:
       raise in_use from None
 
   def say(self, text: str, status: int = 0) -> None:
-    """Prints a line with the time and this process's name, or with 'error:' if status is 2.
-
-    A process that is about to end gives its exit status; 2 means a user's mistake.
-    """
+    """Prints a line with the time and the process; status 2, a user's mistake, adds 'error:'."""
     line = f'error: {text}' if status == 2 else timed(f'[{self.name}] {text}')
     sys.stderr.write(f'{line}\n')  # in one piece: several threads may print
 

@@ -8,10 +8,7 @@ from trainer.plain_data import Plain
 
 
 def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-  """Sums the arrays of each name over the workers; returns one reply for each worker.
-
-  Arrays are added in the order of ranks, so the same values always give the same bits.
-  """
+  """Sums the arrays of each name in the order of ranks; returns one reply for each worker."""
   layouts = [{k: (str(v.dtype), v.shape) for k, v in value.items()} for value in values]
   for layout in layouts:
     if layout != layouts[0]:
@@ -36,8 +33,7 @@ _REPLIES: dict[str, Callable[[Sequence[Plain]], list[Plain]]] = {
 def replies(calls: Mapping[int, tuple[str, Plain]]) -> dict[int, Plain]:
   """Returns {number of a worker: its reply}. The worker with the lowest number is rank 0.
 
-  `calls` is {number of a worker: (kind of collective, value that it sent)}; ValueError if the kinds
-  differ.
+  `calls` is {number of a worker: (kind, value that it sent)}; ValueError if the kinds differ.
   """
   workers = sorted(calls)
   kinds, values = zip(*(calls[worker] for worker in workers))

@@ -1,15 +1,14 @@
 """The coordinator of a parameter-server job, in the process of server 0.
 
-Every process keeps a connection to the coordinator. Workers use it for collective operations (sums
-of metrics, barriers) and, in asynchronous modes, to claim units of work. Every process sends beats,
-which show that it is alive. Workers say goodbye at the end, and then the servers end too.
+Every process keeps a connection to it and sends beats. Workers use it for collective operations
+(sums of metrics, barriers) and, in asynchronous modes, to claim units of work. Workers say goodbye
+at the end, and then the servers end too.
 
 All waits are bounded. A process counts as lost if it is silent for `sync.lost_peer_seconds`, if its
 beats report no progress for `sync.stalled_peer_seconds`, or if it does not join within
-`sync.lost_peer_seconds` after the last process that joined. The coordinator names the lost process.
-The mode decides whether the job ends, goes on without it, or goes back to the last checkpoint. To
-go back, workers restart their processes. They keep their connections, and are waited for as long as
-they live.
+`sync.lost_peer_seconds` after the last process that joined. The coordinator names it. The mode
+decides whether the job ends, goes on without it, or goes back to the last checkpoint: workers then
+restart, keep their connections, and are waited for as long as they live.
 """
 
 import dataclasses
@@ -50,16 +49,14 @@ class _Member:
 class Coordinator:
   """Keeps track of the processes of a job and answers their messages.
 
-  The job forms when all processes have joined. Its workers then meet in collective operations. But
-  within a pass of an asynchronous mode, they claim units of work and do not wait for one another.
+  The job forms when all have joined; its workers then meet in collective operations, except within
+  a pass of an asynchronous mode, whose units they claim.
 
   Args:
     settings: {name: value}; all processes must have the same.
-    host: the address at which the other processes reach the coordinator. UserError: it has no free
-      port of sync.ports.
-    secret: the secret that all processes of the job know; by default a random one.
+    host: the address at which the others reach it. UserError: it has no free port of sync.ports.
   Attributes:
-    address, secret: arguments for CoordinatorClient.
+    address, secret: arguments for CoordinatorClient; the secret is random by default.
   """
 
   def __init__(
@@ -203,10 +200,7 @@ class Coordinator:
     return ''
 
   def _missing(self) -> list[str]:
-    """Returns the names of the processes that are not here and without which no job forms.
-
-    A job that forms again in an asynchronous mode needs only the workers that live.
-    """
+    """Returns who is missing before the job can form; to form again it needs only who lives."""
     servers = [f'ps {i}' for i in range(1, len(self._cluster.servers))]
     workers = [f'worker {i}' for i in range(len(self._cluster.workers))]
     if self._generation and self._sync.mode != 'ps':
@@ -229,8 +223,8 @@ class Coordinator:
   def _watch_forming(self) -> None:
     """While the job forms, prints which processes have not joined yet; a thread runs it.
 
-    If a process does not join in time, the job ends, unless it waits for a worker that was lost. A
-    worker that restarts may take any time: if it hangs, its beats tell.
+    If a process does not join in time, the job ends, unless it waits for a worker that was lost:
+    that one may take any time to restart, and its beats tell if it hangs.
     """
     reminded = time.monotonic()
     while self._status is None:

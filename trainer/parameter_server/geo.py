@@ -7,11 +7,10 @@ worker's copy, `server` the value on the servers, and `old` what `server` was at
   send its own changes:    difference = (local − old) / N;  server += difference;  old += difference
   take others' changes:    local += server − old;  old = server
 
-The optimizer state stays on the worker, and a merge leaves it as it is. Only FTRL's z is changed
-together with the weight, because FTRL computes the weight from z. Copies are float32, even if the
-table is bfloat16. The servers admit features: a merge sends them the features' shows and clicks,
-and a copied row gets factors once the row on the server has factors. A copied row that was not used
-in the previous pass is updated when it is next used.
+The optimizer state stays on the worker, and a merge leaves it as it is, except FTRL's z, from which
+FTRL computes the weight. Copies are float32, even of a bfloat16 table. A merge sends features'
+shows and clicks to the servers, which admit; a copied row gets factors once the server's row has
+them. A copied row not used in the previous pass is updated when it is next used.
 """
 
 import dataclasses
@@ -125,8 +124,8 @@ class GeoStep(WorkerStep):
   ) -> None:
     """Gives factors to exactly those features of a copy that have factors on the servers.
 
-    Features that the copy lacks are created. Features that have lost their factors on the servers
-    are erased and created again without factors.
+    Features that the copy lacks are created; those that lost their factors, erased and created
+    again.
     """
     copy = store.pull(keys, False)
     evicted = ~has_factors & (np.diff(copy.offsets) > 0)

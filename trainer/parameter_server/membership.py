@@ -1,8 +1,7 @@
 """A process's connection to the coordinator, which a worker keeps while it restarts itself.
 
-A worker that goes back to the last checkpoint replaces its program by a new one. The new program
-takes over the connection, and sends beats before it imports TensorFlow. So the worker stays a
-member of the job, however long it takes to start.
+A worker that goes back to the last checkpoint replaces its program. The new one takes over the
+connection, and sends beats before it imports TensorFlow, so it stays a member all the while.
 """
 
 import os
@@ -14,10 +13,7 @@ from trainer.comm import messages
 
 
 def connect(address: messages.Address, secret: bytes, seconds: float) -> messages.MessageConnection:
-  """Connects to a coordinator; ConnectionError if none that knows the secret answers.
-
-  `seconds` is `sync.lost_peer_seconds`, here and in `inherited`.
-  """
+  """Connects to a coordinator; ConnectionError if none that knows the secret answers in time."""
   return _with_beats(messages.connect(address, secret, seconds), seconds)
 
 

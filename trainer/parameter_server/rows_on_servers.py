@@ -18,12 +18,10 @@ _HISTOGRAM_SIZE = 1 << 16  # the length of FeatureLifecycle.rank_histogram
 
 
 class RowsOnServers:
-  """The rows on all servers as one RowTable. The workers divide the work of each method.
+  """The rows on all servers as one RowTable (`ops.row_store.RowStore`); workers divide the work.
 
-  `ops.row_store.RowStore` describes each method. Two groups of methods cover only a part of the
-  rows. For `select` and `export_state`, the logical shards are divided among the workers as if
-  these kept the rows. For `size`, `decay`, `age` and `evict`, the servers are divided: each server
-  belongs to one worker.
+  For `select` and `export_state`, they divide the logical shards as if they kept the rows. For
+  `size`, `decay`, `age` and `evict`, each server belongs to one worker.
   """
 
   def __init__(self, servers: Servers, communicator: CoordinatorClient):
@@ -44,10 +42,7 @@ class RowsOnServers:
     return owner_of(shard, self._servers.count)
 
   def _own(self) -> list[FeatureLifecycle]:
-    """Returns the stores of the servers that belong to this worker.
-
-    A server belongs to the worker whose share of the logical shards has the server's first shard.
-    """
+    """Returns the stores of this worker's servers, whose first shard is in its share of shards."""
     stores = enumerate(self._remote)
     return [s for i, s in stores if shards_of(i, self._servers.count)[0] in self._shards()]
 

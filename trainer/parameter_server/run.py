@@ -51,9 +51,8 @@ v1 = tf.compat.v1
 def run(cfg: Config, cluster: Cluster, inherited: MessageConnection | None = None) -> int:
   """Runs this process's part of a job until the job ends; returns the exit status.
 
-  After the processes have met, an error or a lost process ends this process at once; before, a
-  user's mistake is a UserError. `inherited` is the connection to the coordinator of a process that
-  has restarted itself.
+  Once the processes have met, an error or a lost process ends this one at once; before, a user's
+  mistake is a UserError. `inherited` is the connection of a process that has restarted itself.
   """
   # The servers need our ops too, and TFRA's if it keeps the rows.
   library.load()

@@ -1,9 +1,9 @@
 """A worker's access to the servers: a v1 graph placed on /job:ps, and the session that runs it.
 
-Rows and dense variables are on the servers. Every worker builds the same graph. The workers share
-its resources by name, in a new TensorFlow container each time the job forms; the rows of earlier
-times are then freed. In a step, workers and servers exchange keys, values (in
-`sparse.exchange_dtype`), counts and dense tensors; the optimizer state stays on the servers.
+Rows, dense variables and their optimizer state are on the servers. Every worker builds the same
+graph, and they share its resources by name, in a new TensorFlow container each time the job forms;
+earlier rows are then freed. In a step, workers and servers exchange keys, values (in
+`sparse.exchange_dtype`), counts and dense tensors.
 """
 
 import contextlib
@@ -179,10 +179,7 @@ class Servers:
     return fetches, [keys]
 
   def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
-    """Adds the placeholders of a push; returns them, and their parts for each server.
-
-    The parts are keys, shows, clicks and values of `Push.buffer`.
-    """
+    """Adds a push's placeholders; returns them and, by server, keys, shows, clicks and values."""
     with self._on_worker():
       feeds = Push(
         keys=v1.placeholder(tf.int64, [None]),
@@ -265,8 +262,7 @@ class Servers:
     """Adds the push of modes ps_async and ps_geo: servers apply it without waiting for others.
 
     Without `differences` (ps_async), it carries gradients, which the servers divide by the weight
-    of this worker's samples. With them (ps_geo), it carries changes to add to rows and dense
-    variables, and `counts[0]` is the number of steps that made the changes.
+    of this worker's samples. With them (ps_geo), it carries changes to add, of `counts[0]` steps.
     """
     feeds, parts = self._push_feeds()
     scale = 1 / tf.maximum(feeds.counts[0], LEAST_WEIGHT)
@@ -298,10 +294,9 @@ class Servers:
   # A step
 
   def start(self, state: Sequence[np.ndarray]) -> None:
-    """Initialises the servers' variables and, in mode ps, prepares the chief's queues.
+    """Initialises the servers' variables and, in mode ps, the queues; only the first worker calls.
 
-    Only the first worker calls it. `state` has the values of the dense variables, then those of the
-    optimizer's variables.
+    `state` has the values of the dense variables, then those of the optimizer's variables.
     """
     self.session.run(self._initialize)
     self.assign(state=state)
@@ -336,11 +331,9 @@ class Servers:
   ) -> tuple[row_store.PulledRows, np.ndarray, list[np.ndarray]]:
     """Reads rows and, for a training step, the dense variables.
 
-    Args:
-      keys: int64 [u], distinct, ordered by logical shard.
-    Returns:
-      The rows as NumPy arrays, without ids; the number of keys on each server, int32 [S]; and the
-      dense variables ([] unless `train`).
+    Keys are int64 [u], distinct, ordered by logical shard. Returns the rows as NumPy arrays,
+    without ids; the number of keys on each server, int32 [S]; and the dense variables ([] unless
+    `train`).
     """
     pull = functools.partial(self._pulls[train], keys)
     linear, factors, offsets, sent, values, *dense = self._repeat(pull)
@@ -353,14 +346,12 @@ class Servers:
   def push(self, push: Push) -> np.ndarray:
     """Sends the changes of a step, and waits until the servers have applied them.
 
-    In modes ps_async and ps_geo, if the push is aborted or not answered in time, it logs a warning
-    and returns.
+    In modes ps_async and ps_geo, a push that is aborted or not answered in time is only a warning,
+    and BadPass is raised if a change of rows is not finite.
 
     Returns:
       In mode ps, the fields of StepCounts, summed over all workers, float32 [5]; all are NaN if the
-      loss or a sum of gradients is not finite. In other modes, the number of steps so far.
-    Raises:
-      BadPass: in modes ps_async and ps_geo, if a change of rows is not finite.
+        loss or a sum of gradients is not finite. In other modes, the number of steps so far.
     """
     arrays = tf.nest.flatten(push)
     self.bytes += sum(array.nbytes for array in arrays)
@@ -380,8 +371,8 @@ class Servers:
     """Repeats a read until it is answered: after every time-out, and after one abort.
 
     About one run in 50,000 is aborted by chance: TensorFlow draws the ids of requests at random,
-    and a server aborts a request whose id is among its last 100,000. If a worker has aborted a part
-    of a run, a server waits for this part forever; so each run has a time limit.
+    and a server aborts one whose id is among its last 100,000. If a worker has aborted a part of a
+    run, a server waits for this part forever; so each run has a time limit.
     """
     seconds, was_aborted = self.patience, False
     while True:
@@ -417,11 +408,10 @@ class Servers:
     *args: object,
     **kwargs: object,
   ) -> Fetched | None:
-    """Runs an op on a server, and returns its outputs as eager tensors.
+    """Runs an op, which `function` makes, on a server, and returns its outputs as eager tensors.
 
-    An op that `only_reads` may run again if it gets no answer. `function` makes the op. Arguments
-    that are arrays are fed at each call. The others become part of the graph, which gets one op for
-    each function and each set of such arguments.
+    An op that `only_reads` may run again if it gets no answer. Arguments that are arrays are fed at
+    each call; others become part of the graph, which gets one op for each function and set of them.
     """
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))

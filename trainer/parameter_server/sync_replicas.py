@@ -49,10 +49,8 @@ def synced_step(
 ) -> SyncedStep:
   """Adds to a v1 graph a step that all workers take together.
 
-  Args:
-    sums: the tensors that this worker sends, each a sum over its samples.
-    variables: one variable for each of `sums`, of the same shape.
-    apply_sums: given the sums over all workers, makes the op that takes the step.
+  Each of `sums`, tensors that this worker sends, has a variable of its shape. `apply_sums`, given
+  the sums over all workers, makes the op that takes the step.
   """
   global_step = tf.Variable(0, dtype=tf.int64, trainable=False, name='tokens')
   logger = tf.get_logger()

@@ -21,9 +21,9 @@ class WorkQueue:
   """Hands out each unit of a pass once, and again if the worker that held it was lost.
 
   A batch consists of one or more units: unit u is slice u % slices of batch u // slices. A worker
-  holds the units whose changes the servers do not have yet: the unit that it works on and, in mode
-  ps_geo, its units since its last merge. The work ends after a whole batch: at the end of the pass,
-  or earlier for a checkpoint or a stop.
+  holds the units whose changes the servers do not have yet: the one that it works on and, in mode
+  ps_geo, those since its last merge. The work ends after a whole batch: at the end of the pass, or
+  earlier for a checkpoint or a stop.
 
   Args:
     workers: the numbers of the workers that begin the pass.
@@ -73,10 +73,8 @@ class WorkQueue:
   def claim(self, worker: int, stop: bool, save: bool, is_merged: bool = True) -> None:
     """Records that a worker has done its last unit and asks for another one.
 
-    Args:
-      stop: whether the worker was asked to stop; all workers then stop after a whole batch.
-      save: whether the worker wants a checkpoint; all workers then pause after a whole batch.
-      is_merged: whether the servers have the changes of all units that the worker has done.
+    `stop` and `save` (a checkpoint) end or pause all workers' work after a whole batch. `is_merged`
+    says whether the servers have the changes of all units that the worker has done.
     """
     if worker in self._working:
       self._working.remove(worker)

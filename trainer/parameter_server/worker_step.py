@@ -39,9 +39,9 @@ def rows_spec(cfg: config.Config) -> row_store.PulledRows:
 class WorkerStep(Step):
   """Base class of a worker's training steps in the modes on parameter servers.
 
-  Rows and dense variables come from the servers, and gradients go to them. A worker's dense part is
-  a local copy of the variables on the servers. `is_merged` says whether the servers have the
-  changes of all steps of this worker; `target` is the address of its tf.distribute.Server.
+  Rows and dense variables come from the servers, and gradients go to them; the dense part is a
+  local copy. `is_merged` says whether the servers have the changes of all steps of this worker;
+  `target` is the address of its tf.distribute.Server.
   """
 
   is_merged = True
@@ -96,10 +96,7 @@ class WorkerStep(Step):
     super().consolidate()
 
   def traffic(self) -> dict[str, float]:
-    """Returns the bytes per sample that workers and servers have exchanged since the last call.
-
-    Every worker calls it, and gets the figure of all workers.
-    """
+    """Returns the bytes per sample of all workers since the last call; every worker calls it."""
     own = np.array([self.servers.bytes, self._samples], np.int64)
     sent, samples = self._communicator.sum_arrays({'bytes': own})['bytes']
     self.servers.bytes = self._samples = 0
@@ -114,10 +111,7 @@ class WorkerStep(Step):
     return [v.numpy() for v in self._copied()]
 
   def _refresh(self) -> None:
-    """Fetches dense variables and optimizer state from the servers, if the copy may be outdated.
-
-    Call it only while no worker trains.
-    """
+    """Fetches dense variables and optimizer state if they may be old; no worker may train."""
     if self._stale:
       state, steps = self.servers.state()
       self._take(state)
@@ -172,7 +166,7 @@ class ServerStep(WorkerStep):
 
   In mode ps, N workers with b samples each compute what one process with N·b samples does: workers
   send sums, and the servers divide once, by the weight of all samples. In mode ps_async, each push
-  of a worker is a separate step, with gradients divided by the weight of that worker's samples.
+  is a step, with gradients divided by the weight of that worker's samples.
   """
 
   def __init__(
@@ -242,13 +236,10 @@ class ServerStep(WorkerStep):
   ) -> tuple[tf.Tensor, ...]:
     """Computes this worker's gradients; first sets its dense variables to the servers' values.
 
-    Args:
-      sent: int32 [servers], how many keys go to each server.
-      lower: int64 [], how many samples of this step are on workers of lower rank.
-      total_weight: float32 [], or [T] with several tasks: the weight of all samples of the step.
-    Returns:
-      Σ weight·loss, Σ weight, the dense gradients, the packed gradients of rows, and how many of
-      the packed values go to each server.
+    `sent`, int32 [servers], is how many keys go to each server; `lower`, int64 [], how many samples
+    of the step are on workers of lower rank; `total_weight` (float32 [], or [T] with several tasks)
+    that of all. Returns Σ weight·loss, Σ weight, the dense gradients, the packed gradients of rows,
+    and how many of the packed values go to each server.
     """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)

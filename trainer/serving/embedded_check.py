@@ -1,8 +1,8 @@
 """Checks that an LMDB store is whole.
 
 LMDB has no checksums, and ends its process on some kinds of damage. So each value carries one, of
-its key too, and the store is read through once in a process of its own before others open it: the
-keys must be ascending, and as many as LMDB counts, and a search must find each of them.
+its key too, and the store is read through once in a process of its own before others open it: its
+keys must ascend, be as many as LMDB counts, and be found by a search.
 """
 
 import subprocess

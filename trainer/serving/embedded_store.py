@@ -2,7 +2,6 @@
 
     DIRECTORY/data.mdb  lock.mdb
     DIRECTORY/damaged    a reader found damage and says which; the publisher writes a new store
-
     logical shard (2 bytes), key (8 bytes, big-endian) -> a row (trainer.serving.versioned_store)
     'version of format 3'  -> Version as JSON
     'config'               -> the resolved config
@@ -11,14 +10,14 @@
                               keys of all rows that differ; absent if too many, and after a base
 
 Each value ends in a checksum, and a store is read through before it is opened (embedded_check.py).
-A store that is damaged is refused; the publisher then makes new files, from the exports. A reader
-goes on with the files that it has open until the new ones have a version.
+A damaged store is refused; the publisher then makes new files, from the exports, and a reader goes
+on with the files that it has open until the new ones have a version.
 
-A logical shard is one of 4,096 parts into which a hash divides all keys. Rows have the same order
-as in exports, so the rows of a base can be appended. One write transaction applies all exports of a
-new version. A reader sees the version that the store held when its transaction began. It keeps the
-rows that it has read in memory: LMDB releases Python's lock for each row, and other threads of a
-busy server then take it. By the list of changed keys, a new version takes over the kept rows.
+Rows have the same order as in exports, so those of a base can be appended. One write transaction
+applies all exports of a new version. A reader sees the version that the store held when its
+transaction began. It keeps the rows that it has read in memory, because LMDB releases Python's lock
+for each row, and other threads of a busy server then take it. By the list of changed keys, a new
+version takes over the kept rows.
 """
 
 import contextlib
@@ -64,8 +63,8 @@ def _keys(keys: np.ndarray) -> list[bytes]:
 class EmbeddedStore(VersionedStore):
   """Keeps one version of a model in the directory `path`, which a writer makes.
 
-  A reader may start before the directory exists: it opens the store at the first use, so any method
-  may raise the UserError that it cannot be opened.
+  A reader may start before; it opens the store at the first use, so any method may raise a
+  UserError.
   """
 
   def __init__(self, path: str, writable: bool = False):

@@ -82,16 +82,12 @@ class _Waiting(NamedTuple):
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
 
-  trainer.serving.rpc answers requests by gRPC with its public methods.
-
-  Requests that arrive while others are scored wait, and are then scored together in one batch. This
-  saves time, because most of the cost of a small request does not depend on its size.
-
-  A long request, which costs more than _SHORT_SAMPLES or has as many bytes, waits for a thread of
-  long ones. So short ones wait for short ones only.
+  Requests that arrive while others are scored wait, and are then scored in one batch, because most
+  of the cost of a small request does not depend on its size. A long one, of more than
+  _SHORT_SAMPLES or as many bytes, waits for a thread of its own kind. trainer.serving.rpc uses the
+  public methods.
 
   Args:
-    service: computes the scores, or finds items.
     name: the model's name in the paths of requests.
     token: clients must send it as `Authorization: Bearer TOKEN`; None: they need no token.
     recommender: finds items that `service` ranks; None: `service` finds them, if it can.
@@ -206,14 +202,11 @@ class App:
       raise Refused(404, f"model '{name[:80]}' is unknown{nearest(name[:80], [self._name])}")
 
   def told(self, kind: str, error: Exception, what: str = '') -> tuple[int, str]:
-    """Logs sparingly, in one line, and counts a request that ends in an error.
+    """Counts a request that ends in an error, and logs it sparingly, in one line.
 
-    Args:
-      kind: of the request, such as a method; there are few.
-      what: what the client asked for, such as a path; '' if `kind` says that.
-    Returns:
-      The HTTP status and the text for the client. Of errors inside the server, only the log says
-      more.
+    `kind`, of which there are few, and `what`, such as a path, say what the client asked for.
+    Returns the HTTP status and the text for the client; only the log tells errors inside the
+    server.
     """
     trace = None
     if isinstance(error, RecursionError):
@@ -298,10 +291,7 @@ class App:
 
   @contextlib.contextmanager
   def _under_way_now(self) -> Iterator[None]:
-    """Counts a request whose body has arrived as under way, and measures its latency.
-
-    Slow clients therefore cannot use up the limit, above which it is Refused.
-    """
+    """Counts a request whose body has arrived, and measures its latency; a limit refuses others."""
     if self._under_way >= self.limits.concurrency:
       raise Refused(429, f'{self._under_way} requests are under way; wanted fewer at a time')
     self._under_way += 1

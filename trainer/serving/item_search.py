@@ -25,10 +25,9 @@ class _Index(NamedTuple):
 class ItemSearch:
   """Searches the C items of one version, with vectors of width d. Threads may share it.
 
-  If there are more than `exact_up_to` items and their base export has an index, the index is
-  searched, which is approximate. Items that deltas have changed since are searched exactly. Once
-  deltas have replaced or removed more than a quarter of the index's items, all items are searched
-  exactly, until the next base.
+  If there are more than `exact_up_to` items and their base has an index, that is searched, which is
+  approximate; items that deltas have changed since are searched exactly. Once deltas have replaced
+  or removed more than a quarter of its items, all are searched exactly, until the next base.
 
   Attributes:
     items: in ascending order of their keys.
@@ -82,15 +81,9 @@ class ItemSearch:
     return min(lists, max(PROBES, 8 * k * lists // len(self._number)))
 
   def best(self, query: np.ndarray, k: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the items with the highest scores for one query.
+    """Returns the best k <= C items for one query, float32 [d], but `seen`, or fewer if not found.
 
-    Args:
-      query: float32 [d].
-      k: how many items are wanted; at most C.
-      seen: int64 [n], the indices in `items` of items to leave out.
-    Returns:
-      The items' indices in `items`, int64 [r], and their scores, float32 [r], descending. r is k,
-      or less if fewer items are found.
+    Indices in `items`, int64 [r], and scores, float32 [r], descending; `seen` has such indices.
     """
     if not self.by_index:
       return _best(self.items.vectors, query, k, seen)
@@ -116,10 +109,7 @@ class ItemSearch:
 def _best(
   vectors: np.ndarray, query: np.ndarray, k: int, left_out: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the indices and the scores of the k vectors with the highest scores, or of fewer.
-
-  Among equal scores, the lower index comes first. `left_out` are indices, int64 [n].
-  """
+  """Returns the indices and scores of the best k vectors; equal scores by ascending index."""
   scores = vectors @ query
   scores[left_out] = -np.inf
   scores, found = (tensor.numpy() for tensor in tf.math.top_k(scores, k))

@@ -1,9 +1,8 @@
 """Keeps one version of a model in this process's memory, for a server that reads a run's exports.
 
-A base, an export of all rows, is read into a new row store. A delta, an export of the rows that
-have changed, changes the row store in place. Before that, the rows that it replaces are copied, and
-views of the earlier version read the copies. So no request waits for a delta. The copies are freed
-with the last view of the earlier version; an old row store is freed with its last view.
+A base is read into a new row store. A delta changes the row store in place, after the rows that it
+replaces are copied; views of the earlier version read the copies, so no request waits for a delta.
+Copies and old row stores are freed with the last view.
 """
 
 import dataclasses

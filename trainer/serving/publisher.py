@@ -17,9 +17,8 @@ from trainer.storage.chain import ROW_KINDS, RowExport
 class Applied(NamedTuple):
   """What a publisher applied to a store.
 
-  Attributes:
-    replaced: the version that the store held, if a base has replaced it and it is of no export that
-      the run has now: it is of another run, or the run has begun anew or removed that export.
+  `replaced` is the version that a base has replaced, if it is of no export that the run has now: it
+  is of another run, or the run has begun anew or removed that export.
   """
 
   version: Version
@@ -32,15 +31,9 @@ class Applied(NamedTuple):
 class Publisher:
   """Brings a store to the newest exported version of a run.
 
-  The publisher keeps no state: the exports and the version in the store determine what is applied.
-  So it may be killed and started again at any moment, and a second call changes nothing.
-
-  Args:
-    directory: of a run's exports.
-    look: called before the directory is read, to update it if it is a copy of a bucket.
-
-  Attributes:
-    refused: why the last call of `advance` refused an export; None if it refused none.
+  Only the exports and the store's version determine what is applied: it may be killed and started
+  again at any moment. `look` is called before the directory of exports is read, to update a copy of
+  a bucket. `refused` is why the last call of `advance` refused an export, or None.
   """
 
   def __init__(
@@ -50,10 +43,7 @@ class Publisher:
     self.refused: str | None = None
 
   def advance(self) -> Applied | None:
-    """Applies the exports that are newer than the store's version; returns what it applied, if any.
-
-    An export that cannot be read is refused, and logged once.
-    """
+    """Applies the newer exports, if any, and says which; what it cannot read is logged once."""
     refused, self.refused = self.refused, None
     self._look()
     try:
@@ -111,9 +101,8 @@ class Publisher:
 def pending(directory: str, held: Version | None) -> list[RowExport]:
   """Returns the exports to apply to a store, oldest first, to bring it to the newest version.
 
-  They are the exports after the store's version, or a new base and its deltas. The list is empty if
-  the store holds the newest version, or if a rollback withdrew an export on which that version
-  builds. `held` is the store's version, None if it is empty.
+  They are those after the version `held`, or a new base and its deltas; none if the store holds the
+  newest version, or if a rollback withdrew an export on which that version builds.
   """
   links: list[RowExport] = []
   for export in chain.backwards(directory):

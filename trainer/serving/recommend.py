@@ -22,11 +22,7 @@ class Answer(NamedTuple):
 class Recommender:
   """Finds items with one model, and may rank them with another. NotReady: one has no version yet.
 
-  Args:
-    ranker: serves a model that scores the items found; its first task's scores rank them. None: the
-      finder's scores rank them.
-    candidates: how many items the finder finds for the ranker; a request that wants more items gets
-      more.
+  The first task's scores of `ranker` rank at least `candidates` found items; None: the finder's do.
   """
 
   def __init__(self, finder: Service, ranker: Service | None = None, candidates: int = 0):

@@ -6,14 +6,12 @@
     ctr:writer              names the publisher that writes a base; expires after _SECONDS_TO_WRITE
     r:GENERATION:KEY        a row, as versioned_store encodes it; both numbers 8 bytes, big-endian
 
-A *base* is an export of all rows, a *delta* one of the rows that have changed since. A *generation*
-is the number under which the rows of a base, and of the deltas after it, are stored. A base gets a
-new one, which nobody reads before `ctr:version` names it; then the earlier generations are deleted.
-A generation that was never completed, because its publisher was killed or Redis had no memory left,
-is deleted before the next base is written. One publisher at a time writes a base.
-Deltas change rows in place, in the same transaction that sets `ctr:version`. A reader fetches rows
-and `ctr:version` in one command. If another version is there than the reader expects, the read
-fails with VersionGone.
+The rows of a base and of the deltas after it are stored under a number, their *generation*. A base
+gets a new one, which nobody reads before `ctr:version` names it; then earlier ones are deleted. One
+never completed, because its publisher was killed or Redis had no memory left, is deleted before the
+next base is written. One publisher at a time writes a base. Deltas change rows in place, in the
+transaction that sets `ctr:version`. A reader fetches rows and `ctr:version` in one command; if that
+is not the version it expects, the read fails with VersionGone.
 """
 
 import contextlib
@@ -109,11 +107,7 @@ def _parse(what: str, data: bytes | None) -> tuple[Version | None, int]:
 class RedisStore(VersionedStore):
   """Keeps one version of a model in a database of Redis that nothing else uses.
 
-  Args:
-    url: redis://HOST:PORT[/DATABASE].
-    password: None: it wants none, or `url` has it.
-  Raises:
-    UserError: from every method, if Redis cannot be reached or refuses.
+  `url` is redis://HOST:PORT[/DATABASE]. Every method may raise a UserError: no answer or a refusal.
   """
 
   def __init__(self, url: str, password: str | None = None):

@@ -5,14 +5,14 @@
     {"instances": [{"user": "u1"}], "k": 2, "seen": [["5"]]}
                              -> {"predictions": [{"items": ["7", "6"], "scores": [0.9, 0.2]}], …}
 
-In the first form, each object is a sample, and a name that a sample lacks is a missing value. In
-the second form, each list is a column; a column of one value stands for all samples: one user, many
-items. The third form asks for the best "k" items for each query, except the items in "seen". A
-value {"b64": "…"} is a string in base 64. Answers also hold the "model_version".
+In the first form, each object is a sample; a name that it lacks is a missing value. In the second,
+each list is a column; one value stands for all samples: one user, many items. The third asks for
+the best "k" items for each query, except those in "seen". A value {"b64": "…"} is a string in base
+64. Answers also hold the "model_version".
 
-What a request costs is counted in samples, before anything is worked on. A request may cost as many
-samples as `max_instances` allows. What its samples share, such as a column of one value, is worked
-on once a sample: `SAMPLE_BYTES` of it, written out, count as a sample.
+What a request costs is counted in samples, up to `max_instances`, before anything is worked on.
+What its samples share, such as a column of one value, is worked on once a sample: `SAMPLE_BYTES` of
+it, written out, count as a sample.
 """
 
 import base64
@@ -143,9 +143,7 @@ def check_columns(names: Collection[str]) -> None:
 
 
 def check_cost(size: int, shared: int, max_instances: int) -> None:
-  """Raises TooLarge if `size` samples, each of which needs the `shared` bytes that the request has
-  once, cost more than `max_instances`.
-  """
+  """Raises TooLarge if `size` samples, each of which needs the `shared` bytes, cost too much."""
   if size > max_instances:
     raise TooLarge(f'found {size} samples; wanted at most {max_instances}')
   if size > 1 and size * shared > max_instances * SAMPLE_BYTES:
@@ -225,10 +223,7 @@ def together(requests: Sequence[Request]) -> Request:
 
 
 def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
-  """Returns the body of the answer to a request for scores.
-
-  `outputs` are {name: float32 [B]}. The answer leaves the name out if there is only one.
-  """
+  """Returns the body of the answer with {name: float32 [B]}, without the name of a single one."""
   # Nine digits determine a float32.
   texts = {name: list(map('{:.9g}'.format, values.tolist())) for name, values in outputs.items()}
   if len(texts) == 1:
@@ -273,8 +268,7 @@ def status(version: int) -> bytes:
 def metadata(name: str, predict: Signature | None, recommend: Signature | None) -> bytes:
   """Returns the body that describes a model, with examples of requests.
 
-  `predict` is the signature of requests for scores, `recommend` that of requests for items; None:
-  they are not answered.
+  `predict` is the signature of requests for scores, `recommend` of those for items; None: refused.
   """
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:

@@ -1,7 +1,6 @@
 """Computes the scores of requests, from the dense variables and the rows of a model's version.
 
-Parsing, hashing (trainer.data), pooling (ops.pooling) and layers (trainer.model) are the trainer's
-own code. So a score equals what `trainer.predict` computes for the same version.
+It runs the trainer's own code, so a score equals what `trainer.predict` computes.
 """
 
 import collections
@@ -56,13 +55,8 @@ class Scores(NamedTuple):
 class Scorer:
   """A model that computes scores; `load` sets its dense variables.
 
-  Args:
-    text: the resolved config of an export, as YAML.
-    own_layers: dotted paths of layers that are not built in, but that the config may import; others
-      are a UserError.
-
-  Attributes:
-    retrieval: the config's model.retrieval; if it is not None, the columns are those of a query.
+  `text` is an export's resolved config. `own_layers` are dotted paths of layers that it may import;
+  others than built-in ones and these are a UserError. With `retrieval`, the columns are a query's.
   """
 
   def __init__(self, text: str, own_layers: Collection[str] = ()):
@@ -98,13 +92,10 @@ class Scorer:
       self._graph_of_store = Graph(self._outputs_of_store, integers, floats, dense, keys, store)
 
   def _outputs_of_store(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes the outputs with rows from a row store.
+    """Computes the outputs, {name: float32 [B]}, and `ids`, [n], −1 for features without a row.
 
-    Args:
-      *tensors: segments and values of the n occurrences of features, the dense columns, the keys of
-        the occurrences, and the handle of the row store.
-    Returns:
-      The outputs, {name: float32 [B]}, and `ids`, [n], −1 for features without a row.
+    The tensors are segments and values of the n occurrences of features, the dense columns, the
+    keys of the occurrences, and the handle of the row store.
     """
     segments, values, dense, keys, store = tensors
     ids, *rows = library.load().ctr_row_store_pull(store, keys, train=False)
@@ -114,11 +105,9 @@ class Scorer:
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs, {name: float32 [B]}.
 
-    Args:
-      *tensors: in this order: segments and values of the n occurrences of features; the dense
-        columns; for each occurrence the index of its key among the distinct keys, int32 [n]; and
-        the rows of the distinct keys: offsets, linear weights, factors and, if a slot has `counts`,
-        shows and clicks.
+    The tensors: segments and values of the n occurrences of features; the dense columns; for each
+    occurrence the index of its key among the distinct keys, int32 [n]; and the rows of these:
+    offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
@@ -178,10 +167,7 @@ class Scorer:
     return [name for name in names if self._column(name) is None and name not in heads]
 
   def _flat(self, columns: Mapping[str, Sequence[Json]]) -> dict[str, Sequence[Json]]:
-    """Returns the columns that the model reads.
-
-    A column such as ctx.device.os is looked up within the objects of the column ctx.
-    """
+    """Returns the columns that the model reads; one such as ctx.os is looked up in those of ctx."""
     heads = {n: n.partition('.')[0] for n in self._columns if n not in columns}
     inner = {
       name: [value_at({head: v}, name) for v in columns[head]]
@@ -198,8 +184,6 @@ class Scorer:
         has B values, or one that stands for all samples. A missing value is null or ''. A slot's
         value is as in JSON lines; a dense value is a number, its text, or a boolean.
       size: B.
-    Returns:
-      The samples, as NumPy arrays.
     Raises:
       BadRequest: if a column that the model reads is absent, or a column or value is malformed; the
         message is one line.
@@ -340,10 +324,7 @@ def _texts(column: str, values: Sequence[Json]) -> pa.Array:
 
 
 def _numbers(column: str, values: Sequence[Json], decimal: str) -> pa.Array:
-  """Returns a dense column's values as Arrow numbers, or as strings if any is a string.
-
-  Floats among strings are written with the decimal mark `decimal`.
-  """
+  """Returns a dense column as Arrow numbers; if any is a text, as strings with `decimal`."""
   with contextlib.suppress(pa.ArrowException, OverflowError):  # an integer may be too large
     if set(map(type, values)) <= {float, int, type(None)}:
       return pa.array(values, pa.float64(), from_pandas=True)  # NaN is null

@@ -50,13 +50,12 @@ class Service:
   """A model that is served from a store.
 
   A new version is loaded while the old one is served. A request keeps the version that it began
-  with. If the store no longer holds that version, the request begins again with the new one.
+  with; if the store no longer holds that, it begins again with the new one. Methods that answer
+  requests raise NotReady if there is no version yet.
 
   Args:
     advance: called before each refresh to update the store; None: another process updates it.
     own_layers: dotted paths of layers that are not built in, but that a model may import.
-  Raises:
-    NotReady: from the methods that answer requests, if there is no version yet.
   """
 
   def __init__(
@@ -90,10 +89,7 @@ class Service:
     return 'no version is published yet'
 
   def predict(self, request: Request) -> tuple[Scores, int]:
-    """Returns the scores of a request, and the number of their version.
-
-    NotAnswered if the run has model.retrieval.
-    """
+    """Returns a request's scores and their version; NotAnswered if the run has model.retrieval."""
     while True:
       with self._use() as served:
         if served.view.items is not None:
@@ -187,12 +183,10 @@ class Service:
         self._idle.append((served.text, served.scorer))
 
   def refresh(self, gone: _Served | None = None) -> None:
-    """Switches to the version that the store holds now; on a UserError the earlier one is still
-    served.
+    """Switches to the store's version; on a UserError the earlier one is still served.
 
-    Args:
-      gone: a served version that a request no longer found in the store. If another thread has
-        replaced it already, nothing is done. None: switch if the store has another version.
+    `gone` is a served version that a request no longer found in the store: another thread may have
+    replaced it already. None: switch if the store has another version.
     """
     with self._refreshing:
       if gone is not None and self._served is not gone:

@@ -9,7 +9,7 @@ SECONDS = 60
 
 
 class SparingLog:
-  """Logs the first line of a kind at once, then at most one a minute, which counts the others.
+  """Logs a kind's first line at once, then at most one a minute, which counts the others.
 
   It is used within an event loop.
   """
@@ -18,9 +18,9 @@ class SparingLog:
     self._left_out: dict[Hashable, tuple[int, str]] = {}  # kind -> the lines' number, the last one
 
   def log(self, kind: Hashable, level: int, text: str, error: BaseException | None = None) -> None:
-    """Logs a line, unless one of its kind was logged less than a minute ago.
+    """Logs a line, and `error`'s trace, unless one of its kind was logged less than a minute ago.
 
-    There must be few kinds, whatever clients send. The stack trace of `error` follows the line.
+    There must be few kinds, whatever clients send.
     """
     if kind in self._left_out:
       self._left_out[kind] = self._left_out[kind][0] + 1, text

@@ -1,10 +1,10 @@
 """The interface of the stores from which servers read the rows of a model.
 
 A run exports a *base*, which has all rows, then *deltas*, which have the rows that changed and
-*tombstones*, the keys of deleted rows. A base and its deltas are a *chain*. Applied in order, a
-chain gives a *version* of the model: its rows, dense variables and config. The version's number is
-the number of its last export. One publisher at a time writes a store, and any number of scorers
-read it. A scorer sees all changes of a new version at once, never rows of two versions.
+*tombstones*, the keys of deleted rows. Applied in order, this *chain* gives a *version* of the
+model: its rows, dense variables and config, with the number of the last export. One publisher at a
+time writes a store, and any number of scorers read it. A scorer sees all changes of a new version
+at once.
 
 A row is kept as float32 values, little-endian: the linear weight, then the factors, if any.
 """
@@ -34,12 +34,11 @@ class Version(NamedTuple):
   Attributes:
     sequence: the number that clients see.
     export: the name of the last export.
-    checksum: the checksum of that export's manifest; exports of other runs may have the same name.
+    checksum: of that export's manifest; exports of other runs may have the same name.
     done_at: when that export was written, in seconds as time.time() counts them.
-    withdrawn: None, except after a rollback to this version. Then it is the checksum of the newest
-      export at that moment. Exports that build on that export are not applied.
-    left_out: a sentence about features that the export lacks, or has with older values; None if
-      there are none.
+    withdrawn: after a rollback to this version, the checksum of the newest export at that moment;
+      exports that build on that one are not applied.
+    left_out: a sentence about features that the export lacks, or has with older values, or None.
   """
 
   sequence: int
@@ -74,8 +73,7 @@ class VersionGone(Exception):
 class LookedUpRows(NamedTuple):
   """The rows of n keys, in the order of the keys.
 
-  If the model reads shows and clicks (a slot has `counts`), a row has them as two more factors, the
-  last ones.
+  If a slot has `counts`, a row has shows and clicks as two more factors, the last ones.
   """
 
   linear: np.ndarray  # float32 [n]; 0 for a key without a row
@@ -91,8 +89,8 @@ class View(abc.ABC):
     config: the resolved config as YAML.
     dense: {name: the value of a dense variable}; `dense_stats` is among them.
     items: the items of a model with model.retrieval; else None.
-    row_store: the row store with the rows of this version; None if only `look_up` can read them. It
-      becomes None before a later version changes the row store.
+    row_store: with the rows of this version; None if only `look_up` can read them, and before a
+      later version changes the row store.
   """
 
   items: ItemSearch | None = None
@@ -122,10 +120,7 @@ class VersionedStore(abc.ABC):
 
   @abc.abstractmethod
   def version(self) -> Version | None:
-    """Returns the version that the store holds; None if it is empty.
-
-    The call must be cheap, because readers make it many times a second.
-    """
+    """Returns the version that the store holds, if any; readers ask many times a second."""
 
   def apply(
     self,
@@ -136,10 +131,9 @@ class VersionedStore(abc.ABC):
     """Brings the store to a new version, which it returns; until then, the store holds the old one.
 
     Args:
-      exports: the exports to apply, oldest first. The first one follows the version that the store
-        holds, or is a base, which replaces all that the store holds.
-      withdrawn: in a rollback, the checksum of the newest of the exports that it undoes (see
-        `Version`); otherwise None.
+      exports: oldest first. The first one follows the store's version, or is a base, which replaces
+        all that the store holds.
+      withdrawn: in a rollback, the checksum of the newest export that it undoes (see `Version`).
     Raises:
       Overtaken: if the store does not hold `expected`.
       DataLoss: if an export is damaged.
@@ -251,10 +245,8 @@ def open_store(
 ) -> VersionedStore:
   """Opens the store at an address, redis://HOST:PORT[/DATABASE] or a directory.
 
-  Args:
-    where: the flag that gave the address; messages name it.
-    writable: whether this process writes the store.
-    password: of Redis; None: it wants none, or the address has it.
+  `where` is the flag that gave the address; messages name it. `password` is Redis's, if it wants
+  one.
   """
   scheme, separator, _ = address.partition('://')
   try:

@@ -1,10 +1,10 @@
 """A run_dir in a bucket (s3://, gs:// or hdfs://), read and written by the same clients as logs.
 
-A job trains into a working directory on its machine, which looks like any run_dir. After each
-checkpoint and each export, the job copies the directory into the bucket, in an order that keeps the
-bucket consistent at any moment. First it copies reports and config; then new checkpoints and
-exports, each with its DONE marker last. Then it deletes the directories that the job has removed,
-the marker of each first. Commands that read the run copy what they need of it from the bucket.
+A job trains into a working directory on its machine. After each checkpoint and export, it copies
+that into the bucket, in an order that keeps the bucket consistent at any moment: reports and
+config; then new checkpoints and exports, each with its DONE marker last; then it deletes the
+directories that the job has removed, the marker of each first. Commands that read the run copy what
+they need.
 
 Only names of a run are ever read, written or deleted (`_NAME`), and a job refuses a prefix that
 holds anything else.
@@ -87,9 +87,8 @@ class Bucket:
   def download(self) -> None:
     """Makes the directory equal to the bucket, before a job trains in the directory.
 
-    Files of a run that only the directory has are removed: they may be from a job that was killed
-    before it copied them, and the run may have continued elsewhere since. A process of this machine
-    that trains in the directory is a UserError.
+    A run's files that only the directory has are removed: a job may have been killed before it
+    copied them, and the run have continued elsewhere. A process that trains here is a UserError.
     """
     names = log_files.listed(self.run_dir)
     if foreign := [name for name in names if not _NAME.fullmatch(name) and name != _OWNER]:
@@ -150,10 +149,7 @@ class Bucket:
       raise UserError(f'run_dir {self.run_dir}: there is no such bucket') from None
 
   def upload(self) -> None:
-    """Copies to the bucket what has changed in the directory.
-
-    Raises UserError, also if another process has claimed the run_dir.
-    """
+    """Copies to the bucket what has changed; a UserError if another process claimed the run_dir."""
     self._check_owner()
     local = _grouped(self._names())
     for name in local.pop('', []):

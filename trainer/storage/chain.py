@@ -135,15 +135,14 @@ def exports(directory: str) -> list[StoredExport]:
 class RowExport:
   """A base (of kind 'base' or 'items') or a delta; its checksums are verified as it is read.
 
+  It and its methods that read files raise DataLoss if the export is damaged.
+
   Attributes:
     sequence: its number, the version that clients of a server see.
     previous: the name of the export before it in the chain; None if it begins a chain.
-    checksum: that of its manifest. An export of another run may have the same name, but not the
-      same checksum.
+    checksum: of its manifest; an export of another run may have the same name.
     done_at: when it was completed, in seconds as time.time() counts them.
     left_out: why scores served from this export may differ from those of ctr-predict.
-  Raises:
-    DataLoss: if the export is damaged, also from the methods that read its files.
   """
 
   def __init__(self, path: str):
@@ -185,10 +184,7 @@ class RowExport:
     return files.read_checked(self.path, item_files.INDEX, self._manifest['files'])
 
   def rows(self) -> Iterator[Rows]:
-    """Yields batches of rows, ordered by logical shard, then by key.
-
-    Each file is read twice: first to verify its checksum, then for its rows.
-    """
+    """Yields batches of rows by logical shard, then key; verifies each file's checksum first."""
     for name in self._parts('rows', range(SHARDS)):
       files.check_crc32(self.path, name, self._manifest['files'])
       yield from read_rows(os.path.join(self.path, name))
@@ -259,11 +255,7 @@ def concatenate(parts: list[Rows]) -> Rows:
 
 
 def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
-  """Yields the exports of a chain, newest first; each is opened only when it is yielded.
-
-  Args:
-    last: the path of the chain's last export; None: the newest base or delta.
-  """
+  """Yields the exports of a chain, newest first, opened one by one; `last` is a path or None."""
   paths = [export.path for export in exports(directory) if export.kind in ROW_KINDS]
   path = last or (paths[-1] if paths else None)
   after = ''
@@ -281,11 +273,9 @@ def chain(directory: str, last: str | None = None) -> list[RowExport]:
 
 
 def links_of(directory: str, last: str | None, manifests: Mapping[str, JsonObject]) -> list[str]:
-  """Returns the paths of the exports of a chain, oldest first; [] if one of them is missing.
+  """Returns a chain's paths, oldest first, up to the name `last`; [] if an export is missing.
 
-  Args:
-    last: the name of the chain's last export; None: the chain is empty.
-    manifests: those of all exports in the directory, by path.
+  `manifests` are those of all exports in the directory, by path.
   """
   links: list[str] = []
   while last:
@@ -302,9 +292,8 @@ def links_of(directory: str, last: str | None, manifests: Mapping[str, JsonObjec
 class Replay:
   """Applies the deltas of a chain to its base, and keeps the result for the next export.
 
-  The keys of the chain, 8 bytes each, and its items stay in memory. So each export is read once,
-  and the time to write the next export does not grow with the length of the chain. If another
-  export has taken the place of one that was read, the chain is read anew.
+  The keys of the chain, 8 bytes each, and its items stay in memory, so each export is read once. If
+  another export has taken the place of one that was read, the chain is read anew.
   """
 
   def __init__(self):
@@ -315,9 +304,8 @@ class Replay:
   def scan(self, directory: str) -> tuple[list[StoredExport], dict[str, JsonObject], list[str]]:
     """Lists the exports of a directory, and removes unfinished ones, which a crash has left.
 
-    Returns:
-      The exports that are DONE; their manifests by path; and the paths of the exports in the newest
-      chain, oldest first, or [] if one of these is missing.
+    Returns those that are DONE; their manifests by path; and the paths of the exports in the newest
+    chain, oldest first, or [] if one of these is missing.
     """
     for unfinished in _all(directory, files.UNFINISHED):
       files.remove(unfinished.path)
@@ -340,8 +328,7 @@ class Replay:
   def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
     """Replays a chain; returns those of its keys that are in `shards`, int64 [n], ascending.
 
-    Args:
-      links: the paths of the chain's exports, as `scan` returned them on process 0.
+    `links` are the paths of the chain's exports, as `scan` returned them on process 0.
     """
 
     def added(live: np.ndarray, export: RowExport) -> np.ndarray:
@@ -369,9 +356,8 @@ class Replay:
   ) -> Result:
     """Replays a chain: calls `added` with each export in order, and returns the last result.
 
-    The result is kept under `name` for the next call. If the chain then begins with the same
-    exports, only the exports after these are read. `shards` are those that the result covers, None
-    for all.
+    The result is kept under `name`; if the next chain begins with the same exports, only those
+    after them are read. `shards` are those that the result covers, None for all.
     """
     known = self._known  # empty except on process 0
     exports = [(shards, p, known[p][0] if p in known else _done_at(p)) for p in links]
@@ -385,8 +371,5 @@ class Replay:
 
 
 def _done_at(path: str) -> int:
-  """Returns when an export was completed, in ns since 1970.
-
-  Another time at the same path shows that another export has taken its place.
-  """
+  """Returns when an export was completed, in ns; it tells a new export at the same path."""
   return os.stat(f'{path}/{files.DONE}').st_mtime_ns

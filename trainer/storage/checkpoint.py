@@ -116,8 +116,8 @@ def _serial(path: str) -> int | None:
 def candidates(directory: str) -> dict[str, int | None]:
   """Returns {path: serial number} of the checkpoints that are DONE; a damaged one has None.
 
-  Damaged checkpoints come first, then the others from new to old. So a reader that tries them in
-  this order reports all damaged checkpoints before it takes the newest intact one.
+  First the damaged ones, then the others from new to old: who tries them in order reports all
+  damage.
   """
   names = os.listdir(directory) if os.path.exists(directory) else []
   paths = [os.path.join(directory, name) for name in names if _NAME.fullmatch(name)]
@@ -147,8 +147,7 @@ def save(
 
   Args:
     directory: of the checkpoints, on a file system that all processes share.
-    step: the number in the checkpoint's name; a second checkpoint at the same step is named
-      `ckpt-STEP-2`.
+    step: the number in its name; a second checkpoint at the same step is named `ckpt-STEP-2`.
     dense: {name: array} of the variables of layers and optimizer, and of metrics; this, `progress`
       and `config_text` are written by process 0.
     keep: how many checkpoints to keep, this one included. The newest one between two passes is kept
@@ -207,7 +206,7 @@ def save(
 
 
 def _begin(directory: str, step: int) -> tuple[str, int]:
-  """Makes the directory of a new checkpoint, and removes what crashes have left.
+  """Makes a new checkpoint's directory, and removes what crashes have left.
 
   Returns the path that the complete checkpoint will have, and its serial number.
   """
@@ -298,10 +297,7 @@ def _read_block(
 def read_texts(
   path: str, manifest: Mapping[str, Json], shards: range = range(SHARDS)
 ) -> Iterator[bytes]:
-  """Yields the texts of features in a checkpoint, as results of `KeptTexts.dump`.
-
-  Only dumps that may hold features of `shards` are read; they may hold other features too.
-  """
+  """Yields the dumps of KeptTexts that may have features of `shards`, perhaps among others."""
   parts, listed = manifest['parts'], manifest['files']
   for rank in owners_with(shards, parts):
     if (name := _texts(rank, parts)) in listed:
@@ -334,15 +330,11 @@ def restore(
   adapt: Adapt | None = None,
   texts: KeptTexts | None = None,
 ) -> tuple[dict[str, np.ndarray], JsonObject]:
-  """Reads one checkpoint, which any number of processes may have written.
+  """Reads a checkpoint of any number of processes; returns `dense` and `progress`, as saved.
 
   `store` and `texts` receive what this process owns, in place of what they hold; after DataLoss,
-  the store may hold some of the checkpoint's rows.
-
-  Args:
-    adapt: converts rows that do not fit this run, see `Adapt`; None: rows are taken as they are.
-  Returns:
-    `dense` and `progress`, as `save` took them.
+  the store may hold some rows. `adapt` converts rows that do not fit this run; None: they are taken
+  as is.
   """
   with plain_errors(f'cannot read {path}'):
     manifest = check(path)
@@ -380,11 +372,9 @@ def restore_latest(
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
   """Reads the newest checkpoint that every process can read, and logs why newer ones are skipped.
 
-  Args:
-    between_passes: whether to leave out checkpoints that were saved within a pass.
-    **others: further arguments of `restore`.
-  Returns:
-    The path, `dense` and `progress`; None if there is no checkpoint yet.
+  With `between_passes`, those saved within a pass are left out. Returns the path, `dense` and
+  `progress`; None if there is no checkpoint yet.
+
   Raises:
     OtherModel: if `adapt` refuses a checkpoint as such; older ones are not tried.
     UserError: if there are checkpoints and all are damaged.

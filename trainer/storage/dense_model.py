@@ -1,10 +1,9 @@
 """Writes the dense part of a model as a SavedModel, for consumers that keep the rows elsewhere.
 
-The size of the SavedModel does not depend on the number of features. Its signature
-`serving_default` takes the following inputs, as far as the model reads them. The first dimension of
-each is the number of samples B, or 1 if one row is for all samples. F is the number of slots; x is
-a feature's value, w its linear weight, and v its factors. With `sparse.shared_lists: mean`, x is
-1/n for each of the n features in a slot with `shares`.
+Its signature `serving_default` takes the following inputs, as far as the model reads them. The
+first dimension of each is the number of samples B, or 1 if one row is for all samples. F is the
+number of slots; x is a feature's value, w its linear weight, and v its factors. With
+`sparse.shared_lists: mean`, x is 1/n for each of the n features in a slot with `shares`.
 
 - `linear` float32 [B, F]: Σ x·w over the features of each slot;
 - `factors_TABLE` float32 [B, slots of the table, width]: Σ x·v over the features of each slot;
@@ -12,8 +11,7 @@ a feature's value, w its linear weight, and v its factors. With `sparse.shared_l
 - `field_factors` float32 [B, F, F·D], `field_squares` float32 [B]: the same sums for ffm, where v
   has D factors for each slot;
 - `norm` float32 [B, F]: the divisors of mean and sqrt-n pooling, if a slot has such pooling;
-- `show_click` float32 [B, Fc, 2]: the shows and the clicks of each slot with `counts`, summed
-  over its features;
+- `show_click` float32 [B, Fc, 2]: each slot with `counts`' shows and clicks, summed over features;
 - `dense` float32 [B, Dn]: dense columns as in the log, NaN where a number is missing.
 """
 
@@ -83,10 +81,7 @@ class DenseServing(ServedModel):
 
 
 def save(cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, path: str) -> None:
-  """Writes the dense part of a model, as a SavedModel, into the directory `path`.
-
-  Histories are a UserError: slot sums do not contain them.
-  """
+  """Writes the dense part of a model into the directory `path`; UserError if it has histories."""
   if 'histories' in model.needs:
     raise UserError(
       'a dense_model: found an interaction that reads histories, feature by feature; wanted kind '

@@ -18,51 +18,48 @@
                                         query tower reads, and its items (trainer.storage.items)
 
 **Chains.** A base and the deltas after it form a *chain*; each delta's manifest names the chain's
-`base` and the `previous` export. To *replay* a chain: take the base's rows; for each delta in
-order, delete the keys of its tombstones and let its rows replace those of the same key. At a given
-moment, let B be the keys that the policy selects for a base, D those that it selects for a delta,
-and L the keys that the replay of the chain holds. An export then writes
+`base` and the `previous` export. To *replay* it: take the base's rows; for each delta in order,
+delete the keys of its tombstones and let its rows replace those of the same key. Let B be the keys
+that the policy selects for a base now, D those for a delta, and L those that the replay holds. An
+export then writes
 
     base:   rows B
     delta:  rows D ∪ (B − L), tombstones L − (B ∪ D)
 
-Afterwards the replay of the chain holds exactly the keys B. (D is a part of B if delta_threshold is
-0 or more.) Features that were evicted or fell below the base's threshold are deleted. A feature
-that comes back is written, however little its score has grown. Any other feature is written again
-once its score has grown by delta_threshold since it was last written; until then the replay keeps
-its older values. With delta_threshold 0, the replay equals a base of that moment. If the chain's
-last export is of the same position in the data, nothing has changed since, and D is empty.
+Afterwards the replay holds exactly the keys B. (D is a part of B if delta_threshold is 0 or more.)
+Features that were evicted or fell below the base's threshold are deleted; one that comes back is
+written, however little its score has grown. Any other is written again once its score has grown by
+delta_threshold; until then the replay keeps its older values. With delta_threshold 0, the replay
+equals a base of that moment. If the chain's last export is of the same position in the data, D is
+empty.
 
 L is read from the chain's own files. The next delta begins a new chain, with null for its `base`
-and `previous`, in three cases: a directory of the chain was removed; the run continues with other
-slots, tables or interactions, which give keys and rows another meaning; or the chain's last export
-is not of a state that led to the present one.
+and `previous`, if a directory of the chain was removed; if the run continues with other slots,
+tables or interactions, which give keys and rows another meaning; or if the chain's last export is
+not of a state that led to the present one.
 
 **Which state an export is of.** A state knows its *ancestors*: the checksums of the manifests of
-the last base or delta that the trainer wrote, and of each checkpoint since. A delta holds what has
-changed since that base or delta. So it may follow an export that is among the ancestors, or an
-export by the command ctr-export of a checkpoint that is (the manifest's `checkpoint`). Exports of a
-state that no longer exists, because the run went back to an earlier checkpoint and trained
-otherwise from there, are of neither kind.
+the last base or delta that the trainer wrote, and of each checkpoint since. A delta, which holds
+what has changed since, may follow an export among the ancestors, or one by the command ctr-export
+of a checkpoint among them (the manifest's `checkpoint`). Exports of a state that is gone, because
+the run went back to an earlier checkpoint and trained otherwise from there, are of neither kind.
 
 **Filters.** If `base_threshold` or `delta_keep_days` is set, the features outside B are in the
-table but not in exports, so serving scores samples without them. The manifest holds the number of
-these features and their share of all shows. It also describes the features that a delta may leave
-at older values.
+table but not in exports, so serving scores samples without them. The manifest holds their number
+and share of all shows, and describes the features that a delta may leave at older values.
 
 **Items.** A run with model.retrieval exports `items` in place of `base`. Its delta holds the items
 whose vectors differ from those of the replay, and the keys of the items that left the catalogue. An
 item that was drawn only as a negative gets another vector but no new shows, so its delta_score does
-not select its rows; the delta holds these rows too if the query tower reads them.
+not select its rows; the delta holds these too if the query tower reads them.
 
-**Exactly once.** If a process dies before the export is DONE, the continued run writes the export
-again. If it dies afterwards, before the next checkpoint, the run comes to the same position in the
-data again. It writes the same kind of export under a temporary name and compares: if rows, dense
-variables and config are the same to the bit (`made_of` in the manifest), the export that is there
-counts as this one; else this one takes its place and, if it is a delta, begins a new chain. In all
-cases the trainer then lowers the delta_score of each exported feature by its value at the
-selection. Exports by the command ctr-export belong to the chain too, but no delta_score is lowered
-for them.
+**Exactly once.** If a process dies before the export is DONE, the continued run writes it again. If
+it dies afterwards, before the next checkpoint, it comes to the same position in the data again,
+writes the same kind of export under a temporary name, and compares: if rows, dense variables and
+config are the same to the bit (`made_of` in the manifest), the export that is there counts; else
+the new one takes its place and, if it is a delta, begins a new chain. In all cases the trainer then
+lowers the delta_score of each exported feature by its value at the selection. Exports by ctr-export
+belong to the chain too, but lower no delta_score.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
 n versions of each kind of model.
@@ -190,10 +187,7 @@ def _begin(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Keeps the newest `keep` exports of a kind, and removes the older ones.
-
-  With old bases (or items) go the deltas before the oldest one kept; of deltas, it removes none.
-  """
+  """Keeps the newest `keep` exports of a kind; with old bases go the deltas before the kept."""
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
@@ -222,9 +216,8 @@ def write(
 ) -> WrittenExport:
   """Writes an export, if the same one does not exist yet; every process calls it.
 
-  A feature's delta_score is the score that it has gained since it was last written. When a base or
-  delta has been written, the delta_score of each exported feature is lowered by its value at the
-  selection.
+  Once a base or delta is written, the delta_score of each exported feature, which it has gained
+  since it was last written, is lowered by its value at the selection.
 
   Args:
     kind: base, delta, saved_model, dense_model or items.
@@ -234,13 +227,13 @@ def write(
       SavedModel has, a new one is written.
     folder: the directory to write into; it has a chain of its own. None: `run_dir/exports`.
     items: on process 0 of a run with model.retrieval, all its items: kind 'items' writes all of
-      them, 'delta' those that changed. None on other processes and for other runs.
-    ancestors: the exports and checkpoints that led to the exported state, as this module's
-      docstring says; those of process 0 count. A delta that follows none of them has all rows.
+      them, 'delta' those that changed.
+    ancestors: what led to the exported state, as this module's docstring says; those of process 0
+      count. A delta that follows none of them has all rows.
     checkpoint: the checksum of the checkpoint that is exported; None: the state of a trainer.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
-    UserError: on every process, if any process cannot write, or an integer slot does not exist; no
+    UserError: on every process, if any cannot write, or an integer slot does not exist; no
       delta_score is lowered then.
   """
   slots = cfg.slot_ids()
@@ -275,11 +268,9 @@ def write(
     none = np.zeros([0], np.int64)
 
     def attempt(links: list[str], unchanged: bool) -> tuple[str | None, dict[str, np.ndarray]]:
-      """Writes the export as one that continues a chain.
+      """Writes the export as one that continues a chain; returns its path and `Selection.commits`.
 
-      Returns:
-        Its path, or that of the twin if that is the same; None if it is not and another chain is to
-        be tried. And `Selection.commits`.
+      The path may be its twin's, if that is the same; None if not and another chain is to be tried.
       """
 
       def change_of_items() -> Change | None:
@@ -360,10 +351,10 @@ def _manifest(
   parts: Sequence[export_rows.Part],
   entries: dict[str, dict[str, int]],
 ) -> JsonObject:
-  """Returns the manifest of an export, without `position`, `made_of` and `checkpoint`.
+  """Returns an export's manifest, without `position`, `made_of` and `checkpoint`.
 
-  To the `entries` of row and tombstone files, {file: its size and checksum}, it adds `keys_crc32`,
-  the checksum of the keys in the file.
+  To the `entries` of files, {file: its size and checksum}, it adds the keys' checksum,
+  `keys_crc32`.
   """
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:

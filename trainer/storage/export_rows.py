@@ -30,10 +30,7 @@ class Selection(NamedTuple):
 
 
 class Part(NamedTuple):
-  """What one process wrote.
-
-  If the policy cannot keep features out of exports, the last four numbers are not counted but 0.
-  """
+  """What one process wrote; the last four are 0 if the policy keeps nothing out of exports."""
 
   rows: int = 0
   tombstones: int = 0

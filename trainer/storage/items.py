@@ -7,13 +7,11 @@
       items.faiss       not in deltas, and only if faiss is installed: its index of the vectors, of
                         type IVF; number i of the index is row i of items.parquet
 
-The score of an item is the inner product of its vector and the query's. With model.retrieval's
-similarity `cosine`, vectors have length 1.
-
-The index divides the n items into √n lists, by k-means on a part of the items. A search reads the
-PROBES lists whose centres have the highest scores, so it is exact for up to PROBES² items. The time
-to build the index grows as n^1.5: some seconds for a million items. Building a graph (HNSW) instead
-takes many minutes.
+The score of an item is the inner product of its vector and the query's; with the similarity
+`cosine`, vectors have length 1. The index divides the n items into √n lists, by k-means on a part
+of the items. A search reads the PROBES lists whose centres have the highest scores, so it is exact
+for up to PROBES² items. To build the index takes n^1.5: some seconds for a million items, where a
+graph (HNSW) would take many minutes.
 """
 
 import importlib.util

@@ -21,8 +21,8 @@ from trainer.embedding.row_table import RowTable
 class KeptTexts:
   """The texts of the admitted features that a process owns, for the slots in data.keep_texts.
 
-  The texts are read from each pass after the model has trained on the pass. `dump` removes the
-  texts of evicted features. A text takes 16 bytes of memory in addition to its own bytes.
+  They are read from each pass after the model has trained on it; `dump` removes those of evicted
+  features. A text takes 16 bytes of memory in addition to its own bytes.
   """
 
   def __init__(self, cfg: config.Config, communicator: Communicator, store: RowTable):
@@ -63,9 +63,9 @@ class KeptTexts:
     return np.asarray(self._store.lookup(keys)['admitted'], bool)
 
   def dump(self) -> bytes | None:
-    """Returns the texts of the features that are still admitted, as the bytes of a Parquet file.
+    """Returns the texts of features still admitted, as a Parquet file's bytes; None: none are kept.
 
-    It holds the names of slots, because their ids may change. None without data.keep_texts.
+    It holds the names of slots, because their ids may change.
     """
     if not self._ids:
       return None

@@ -27,12 +27,9 @@ class RunLock:
   """The lock of a run_dir; its owner is the process that trains into the run_dir.
 
   A file names the owner's host and process, and the owner updates the file's time every few
-  seconds. An owner on this host is dead when its process has ended. An owner on another host, or in
-  another container, counts as dead when the file's time is older than `stale_seconds`, by the clock
-  of the file system.
-
-  Attributes:
-    id: the id of the lock, once acquired. With it, another process of the same job can `follow`.
+  seconds. An owner on this host is dead when its process has ended; one on another host, or in
+  another container, when the file's time is older than `stale_seconds`, by the file system's clock.
+  With the `id` of an acquired lock, another process of the same job can `follow`.
   """
 
   def __init__(self, run_dir: str, stale_seconds: float = STALE_SECONDS):
@@ -171,10 +168,7 @@ def _this_process() -> JsonObject:
 
 
 def _is_dead(owner: JsonObject) -> bool:
-  """Returns whether a lock's owner, a process of this host, has ended.
-
-  A new process may have the same process id, so the times at which they started are compared too.
-  """
+  """Returns whether a lock's owner on this host has ended, by process id and start time."""
   if owner['process'] == os.getpid() and owner['id'] not in _held:
     return True  # this process owned it before it restarted itself (os.execv)
   try:

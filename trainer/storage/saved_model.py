@@ -1,16 +1,15 @@
 """Writes the whole model as a SavedModel, which computes predictions from the columns of the log.
 
-The rows of features are variables, sorted by key. A look-up is a binary search (`tf.searchsorted`).
-The weight and the factors of an unknown feature are 0, as in evaluation. A feature is left out if
-it has no factors and its other values are all 0. There are two signatures:
+The rows of features are variables, sorted by key; a look-up is a binary search (`tf.searchsorted`).
+The weight and the factors of an unknown feature are 0, as in evaluation; one without factors whose
+other values are all 0 is left out. There are two signatures:
 
 - `serving_default` takes one tensor for every column of the log, under the name that `input_name`
   gives it. A slot's tensor has strings, written as in the log: with the slot's separators, and
   blank for no feature. For a slot among `integer_slots`, it is int64. A dense column's tensor is
   float32, NaN where a number is missing; if an expression reads the column, it is float64. If a
   slot and a dense column read the same column of the log, its tensor has strings. Every tensor has
-  length B or 1. A tensor of length 1 is repeated B times, so that one user can be scored with B
-  items.
+  length B or 1; one of length 1 is repeated B times, so that one user is scored with B items.
 - `examples` takes serialised tf.Examples, string [B]. Each holds the same columns, under their
   names in the log. A slot is a bytes list or an int64 list; each element is written as in the log,
   and several elements are several features. A dense column is a float, which may be left out.
@@ -240,15 +239,12 @@ class Serving(ServedModel):
     place: tf.Tensor,
     size: tf.Tensor,
   ) -> HistoryVectors:
-    """Returns the history in one slot: the factors of each sample's features there, in order.
+    """Returns the history in slot `field`: the factors of each sample's features there, in order.
 
-    Args:
-      field: the index of the history's slot among all slots.
-      sums: for each table t, float32 [B, slots of t, width of t]: the sums of the factors in each
-        slot, of which one is the candidate's vector.
-      samples, slot, place: of each of the n features of the batch, in all slots: its sample, the
-        index of its slot, and of its row in `self.factors[table]`, negative if it has no factors.
-      size: B, int64 [].
+    `sums` has each table's sums of the factors by slot, float32 [B, slots, width], of which one is
+    the candidate's vector. `samples`, `slot` and `place` are of each of the n features of the
+    batch: its sample, the index of its slot, and of its row in `self.factors[table]`, negative
+    without factors.
     """
     table, slots = next((t, some) for t, some in enumerate(self._slots_of) if field in some)
     names = [self._slots[f].name for f in slots]
@@ -271,10 +267,7 @@ def save(
   path: str,
   integer_slots: Sequence[str] = (),
 ) -> None:
-  """Writes the whole model, as a SavedModel, into the directory `path`.
-
-  Two columns of the same `input_name` are a UserError.
-  """
+  """Writes the whole model into the directory `path`; UserError if `input_name`s are equal."""
   serving = Serving(cfg, model, dense_stats, rows, integer_slots)
   columns = serving.column_specs()
   if why := same_inputs(columns):

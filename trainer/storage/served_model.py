@@ -1,9 +1,8 @@
 """The common part of the SavedModels that we write. Plain TensorFlow runs them.
 
-There are two: the whole model (`trainer.storage.saved_model`) and the dense part alone
-(`trainer.storage.dense_model`). The output is `probability` float32 [B]. With several tasks, each
-task has an output of its name. With model.retrieval, the output is `vector` float32 [B, d], the
-vector of the query. Both models hold warm-up requests for TensorFlow Serving.
+There are two: the whole model (`saved_model`) and the dense part alone (`dense_model`). The output
+is `probability` float32 [B], or one of each task's name; with model.retrieval it is `vector`
+float32 [B, d], of the query. Both hold warm-up requests for TensorFlow Serving.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,11 +19,9 @@ Graph = tf.types.experimental.ConcreteFunction
 
 
 class ServedModel(tf.Module):
-  """The dense part of a trained model: all but the rows of its features.
+  """The dense part of a CTRModel, or of a RetrievalModel, which computes the vector of a query.
 
-  Args:
-    model: a CTRModel; or a RetrievalModel, which computes the vector of a query.
-    dense_stats: float32 [2, Dn], the statistics that standardise dense columns.
+  `dense_stats`, float32 [2, Dn], are the statistics that standardise dense columns.
   """
 
   def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
@@ -83,10 +80,7 @@ def write(
   specs: Mapping[str, tf.TensorSpec],
   path: str,
 ) -> None:
-  """Writes a SavedModel and its warm-up requests into the directory `path`.
-
-  `specs` are the inputs of the signature `serving_default`, by name.
-  """
+  """Writes a SavedModel, with warm-up requests, into a directory; `specs` are inputs by name."""
   verbosity = logging.get_verbosity()
   logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
   try:

@@ -1,8 +1,8 @@
 """Writes the requests by which TensorFlow Serving warms up a new version before serving it.
 
-The file `assets.extra/tf_serving_warmup_requests` of the SavedModel holds them, as TFRecords of
-`tensorflow.serving.PredictionLog` messages. We encode the messages ourselves, by the field numbers
-of tensorflow_serving/apis/*.proto, because the package with their classes needs a gRPC client.
+The file `assets.extra/tf_serving_warmup_requests` holds them, as TFRecords of
+`tensorflow.serving.PredictionLog` messages. We encode these ourselves, by the field numbers of
+tensorflow_serving/apis/*.proto: the package with their classes needs a gRPC client.
 """
 
 import os

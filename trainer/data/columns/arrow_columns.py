@@ -1,8 +1,6 @@
 """Computes made columns, those with `from` in the config, from the Arrow columns of a block.
 
-Conversion, prediction and the server use it; graph_columns.py does the same inside a SavedModel.
-
-Shapes: n records, m features of a column in all n records.
+graph_columns.py does it inside a SavedModel. Shapes: n records, m features of a column in all.
 """
 
 import copy
@@ -45,10 +43,7 @@ class Features(NamedTuple):
   counts: np.ndarray | None  # int64 [n]; None: each record has one, or none (NO_FEATURE)
 
   def by_record(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the hashes of all records' features, int64 [m], and how many each record has, [n].
-
-    NO_FEATURE is not among the hashes.
-    """
+    """Returns the features' hashes, int64 [m], but NO_FEATURE, and each record's count, [n]."""
     if self.counts is not None:
       return self.hashes, self.counts
     present = self.hashes != NO_FEATURE
@@ -60,13 +55,8 @@ class ArrowReader:
 
   A made column may have the name of a column of the log: `price` may be made from the log's
   `price`. Then only the computation of that made column sees the log's `price`; the model and all
-  other made columns see the made one.
-
-  Args:
-    columns: the columns of the log.
-    num_records: n.
-    drop: a function that leaves out records. The reader calls it with the records for which a
-      column cannot be computed.
+  other made columns see the made one. `drop` is called with the records for which a column cannot
+  be computed.
   """
 
   def __init__(
@@ -82,10 +72,7 @@ class ArrowReader:
     self._results: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':
-    """Returns a reader for the computation of the made column `own`.
-
-    For this reader, the name `own` means the log's column. The two readers share results.
-    """
+    """Returns a reader, with the same results, that takes the name `own` for the log's column."""
     reader = copy.copy(self)
     reader._own = own
     return reader
@@ -128,10 +115,7 @@ class ArrowReader:
     return array, column, markers
 
   def numbers(self, name: str) -> np.ndarray:
-    """Returns the column as float64 [n].
-
-    NaN stands for numbers that are missing or beyond float32's range, 0 for subnormal ones.
-    """
+    """Returns the column, float64 [n]: NaN if missing or beyond float32's range, 0 if subnormal."""
 
     def read() -> np.ndarray:
       wanted = 'a finite number, or blank for missing'
@@ -143,10 +127,7 @@ class ArrowReader:
     return self.once(('numbers', name, self._is_made(name)), read)
 
   def rounded(self, name: str) -> np.ndarray:
-    """Returns `numbers` rounded to float32, as dense columns are; float64 [n].
-
-    0 stands for numbers that would be subnormal in float32, too.
-    """
+    """Returns `numbers` rounded to float32, as dense columns are, float64 [n]; subnormals are 0."""
     numbers = self.numbers(name).astype(np.float32).astype(np.float64)
     return np.where(np.abs(numbers) < TINY32, 0, numbers)
 
@@ -204,11 +185,7 @@ class ArrowReader:
 
 
 def only_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
-  """Replaces texts that are not UTF-8 by null.
-
-  Returns:
-    The texts [u]; and bool [u], true where a text is UTF-8 or null.
-  """
+  """Replaces texts that are not UTF-8 by null; returns them and bool [u], true for the others."""
   is_text = np.ones([len(texts)], bool)
   try:
     texts.validate(full=True)

@@ -16,9 +16,9 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 @functools.cache
 def _log_squared() -> np.ndarray:
-  """Returns the boundaries of the bins that the config calls `log_squared`.
+  """Returns the boundaries of bins `log_squared`: 0, 1, 2, and each x > 2 where ln²x is 1, 2, …
 
-  They are 0, 1, 2, the least float32 above 2, and each x > 1 at which ln²x is 1, 2, 3, …
+  After 2 comes the least float32 above it; ln²x is 1, 2, 3, … at x > 1.
   """
   most = np.log(float(np.finfo(np.float32).max)) ** 2
   numbers = np.exp(np.sqrt(np.arange(1, int(most) + 1)))

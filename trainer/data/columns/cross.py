@@ -1,9 +1,8 @@
 """Computes crosses: columns with a feature for each combination of the features of other columns.
 
-A combination is hashed to an integer h. It begins at 0. Each column, in order, replaces it by
-(h·M + hash of the column's feature) mod 2^63, with a constant M. The slot hashes the last h like
-any integer. The combinations of a sample follow the order of its features; the feature of the last
-column changes fastest.
+A combination is hashed to an integer h, from 0: each column, in order, replaces it by (h·M + hash
+of the column's feature) mod 2^63, with a constant M. The slot hashes the last h like any integer.
+The combinations of a sample follow the order of its features; the last column's changes fastest.
 """
 
 import functools
@@ -51,27 +50,18 @@ def shown(made: config.SlotCross, reader: ArrowReader) -> tuple[pa.Array, pa.Arr
 
 
 def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
-  """Hashes c combinations to integers, int64 [c].
-
-  Args:
-    parts: for each column, the hash of its feature in each combination, int64 [c].
-  """
+  """Hashes c combinations, int64 [c], each of a feature's hash from every column, int64 [c]."""
   return functools.reduce(lambda h, hashes: (h * _M + hashes) & _POSITIVE, parts, parts[0] * 0)
 
 
 def _parts(
   columns: list[tuple[TensorLike, TensorLike]], most: int, xp: ModuleType
 ) -> tuple[list[TensorLike], TensorLike]:
-  """Combines the features that a record has in several columns.
+  """Combines the features that a record has in several columns, and keeps its first `most`.
 
-  Args:
-    columns: for each column, the hashes of the features of all records, int64 [m], and how many of
-      them each record has, int64 [n].
-    most: how many combinations of a record to keep, the first ones.
-    xp: NumPy or TensorFlow.
-  Returns:
-    For each column, the hash of its feature in each of the c combinations of all records, int64
-    [c]; and the number of combinations of each record, int64 [n].
+  A column has the hashes of all records' features, int64 [m], and how many a record has, int64 [n].
+  Returns each column's hashes in the c combinations, int64 [c], and how many a record has, int64
+  [n].
   """
   take, total = np.take if xp is np else tf.gather, columns[0][1] * 0 + 1
   for _, counts in columns:

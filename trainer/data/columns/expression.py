@@ -1,8 +1,7 @@
 """Computes expressions over numbers in float64, in NumPy and in TensorFlow.
 
-Both libraries do the same operations in the same order, and only operations whose rounding IEEE 754
-defines, so their results agree to the bit. Their own logarithms differ in the last bit, so `_log`
-is built from such operations.
+Both do the same operations in the same order, and only those whose rounding IEEE 754 defines, so
+their results agree to the bit. Their own logarithms differ; `_log` is built from such operations.
 """
 
 import ast

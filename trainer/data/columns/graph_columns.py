@@ -1,7 +1,6 @@
 """Computes made columns, those with `from` in the config, in plain TensorFlow ops for SavedModels.
 
-Shapes: B samples, m features of a column. A column has L samples: L = B, or L = 1 if its one sample
-stands for all B.
+Shapes: B samples, m features of a column, which has L samples: B, or 1 that stands for all B.
 """
 
 import copy
@@ -88,10 +87,7 @@ def texts_of(values: tf.Tensor) -> tf.Tensor:
 
 
 def _keys(texts: tf.Tensor, slot_id: int, markers: Sequence[str]) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the keys of texts, int64 [m], and bool [m], true where a text is a feature.
-
-  A text is no feature if it is blank or stands for a missing value.
-  """
+  """Returns the keys of texts, int64 [m]; and bool [m], false for a blank or missing feature."""
   keys, present = hash_keys(texts, slot_id), tf.not_equal(tf.strings.strip(texts), '')
   for marker in filter(None, map(str.strip, markers)):
     present &= tf.not_equal(keys, hash_keys(marker, slot_id))
@@ -108,8 +104,7 @@ class GraphFeatures(NamedTuple):
 def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   """Repeats the features of a column that has one sample, so that each of B samples has them.
 
-  Thus the features of one user are hashed only once, however many items are scored. The features of
-  a column with B samples are not repeated.
+  Thus the features of one user are hashed only once, however many items are scored.
 
   Args:
     samples: int64 [n], the sample of each feature.
@@ -117,7 +112,7 @@ def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf
     size: int64 [], B.
   Returns:
     For each of the m features after repetition: the index of the original feature, and the sample;
-    int64 [m] each.
+      int64 [m] each.
   """
   count, times = tf.size(samples, tf.int64), tf.where(tf.equal(length, 1), size, 1)
   places = tf.tile(tf.range(count), [times])
@@ -144,13 +139,9 @@ class SlotTensors(NamedTuple):
 
 
 class GraphReader:
-  """Gives the columns of a batch to the model, and to made columns, which are computed from them.
+  """Gives a batch's columns to the model and to made columns, as `ArrowReader` does elsewhere.
 
-  It does in a SavedModel, and for most requests, what `ArrowReader` does elsewhere.
-
-  Args:
-    columns: the columns of the log.
-    size: int64 [], B.
+  `columns` are the log's; `size` is int64 [], B.
   """
 
   def __init__(self, cfg: config.Config, columns: Mapping[str, GraphColumn], size: tf.Tensor):
@@ -252,10 +243,7 @@ class GraphReader:
     return _blank(tf.strings.strip(tf.where(is_text, texts, '')), markers)
 
   def features(self, name: str) -> GraphFeatures:
-    """Returns the features of a slot or column in all B samples.
-
-    If the column holds only one sample, its features are repeated for all B.
-    """
+    """Returns a slot's or column's features in all B samples; those of one sample are repeated."""
     column, markers = self._read(name)
     slots = self._data.slots
     slot = next((s for s in slots if s.name == name and s.name != self._own), None)

@@ -1,7 +1,4 @@
-"""Computes look-ups: the value that a small table has for a text, or no value.
-
-The run keeps the content of the table in its config.
-"""
+"""Computes look-ups: the value that a small table, which the config holds, has for a text."""
 
 import base64
 import functools
@@ -30,10 +27,9 @@ def encoded(table: Mapping[str, str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _table(content: str) -> tuple[np.ndarray, list[str]]:
-  """Decodes the `content` of a look-up table.
+  """Decodes a look-up table; returns the hashes of the keys, int64, ascending, and their values.
 
-  Returns the hashes of the keys, int64, ascending, and their values. The last hash is above all
-  others, with the value ''; the search for an unknown key ends there.
+  The last hash is above all others, with the value ''; the search for an unknown key ends there.
   """
   try:
     table = json.loads(zlib.decompress(base64.b64decode(content)))

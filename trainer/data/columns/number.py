@@ -1,7 +1,4 @@
-"""Computes slots with one feature, whose value x_i is a number from the log.
-
-Where the number is missing, the sample has no feature.
-"""
+"""Computes slots with one feature, whose value x_i is a number of the log; none if missing."""
 
 import numpy as np
 import pyarrow as pa

@@ -1,8 +1,8 @@
 """Computes columns from a text: a regular expression's group, runs of characters, prefixes.
 
-Arrow and TensorFlow both use RE2 for regular expressions. Lowercasing changes only A to Z, because
-for other letters the two libraries may differ. A text that is not UTF-8 has no characters:
-conversion drops its record, and the served graph takes it as missing.
+Arrow and TensorFlow both use RE2. Only A to Z are lowercased, because for other letters the two may
+differ. A text that is not UTF-8 has no characters: conversion drops its record, and the served
+graph takes it as missing.
 """
 
 import numpy as np
@@ -24,7 +24,7 @@ def _pattern(made: config.Text) -> str:
 def _pieces(texts: pa.Array, made: config.Text) -> pa.Array:
   """Returns the character n-grams or prefixes of texts without nulls, as a list array [u].
 
-  The lengths that exceed the length of a text give, all together, the whole text once.
+  All lengths that exceed that of a text give, together, the whole text once.
   """
   length = pc.utf8_length(texts).to_numpy(zero_copy_only=False).astype(np.int64)
   begin = np.cumsum(length) - length  # of each text, in characters of all texts joined

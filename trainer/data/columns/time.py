@@ -1,7 +1,7 @@
 """Computes parts of a time, such as the hour, on the clock of a time zone.
 
-Arithmetic is in int64, with operators that NumPy arrays and tensors share. A time zone is a table,
-made with Python's `zoneinfo`: it has each UTC offset of the zone, and the time when it begins.
+Arithmetic is in int64, with operators that NumPy arrays and tensors share. A time zone is a table
+of its UTC offsets and the times when they begin, made with Python's `zoneinfo`.
 """
 
 import datetime
@@ -74,9 +74,8 @@ def transitions(zone: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _days(year: TensorLike, month: TensorLike, day: TensorLike) -> TensorLike:
-  """Returns the number of days from 1970-01-01 to a date.
+  """Returns the number of days from 1970-01-01 to a date; in the formula, leap days come last.
 
-  In the formula, years begin in March, so a leap day comes last:
   https://howardhinnant.github.io/date_algorithms.html#days_from_civil
   """
   months = month + 9 - (month + 9) // 12 * 12  # March is 0
@@ -117,18 +116,11 @@ def _part(part: str, local: TensorLike) -> TensorLike:
 def _read(
   is_time: TensorLike, group: Callable[[str, int], TensorLike], made: config.Time, xp: ModuleType
 ) -> tuple[TensorLike, TensorLike, TensorLike]:
-  """Reads texts as times.
+  """Reads texts as times, in UTC and on the zone's clock, in seconds; returns these and is_time.
 
-  When clocks change, a time that occurs twice means the first of the two, and a time that is
-  skipped is converted with the offset before the change.
-
-  Args:
-    is_time: bool, whether the pattern of the unit matches each text.
-    group: (name of a group of the pattern, default) -> the number that the group matches in each
-      text, int64, or the default where it is absent.
-    xp: NumPy or TensorFlow.
-  Returns:
-    The times in UTC and on the zone's clock, in seconds since 1970, and which texts are times.
+  When clocks change, a time that occurs twice means the first of the two, and a skipped one is
+  converted with the offset before the change. `is_time` says which texts match the unit's pattern;
+  `group(name, default)` gives the number that a group matches in each text, int64.
   """
   if made.unit in ('seconds', 'milliseconds'):
     seconds = group('number', 0) // (1000 if made.unit == 'milliseconds' else 1)

@@ -21,8 +21,6 @@ class AutoDis(tf.keras.layers.Layer):
     temperature: the lower it is, the closer the mixture is to a single vector.
     skip: the factor of h in the skip connection.
     table_width: D, the length of a vector.
-    seed: the seed of the initial weights (Glorot uniform) and vectors (normal, with standard
-      deviation 0.01).
   """
 
   kind = 'autodis'

@@ -12,18 +12,14 @@ _MOMENTUM, _EPSILON = 0.9, 1e-5
 class BatchNorm(tf.keras.layers.Layer):
   """Normalises each column: y = γ (x − mean) / √(variance + ε) + β (Ioffe & Szegedy 2015).
 
-  Mean and variance are computed from sums over the batch (count, Σx and Σx²). `sum_across_ranks`
-  sums these over ranks in the forward pass, and the sums of gradients in the backward pass. So N
-  ranks, some of which may have no samples, normalise exactly as one process does with the whole
-  batch. The variance is the biased one, also in the moving average. A step without samples does not
-  change the moving statistics.
+  Mean and variance are computed from sums over the batch (count, Σx and Σx²). `sum_across_ranks`, a
+  function of float32 [k], sums these over ranks in the forward pass, and the sums of gradients in
+  the backward pass. So N ranks, some of which may have no samples, normalise exactly as one process
+  does with the whole batch. The variance is the biased one, also in the moving average. A step
+  without samples does not change the moving statistics.
 
   Without `sum_across_ranks`, the moving statistics differ between ranks; a checkpoint should hold
   their mean.
-
-  Args:
-    sum_across_ranks: a function that sums float32 [k] over ranks. None: only this rank's samples
-      count.
   """
 
   def __init__(

@@ -17,17 +17,15 @@ class Cross(tf.keras.layers.Layer):
       x_{l+1} = x_0 ⊙ (x_l W_l + b_l) + x_l,  with `low_rank` r: W_l = V_l U_l, V [W, r], U [r, W]
       logit = x_L · head
 
-  `cross` and `dnn` in one list of interactions are the parallel form of DCN V2. The paper applies
-  one linear layer to both joined outputs. This equals the sum of two logits, one from each output.
+  `cross` and `dnn` in one list of interactions are the parallel form of DCN V2. The paper's linear
+  layer on both joined outputs equals the sum of their two logits.
 
   Args:
     layers: L, the number of cross layers.
     low_rank: r, the rank of W_l; None: W_l is a full matrix [W, W]. A full layer costs W²
       multiplications a sample, a low-rank one 2·W·r.
-    seed: the seed of the initial weights (Glorot uniform; the biases start at 0).
-    multiply: the function that multiplies matrices in training steps, `ops.float32.product` or
-      `ops.bfloat16.product` (`train.dense_dtype`). Predictions use float32, and so does the head
-      if `low_rank` is None.
+    multiply: multiplies matrices in training steps, as `train.dense_dtype` says. Predictions use
+      float32, and so does the head if `low_rank` is None.
   """
 
   kind = 'cross'

@@ -1,4 +1,4 @@
-"""DLRM: a perceptron over the dot products of all pairs of slot vectors."""
+"""The deep learning recommendation model."""
 
 import itertools
 from collections.abc import Callable, Sequence

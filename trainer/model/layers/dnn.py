@@ -25,8 +25,8 @@ class DNN(tf.keras.layers.Layer):
 
   K_l, c_l and head are learned. Several members are as many perceptrons that share the kernels K_l:
   member m reads h_0 ⊙ s_m, where s_m are fixed random numbers ±10, and has its own c_0 and head. In
-  training each has its own logit and loss; the prediction is the mean of their logits. Gorishniy
-  et al. 2025, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling".
+  training each has its own logit and loss; the prediction is the mean of their logits. Gorishniy et
+  al. 2025, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling".
 
   Args:
     hidden: widths of the hidden layers. Without it, on a log without days that has data.valid and
@@ -37,11 +37,9 @@ class DNN(tf.keras.layers.Layer):
     members: the number of perceptrons.
     batch_norm: 'none'; 'local': over the samples of each rank alone; 'sync': over the samples of
       all ranks (or workers) in a step, so that the result is that of one process.
-    seed: the seed of the initial weights (Glorot uniform; biases 0) and of dropout.
-    sum_across_ranks: a function that sums float32 [k] over ranks, for 'sync'.
-    multiply: the function that multiplies matrices of hidden layers in training steps,
-      `ops.float32.product` or `ops.bfloat16.product` (`train.dense_dtype`). Predictions and the
-      head use float32.
+    sum_across_ranks: sums float32 [k] over ranks, for 'sync'.
+    multiply: multiplies matrices of hidden layers in training steps, as `train.dense_dtype` says.
+      Predictions and the head use float32.
   """
 
   kind = 'dnn'
@@ -147,17 +145,10 @@ class DNN(tf.keras.layers.Layer):
 def dropout(x: tf.Tensor, rate: float, seed: int, position: tf.Tensor | None) -> tf.Tensor:
   """Sets a share of the elements to 0 and scales the others by 1/(1 − rate).
 
-  Which elements become 0 depends only on the seed, the step, the column, and the sample's place in
-  the step's global batch. So the same elements become 0 for any number of ranks, and if the step is
-  repeated after a crash.
-
-  Args:
-    x: float32 [B, H].
-    rate: the share that is set to 0.
-    position: int64 [2]: the number of the step, and how many samples of the step's batch are on
-      ranks below this one.
-  Raises:
-    ValueError: if position is None.
+  Which become 0 depends only on the seed, the step, the column, and the sample's place in the
+  step's global batch: they are the same for any number of ranks, and if the step is repeated.
+  `position`, int64 [2], is the number of the step, and how many of its samples are on ranks below
+  this one.
   """
   if position is None:
     raise ValueError(

@@ -23,11 +23,10 @@ class SharedBottom(tf.keras.layers.Layer):
     activation: name of a Keras activation.
     dropout: share of each layer's outputs that a training step sets to 0.
     tasks: T, the number of tasks.
-    multiply: the function that multiplies x_0 by the first layer's kernel in training steps,
-      `ops.float32.product` or `ops.bfloat16.product` (`train.dense_dtype`). Predictions, gates and
-      later layers use float32.
-    seed: the seed of dropout and of the initial weights, which are Glorot uniform. Biases and gates
-      begin at 0, so that at first all experts of MMoE have equal weight.
+    multiply: multiplies x_0 by the first layer's kernel in training steps, as `train.dense_dtype`
+      says. Predictions, gates and later layers use float32.
+    seed: of dropout and of the initial weights. Biases and gates begin at 0, so that at first all
+      experts of MMoE have equal weight.
   """
 
   kind = 'shared_bottom'

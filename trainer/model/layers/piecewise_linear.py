@@ -24,7 +24,6 @@ class PiecewiseLinear(tf.keras.layers.Layer):
   Args:
     bins: H, the number of intervals between knots.
     table_width: D, the length of a vector.
-    seed: the seed of the initial vectors (normal, with standard deviation 0.01).
   """
 
   kind = 'piecewise_linear'

@@ -20,14 +20,8 @@ class SASRec(tf.keras.layers.Layer):
                      h_i = a_i + dropout(relu(LN(a_i) K + k) L + l)
       vector = LN(h_n), [B, D]; 0 for an empty history
 
-  Features without factors are left out. The last block computes only a_n and h_n.
-
-  Args:
-    max_length: the most features that a history has.
-    layers: the number of blocks.
-    heads: the number of attention heads.
-    rate: the dropout rate.
-    seed: the seed of initial weights and of dropout.
+  Features without factors are left out. The last block computes only a_n and h_n. A history has at
+  most `max_length` features; `layers` is the number of blocks, and `rate` of dropout.
   """
 
   def __init__(
@@ -60,12 +54,7 @@ class SASRec(tf.keras.layers.Layer):
   def call(
     self, history: HistoryVectors, position: tf.Tensor | None, training: bool = False
   ) -> tf.Tensor:
-    """Returns the vectors of B histories, float32 [B, D].
-
-    Args:
-      history: each with at most max_length features.
-      position: LayerInputs.position, which seeds dropout.
-    """
+    """Returns the vectors of B histories, float32 [B, D]; LayerInputs.position seeds dropout."""
     size, length, width = tf.shape(history.mask)[0], tf.shape(history.mask)[1], self._width
     # Histories are padded to max_length with their newest feature at the end, so that dropout draws
     # the same numbers for a sample in any batch.
@@ -108,11 +97,8 @@ class SASRec(tf.keras.layers.Layer):
   def _attention(self, l: int, x: tf.Tensor, to: tf.Tensor, is_there: tf.Tensor) -> tf.Tensor:
     """Returns the attention of the last P positions over all L positions: float32 [B, P, D].
 
-    Args:
-      l: the index of the block.
-      x: float32 [B, P, D], the last positions, from which the queries are computed.
-      to: float32 [B, L, D], all positions, from which keys and values are computed.
-      is_there: bool [B, L], which positions of `to` hold a feature.
+    Block `l` reads queries from `x`, float32 [B, P, D], keys and values from `to`, [B, L, D], where
+    `is_there`, bool [B, L], holds.
     """
     places, length = x.shape[1], to.shape[1]
 
