@@ -250,7 +250,7 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
 
   And how many samples each split gets, and a text on each split's times.
   """
-  from trainer.data.conversion import READERS, warn_of_headers, warn_of_quotes
+  from trainer.data.conversion import reader, warn_of_headers, warn_of_quotes
   from trainer.data.csv_format import delimiter_of, header_lines
 
   by = '\t' if DELIMITER.value == '\\t' else DELIMITER.value
@@ -268,7 +268,7 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
   lines, parts, headers, quotes = [], [], [], []
   with renamed(r'data\.(?=delimiter|columns)', '--'), renamed(", as by --set '.*'$", ''):
     asked = {column: '--by_time' if BY_TIME.value else '--by_hash'}
-    for read in READERS[kind](DATA.value, data, asked):
+    for read in reader(kind).blocks(DATA.value, data, asked):
       block = read()
       if block.malformed:
         hint = '; or another --delimiter, --quoting or --columns' if kind == 'csv' else ''
@@ -316,7 +316,7 @@ def main() -> None:
     raise UserError(f'--data {DATA.value}: found a directory; wanted a file')
   before = pass_files.files_of(DATA.value)
   places, counts, told = _places(kind, BY_TIME.value or BY_HASH.value)
-  known = suffix in (*log_files.SUFFIXES, *log_files.CSV_SUFFIXES)
+  known = suffix in log_files.SUFFIXES
   paths = [os.path.join(OUT.value, split + (suffix if known else '.csv')) for split in SPLITS]
   replaced = {path for path in paths if os.path.exists(path)}
   for path in replaced:

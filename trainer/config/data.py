@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from trainer.config.columns import Bins, Expression, Made, NumberOfBins
+from trainer.config.formats import FORMATS
 from trainer.config.section import (
   NonNegativeInt,
   Positive,
@@ -37,9 +38,7 @@ class Data(Section):
   watch: str | None = None
   """A directory to follow, with its subdirectories. A pass NAME is ready once NAME.done lies beside
   it, and all passes of a directory once it holds _SUCCESS (docs/online.md)."""
-  format: (
-    Literal['csv', 'jsonl', 'parquet', 'orc', 'tfrecord', 'libsvm', 'libffm', 'prepared'] | None
-  ) = None
+  format: Literal[(*FORMATS, 'prepared')] | None = None
   """The format of all these files; docs/data.md has a table. prepared: directories that
   ctr-prepare wrote; null: what each file's suffix says, or csv if it says nothing."""
   delimiter: str | None = None

@@ -4,24 +4,18 @@ import collections
 import concurrent.futures
 import contextlib
 import functools
+import importlib
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
 from absl import logging
 
 from trainer import config
-from trainer.data import (
-  csv_format,
-  jsonl_format,
-  libsvm_format,
-  log_files,
-  orc_format,
-  parquet_format,
-  tfrecord_format,
-)
+from trainer.data import csv_format, log_files, parquet_format
 from trainer.data.block import BadRecord, Block
 from trainer.data.log_files import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
@@ -34,17 +28,6 @@ from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, sync_directory
 from trainer.plain_data import JsonObject
 
-# The reader of each data.format: blocks(path, data, wanted), see csv_format.blocks. Suffixes of
-# files are in trainer.data.log_files.
-READERS: Mapping[str, Callable[..., Iterator[Callable[[], Block]]]] = {
-  'csv': csv_format.blocks,
-  'jsonl': jsonl_format.blocks,
-  'parquet': parquet_format.blocks,
-  'orc': orc_format.blocks,
-  'tfrecord': tfrecord_format.blocks,
-  'libsvm': functools.partial(libsvm_format.blocks, 2),
-  'libffm': functools.partial(libsvm_format.blocks, 3),
-}
 # Threads that parse; reading and writing go on beside them.
 THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
 
@@ -54,6 +37,11 @@ OnBlock = Callable[[int], None]
 def format_of(data: config.Data, path: str) -> str:
   """Returns the format of a raw file: data.format, else the format of its suffix, else csv."""
   return data.format or log_files.SUFFIXES.get(log_files.suffix_of(path), 'csv')
+
+
+def reader(kind: str) -> ModuleType:
+  """Returns the module that reads a format: `blocks(path, data, wanted)`, as csv_format's."""
+  return importlib.import_module(f'trainer.data.{kind}_format')
 
 
 def config_of_table(
@@ -94,7 +82,7 @@ def raw_blocks(
   if file.bytes == 0:
     raise BadPass(f'{file.path}: the file is empty; wanted records')
   of_part = () if part == WHOLE else (part,)  # not all readers can begin in the middle
-  for read in READERS[format_of(cfg.data, file.path)](file.path, cfg.data, inside, *of_part):
+  for read in reader(format_of(cfg.data, file.path)).blocks(file.path, cfg.data, inside, *of_part):
     yield functools.partial(_with_partitions, read, partitions) if partitions else read
 
 

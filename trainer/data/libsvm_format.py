@@ -80,7 +80,7 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
   return Block(columns, first_line + rows, lambda i: text(rows[i]), malformed)
 
 
-def blocks(
+def blocks_of(
   parts: int, path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
   """Reads a file in blocks, as `csv_format.blocks` does; a token has 2 `parts`, in libffm 3."""
@@ -103,3 +103,6 @@ def blocks(
   if unseen and part == WHOLE:
     told = '%s: no record has the index %s, so it is 0 in all'
     logging.warning(told, path, ', '.join(sorted(unseen)))
+
+
+blocks = functools.partial(blocks_of, 2)

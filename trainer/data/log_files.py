@@ -17,19 +17,12 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.fs
 
+from trainer.config.formats import FORMATS
 from trainer.errors import BadPass, ConfigError, UserError, one_line, printable
 from trainer.files import temporary_directory
 
 # The format of a file by its suffix; with any other suffix it is CSV.
-SUFFIXES = {
-  **dict.fromkeys(('.jsonl', '.ndjson', '.json'), 'jsonl'),
-  '.orc': 'orc',
-  **dict.fromkeys(('.tfrecord', '.tfrecords'), 'tfrecord'),
-  **dict.fromkeys(('.libsvm', '.svm'), 'libsvm'),
-  **dict.fromkeys(('.libffm', '.ffm'), 'libffm'),
-  **dict.fromkeys(('.parquet', '.pq'), 'parquet'),
-}
-CSV_SUFFIXES = ('.csv', '.tsv', '.txt', '.data', '.test')
+SUFFIXES = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
 # Attempts to use a remote file. Each waits at most 3 s for an answer of S3, 10 s for one of gs.
 ATTEMPTS = 6

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Sequence
 from trainer.config import DAY_GROUPS, Config
 from trainer.data.log_files import (
   CODECS,
-  CSV_SUFFIXES,
   SUFFIXES,
   matching,
   natural_key,
@@ -24,7 +23,7 @@ from trainer.data.log_files import (
 from trainer.data.prepared import META, is_prepared, read_meta
 from trainer.errors import BadPass, ConfigError, UserError, printable
 
-_FORMATS = '|'.join(map(re.escape, [*CSV_SUFFIXES, *SUFFIXES]))
+_FORMATS = '|'.join(map(re.escape, SUFFIXES))
 _CODECS = '|'.join(map(re.escape, CODECS))
 SUFFIX = re.compile(rf'({_FORMATS})({_CODECS})?$', re.IGNORECASE)
 DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it

@@ -9,8 +9,8 @@ import contextlib
 import numpy as np
 
 from trainer import config
-from trainer.data import orc_format, parquet_format
-from trainer.data.conversion import format_of
+from trainer.config.formats import FORMATS
+from trainer.data.conversion import format_of, reader
 from trainer.data.csv_format import header_lines
 from trainer.data.log_files import LogFile, Part, codec_of, open_file
 from trainer.data.pass_files import files_of
@@ -19,8 +19,6 @@ from trainer.errors import UserError
 
 SHARED_BYTES = 64 << 20  # smaller files are converted by one process
 SCAN_BYTES = 8 << 20
-TEXTS = ('csv', 'jsonl', 'libsvm', 'libffm')
-TABLES = {'parquet': parquet_format.num_rows, 'orc': orc_format.num_rows}
 
 
 def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
@@ -31,7 +29,8 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
   with contextlib.suppress(UserError):  # the conversion reports the mistake
     files = files_of(raw_path)
     kind = format_of(cfg.data, raw_path)
-    is_cuttable = kind in TABLES or (kind in TEXTS and codec_of(raw_path) is None)
+    has_lines = FORMATS[kind].has_lines
+    is_cuttable = not codec_of(raw_path) if has_lines else hasattr(reader(kind), 'num_rows')
     if is_cuttable and len(files) == 1 and files[0].path == raw_path:
       return files[0] if files[0].bytes >= SHARED_BYTES else None
   return None
@@ -42,7 +41,7 @@ def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list
 
   It is [] if the file is not a text.
   """
-  if format_of(cfg.data, file.path) not in TEXTS:
+  if not FORMATS[format_of(cfg.data, file.path)].has_lines:
     return []
   with open_file(file.path) as f:
     starts = range(rank * SCAN_BYTES, file.bytes, size * SCAN_BYTES)
@@ -65,12 +64,12 @@ def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: 
   `counted` has the results of `count_lines` on all ranks.
   """
   kind = format_of(cfg.data, file.path)
-  is_text = kind in TEXTS
+  is_text = FORMATS[kind].has_lines
   header = header_lines(file.path, cfg.data) if kind == 'csv' else 0
   counts = np.zeros([sum(map(len, counted))], np.int64)
   for rank, own in enumerate(counted):
     counts[rank :: len(counted)] = own
-  records = int(counts.sum()) - header if is_text else TABLES[kind](file.path)
+  records = int(counts.sum()) - header if is_text else reader(kind).num_rows(file.path)
   chunks = -(-records // CHUNK)
   firsts = sorted({r * chunks // size * CHUNK for r in range(size)})  # records that begin parts
   starts = [0] + [_start_of(file, counts, header + n) if is_text else n for n in firsts[1:]]
