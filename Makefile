@@ -56,9 +56,10 @@ test: setup test-cc test-parallel test-python
 	@$(call SUM,python parallel-2 parallel-3)
 
 # What the mark `long` keeps out of `make test`: campaigns, many ranks, several hosts, most kills, noise, what is proved in more
-# variants; and the C++ suite as the op library is compiled.
+# variants; and the C++ suite as the op library is compiled, and under
+# ThreadSanitizer.
 test-long: setup | $(LOGS)
-	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc plain
+	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc plain thread
 	$(call PYTEST,long,2400) -m long tests/single tests/integration 2>&1 | tee $(LOGS)/long.log
 	@$(call SUM,long)
 
@@ -131,11 +132,10 @@ $(LOGS):
 	mkdir -p $@
 
 test-cc: setup
-	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc address thread
+	timeout -k 10 900 $(MAKE) -j$$(nproc) -C tests/cc address
 
-# Two files at a time, those that take longest first (tests/conftest.py): within one TensorFlow uses more cores by itself, but not
-# often. $(1) names the files that are kept in $(LOGS), and $(2) is the limit in seconds.
-PYTEST = timeout -k 10 $(2) $(PY) -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=60 --junitxml=$(LOGS)/$(1).xml
+# A file more at a time than two cores, because many tests wait; those that take longest first (tests/conftest.py). $(1) names the files that are kept in $(LOGS), and $(2) is the limit in seconds.
+PYTEST = timeout -k 10 $(2) $(PY) -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=60 --junitxml=$(LOGS)/$(1).xml
 SHORT := -m 'not long'
 
 # test-single and test-integration in one queue

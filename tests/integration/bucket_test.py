@@ -5,6 +5,7 @@ import os
 import tempfile
 
 import boto3
+import pytest
 import tensorflow as tf
 
 from tests.support import commands, jobs
@@ -96,6 +97,7 @@ class BucketTest(tf.test.TestCase):
     line = self.train(status=2).splitlines()[-1]
     self.assertIn(f'run_dir {self.url}: process 7 on host other trains into it since', line)
 
+  @pytest.mark.long
   def test_what_is_not_of_the_run_stays_untouched(self):
     """A prefix that holds something else is refused; what came unchanged is not written again."""
     client = boto3.client('s3')

@@ -157,6 +157,7 @@ class CommandsTest(tf.test.TestCase):
       finally:
         server.terminate()
 
+  @pytest.mark.long
   def test_better_model_and_python(self):
     """In the folder of the tutorial."""
     folder, _ = self.prepare('docs/tutorial.md')

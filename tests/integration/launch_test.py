@@ -511,6 +511,7 @@ class ParameterServersTest(LaunchTestCase):
     self.assertEqual(done.returncode, 137)
     self.assertIn('ps 0 ended with status 137; ending the rest', done.stderr)
 
+  @pytest.mark.long
   def test_one_that_ignores_sigterm_is_killed(self):
     done, _ = self.start(1, 2, FAILING='ps0=2', WAITING='worker0 worker1', STUBBORN='worker1')
     self.assertEqual(done.returncode, 2)

@@ -108,6 +108,7 @@ class LostPeerTest(tf.test.TestCase):
           self.assertEqual(status, 3, output)
           self.assertRegex(output, stages[place].format(rank=frozen))
 
+  @pytest.mark.long
   def test_ranks_that_do_not_meet_end_in_time(self):
     """Gloo takes whoever comes first to its port for a rank, and a rank may be too slow."""
     env = {'HOROVOD_GLOO_TIMEOUT_SECONDS': '15'}
@@ -136,6 +137,7 @@ class LostPeerTest(tf.test.TestCase):
       self.assertContainsSubset(statuses, [3, -signal.SIGABRT], output)
       self.assertRegex(output, 'did not meet|was lost|gloo::')
 
+  @pytest.mark.long
   def test_strangers_do_not_end_the_job(self):
     with self.job() as ranks:
       first = ranks.start(0)

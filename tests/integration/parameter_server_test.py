@@ -292,6 +292,7 @@ class ParameterServerTest(tf.test.TestCase):
     for key, row in rows_of_clean.items():
       self.assertAllClose(rows[key][:5], row[:5])  # without the weights
 
+  @pytest.mark.long
   def test_a_pass_that_ruins_the_state_is_refused(self):
     """The state is that of a run without the pass; in asynchronous modes, what has no order is.
 
@@ -329,6 +330,7 @@ class ParameterServerTest(tf.test.TestCase):
         self.assertEqual((progress['done'], progress['examples']), (2, epochs * 1000))
     self.assert_same(self.directory('ps'), clean)
 
+  @pytest.mark.long
   def test_a_worker_that_joins_a_ruinous_pass_goes_back_with_the_others(self):
     """Its predecessor froze before it did anything, and the other one before it gives up."""
     keys = self.with_a_ruinous_day() | {
@@ -459,6 +461,7 @@ class ParameterServerTest(tf.test.TestCase):
     self.assertEqual(progress['done'], 1)
     self.assertGreater(len(rows), 40)
 
+  @pytest.mark.long
   def test_a_stop_of_one_server_saves_the_state_and_ends_all(self):
     run_dir = self.directory('stopped')
     config = self.config([9], checkpoint={'every_steps': 20}, train={'epochs': 1000})

@@ -17,6 +17,7 @@ class ServingTest(tf.test.TestCase):
     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
     self.assertIn(' right, 0 wrong', done.stdout)
 
+  @pytest.mark.long
   def test_killed_at_any_moment_nothing_wrong_is_served(self):
     self.campaign('--kills', '5')
 

@@ -12,6 +12,7 @@ import mlflow
 import numpy as np
 import optuna
 import psutil
+import pytest
 import tensorflow as tf
 import yaml
 
@@ -95,6 +96,7 @@ class TuneTest(tf.test.TestCase):
     ):
       trainer.tune(self.tree, {'sparse.tables.default.width': [2, 8]}, 3, self.study)
 
+  @pytest.mark.long
   def test_a_search_that_is_killed_or_stopped_goes_on_with_its_trial(self):
     self.tree['train'] |= {'epochs': 1000, 'plateau': {'stop_after': 1000}}
     path = f'{self.folder}/my.yaml'
