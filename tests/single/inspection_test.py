@@ -17,7 +17,7 @@ from trainer import api, config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.errors import UserError
-from trainer.reporting import report, slot_figures
+from trainer.reporting import figures, report
 from trainer.reporting.inspection import Inspection
 from trainer.reporting.runs import read_run
 from trainer.training.job import Job
@@ -300,7 +300,7 @@ inspect.main()
     (event,) = [e for e in self.events if e['event'] == 'importance']
     losses = {slot: values['auc'] for slot, values in event['slots'].items()}
     self.assertEqual(sorted(losses, key=losses.get), ['noise', 'weak', 'strong'])
-    drawn = slot_figures.importance(read_run(self.run_dir)).layout.xaxis.title.text
+    drawn = figures.importance(read_run(self.run_dir)).layout.xaxis.title.text
     of = f'{event["examples"]:,} samples of data.{event["split"]}'
     self.assertEqual(drawn, f'AUC lost on {of}')
     done = commands.run('-m', 'trainer.inspect', f'--run_dir={self.run_dir}', '--importance')

@@ -22,7 +22,7 @@ import trainer
 from tests.support import commands, runs
 from trainer import config
 from trainer.errors import UserError
-from trainer.reporting import comparison, figures, findings, report, slot_figures
+from trainer.reporting import comparison, figures, findings, report
 from trainer.reporting.runs import read_run
 
 BROWSER = next(
@@ -472,7 +472,7 @@ class WordsTest(tf.test.TestCase):
     of_slot = {'psi': 0.3, 'first': first.tolist(), 'last': last.tolist()}
     events = runs.healthy_events()
     events.insert(-1, events[-1] | {'event': 'drift', 'slots': {'user': of_slot}})
-    figure = slot_figures.drift(self.run_of(events))
+    figure = figures.drift(self.run_of(events))
     for bars, shares in zip(figure.data, ([0.25, 0.25, 0.5, 0, 0], [0, 0.25, 0.25, 0.25, 0.25])):
       self.assertEqual(list(bars.x), ['1', '2', '5', '7000', 'missing'])
       self.assertEqual(list(bars.y), shares)
