@@ -22,7 +22,7 @@ import trainer
 from tests.support import commands, runs
 from trainer import config
 from trainer.errors import UserError
-from trainer.reporting import comparison, figures, findings, report
+from trainer.reporting import comparison, figures, findings, report, summary
 from trainer.reporting.runs import read_run
 
 BROWSER = next(
@@ -298,8 +298,8 @@ class WordsTest(tf.test.TestCase):
   def test_a_healthy_run(self):
     run = self.run_of(runs.healthy_events())
     self.assertEqual(findings.faults(run), [])
-    self.assertEqual(findings.state(run), 'finished')
-    text = ' '.join(findings.summary(run))
+    self.assertEqual(summary.state(run), 'finished')
+    text = ' '.join(summary.summary(run))
     self.assertIn('A model of linear, fm, dnn over 3 slots', text)
     self.assertIn('24,000 features', text)
     self.assertIn('its passes ran at 150,000 samples/s (median) on 2 processes', text)
@@ -313,13 +313,13 @@ class WordsTest(tf.test.TestCase):
     days = (100 - 2 * (len(ends) - 1)) / 2
     self.assertIn(
       f'MB and grows by 2.0 MB a day: its disk is full in {days:.0f} days.',
-      ' '.join(findings.summary(self.run_of(events))),
+      ' '.join(summary.summary(self.run_of(events))),
     )
     for end in ends:
       end['disk_bytes'] = 5e6
     self.assertIn(
       'takes 5.0 MB, and 0.1 GB of its disk are free.',
-      ' '.join(findings.summary(self.run_of(events))),
+      ' '.join(summary.summary(self.run_of(events))),
     )
 
   def test_a_run_that_was_killed(self):
@@ -327,8 +327,8 @@ class WordsTest(tf.test.TestCase):
     for kept in (0, 1, 2, 5, 9, len(events) - 1):
       run = self.run_of(events[:kept])
       report.write([run.directory], os.path.join(run.directory, 'report.html'))
-      self.assertEqual(findings.state(run), 'unfinished')
-      self.assertIn('was killed', ' '.join(findings.summary(run)))
+      self.assertEqual(summary.state(run), 'unfinished')
+      self.assertIn('was killed', ' '.join(summary.summary(run)))
     with open(os.path.join(run.directory, 'metrics.jsonl'), 'a', encoding='utf-8') as f:
       f.write('{"event": "tra')  # as a process that was killed leaves it
     self.assertLen(read_run(run.directory).events, len(events) - 1)
@@ -435,7 +435,7 @@ class WordsTest(tf.test.TestCase):
   def test_a_log_trained_on_twice(self):
     run = self.run_of(self.static_events())
     self.assertEqual(findings.faults(run), [])
-    text = ' '.join(findings.summary(run))
+    text = ' '.join(summary.summary(run))
     self.assertIn('over 3 slots was trained on 32,000 samples: 1 pass, in 2 epochs.', text)
     self.assertIn(
       'The state of epoch 1 (step 20) is kept for prediction: its logloss on data.valid', text
@@ -667,7 +667,7 @@ class WordsTest(tf.test.TestCase):
         e |= {'examples': 8000, 'ctr': 20 / 8000}
     run = self.run_of(events, plateau={'metric': 'auc'})
     self.assertEqual(findings.faults(run), [], 'the difference from training may be chance')
-    self.assertIn('the best, 0.7000 ± 0.11 (20 clicks).', ' '.join(findings.summary(run)))
+    self.assertIn('the best, 0.7000 ± 0.11 (20 clicks).', ' '.join(summary.summary(run)))
 
   def test_a_comparison_says_differences(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())

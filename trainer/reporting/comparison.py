@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from trainer.plain_data import Json
-from trainer.reporting import findings
 from trainer.reporting.metric_text import decimals, metric_text
 from trainer.reporting.runs import RecordedRun
+from trainer.reporting.summary import NAMES, state
 
 _THERE = 'there'
 _COMPUTED = re.compile(r'-?\d+\.\d{7,}(e-?\d+)?')  # a number that nobody typed
@@ -27,8 +27,8 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   scores = [run.scores[split] for run in decided] if split else [pd.Series(dtype=float)] * len(runs)
   first = scores[0]
   for run, score in zip(decided, scores):
-    row = {'run': run.directory, 'state': findings.state(run), 'samples': run.samples}
-    for metric, title in findings.NAMES.items():
+    row = {'run': run.directory, 'state': state(run), 'samples': run.samples}
+    for metric, title in NAMES.items():
       if pd.notna(score.get(metric)):
         row[title] = metric_text(metric, score[metric])
         compares = score is not first and pd.notna(first.get(metric))

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 
 from trainer.reporting.live_line import short_name
 from trainer.reporting.plots import COLOURS, DOTTED, SEQUENCE, bars, new_figure, thinned
-from trainer.reporting.runs import SPLITS, RecordedRun
+from trainer.reporting.runs import SPLITS, RecordedRun, importances
 
 MANY_VALUES = 20  # with more, the range of the y axis may leave outliers out
 MOST_LABELS, LABEL_WIDTH = 20, 14  # of the names of passes below an axis
@@ -347,8 +347,7 @@ def importance(run: RecordedRun) -> go.Figure | None:
   if not len(measured):
     return None
   last = measured.iloc[-1]
-  dense = last.get('dense')
-  columns = last['slots'] | (dense if isinstance(dense, dict) else {})
+  columns = importances(last)
   metric = 'rmse' if any('rmse' in values for values in columns.values()) else 'auc'
   losses = pd.Series({name: values[metric] for name, values in columns.items()}, dtype=float)
   losses = losses.dropna().sort_values(ascending=False)

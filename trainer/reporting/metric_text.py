@@ -1,28 +1,34 @@
-"""Metrics as text, with digits that suit their size, and with ± if there are few clicks."""
+"""What metrics say, and as text: with digits that suit their size, with ± if clicks are few."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
-from trainer.model.slices import auc_interval_of
+from trainer.model.slices import Z, auc_interval_of
 from trainer.plain_data import Json
 
 FEW_CLICKS = 1000  # with fewer, AUC is told with ±
 SMALL_ERROR = 0.1  # smaller errors have more decimals, so that enough digits are shown
+OVERFITTING = 0.1  # AUC on data.train minus AUC on data.valid
 _ERRORS = ('logloss', 'base_logloss', 'rmse', 'base_rmse')
 
 
 def decimals(name: str, least: float) -> int:
-  """Returns the number of decimals that a metric is shown with.
-
-  Args:
-    least: the smallest of the values that are shown.
-  """
+  """Returns the number of decimals of a metric; `least` is the smallest of the values shown."""
   return 6 if name in _ERRORS and abs(least) < SMALL_ERROR else 4
 
 
-def listed(names: list[str], most: int = 6) -> str:
+def listed(names: Sequence[str], most: int = 6) -> str:
   """Returns names as 'a, b and c'. If there are more than `most`, the last are only counted."""
   shown = names if len(names) <= most else [*names[: most - 1], f'{len(names) - most + 1} more']
   return shown[0] if len(shown) == 1 else f'{", ".join(shown[:-1])} and {shown[-1]}'
+
+
+def plural(noun: str, number: float) -> str:
+  return noun if number == 1 else f'{noun}{"es" if noun.endswith("s") else "s"}'
+
+
+def counted(number: float, noun: str) -> str:
+  return f'{number:,.0f} {plural(noun, number)}'
 
 
 def metric_text(name: str, value: float) -> str:
@@ -68,15 +74,28 @@ def worse_than_constant(values: Mapping[str, Json]) -> str | None:
   return None
 
 
-def half_interval(values: Mapping[str, Json]) -> float | None:
-  """Returns half the width of the 95 % interval of the AUC, to be shown behind it as ±.
+def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:
+  """Returns whether AUC on new samples (`values`) is far below `trained_auc`, and not by chance."""
+  auc, interval = values.get('auc'), auc_interval_of(values)
+  if auc is None or trained_auc is None:
+    return False
+  return trained_auc - auc > OVERFITTING and not (interval and trained_auc < interval[1])
 
-  Returns None if it is unknown, or if there are at least FEW_CLICKS clicks.
-  """
-  clicks, interval = clicks_of(values), auc_interval_of(values)
-  if interval is None or clicks >= FEW_CLICKS:
-    return None
-  return (interval[1] - interval[0]) / 2
+
+def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
+  """Returns whether calibration differs from 1 by more than `tolerance`, and not by chance."""
+  calibration, clicks = values.get('calibration'), clicks_of(values)
+  if calibration is None or not calibration > 0:
+    return False
+  by_chance = Z / clicks**0.5 if clicks else 0  # the 95 % bound of an error of log(clicks)
+  return abs(calibration - 1) > tolerance and abs(math.log(calibration)) > by_chance
+
+
+def half_interval(values: Mapping[str, Json]) -> float | None:
+  """Returns half the width of the 95 % interval of an AUC from fewer than FEW_CLICKS; else None."""
+  interval = auc_interval_of(values)
+  few = interval is not None and clicks_of(values) < FEW_CLICKS
+  return (interval[1] - interval[0]) / 2 if few else None
 
 
 def positives_name(is_one_of_several: bool) -> str:
@@ -85,11 +104,7 @@ def positives_name(is_one_of_several: bool) -> str:
 
 
 def plus_minus(name: str, values: Mapping[str, Json], is_one_of_several: bool) -> str:
-  """Returns a text such as ' ± 0.09 (43 clicks)' for an AUC from few clicks; else ''.
-
-  Args:
-    is_one_of_several: whether the values are of one task of several.
-  """
+  """Returns a text such as ' ± 0.09 (43 clicks)' for an AUC from few clicks; else ''."""
   half = half_interval(values) if name == 'auc' else None
   what = positives_name(is_one_of_several)
   return '' if half is None else f' ± {half:.2f} ({clicks_of(values):,.0f} {what})'

@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from trainer import config, files
 from trainer.model.slices import Z, auc_interval_of
-from trainer.reporting import comparison, figures, findings
+from trainer.reporting import comparison, figures, findings, summary
 from trainer.reporting.events import SCALARS
 from trainer.reporting.live_line import short_name
 from trainer.reporting.metric_text import clicks_of, metric_text
@@ -128,7 +128,7 @@ def _rows_of(run: RecordedRun, split: str, score: pd.Series) -> Iterator[dict[st
   for what, own in ((split, score), ('constant', constant), ('true probabilities', true)):
     row = {'': what} | (place if own is score else dict.fromkeys(place))
     for name in names:
-      title, value, ends = findings.NAMES.get(name, name), own.get(name), ()
+      title, value, ends = summary.NAMES.get(name, name), own.get(name), ()
       row[title] = None if pd.isna(value) else metric_text(name, value)
       if own is score and name == 'auc' and split != 'train':
         ends = auc_interval_of(own) or ()
@@ -183,7 +183,7 @@ def _events(run: RecordedRun) -> _Card:
 
 
 def _words(run: RecordedRun, heading: str, cards: Iterable[_Card] = ()) -> _Section:
-  return _Section(heading, list(cards), ' '.join(findings.summary(run)), findings.faults(run))
+  return _Section(heading, list(cards), ' '.join(summary.summary(run)), findings.faults(run))
 
 
 def _page_of(run: RecordedRun) -> Iterator[_Section]:
@@ -213,7 +213,7 @@ def _comparison_of(
   yield _Section('Settings that differ', [_Card('', '', told)])
   cards = [
     _Card(f'{title}, {split}', '', _plot(f'{metric}_{split}', figure), False)
-    for metric, title in findings.NAMES.items()
+    for metric, title in summary.NAMES.items()
     for split in ('train', 'next', 'valid', 'test')
     if (figure := figures.compared(metric, title, split)(runs)) is not None
   ]

@@ -202,6 +202,12 @@ class RecordedRun:
     return self.truth.get('passes', {}).get(name, {}).get(metric)
 
 
+def importances(event: pd.Series) -> dict[str, dict[str, float]]:
+  """Returns what each slot and dense column is worth, of an event `importance`."""
+  dense = event.get('dense')
+  return event['slots'] | (dense if isinstance(dense, dict) else {})
+
+
 def _truth(cfg: config.Config) -> dict:
   truth: dict = {}
   for pattern in [*cfg.data.train, *cfg.data.valid, *cfg.data.test]:

@@ -9,8 +9,7 @@ from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import JsonObject
-from trainer.reporting.metric_text import clicks_of
-from trainer.reporting.model_findings import is_miscalibrated, overfits
+from trainer.reporting.metric_text import clicks_of, is_miscalibrated, overfits
 
 HUGE_VALUE = 1e5  # a dense value beyond it makes most models diverge
 HUGE_WEIGHT = 1e15  # beyond it, sums of squared gradients come near the largest float32
