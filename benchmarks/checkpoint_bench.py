@@ -113,8 +113,8 @@ def payload(store):
 
 def main(_):
   from trainer import config
-  from trainer.reporting.inspection import Inspection
   from trainer.storage import checkpoint
+  from trainer.storage.checkpoint_reader import CheckpointReader
 
   features = 20_000_000 if FULL.value else FEATURES.value
   print(
@@ -151,7 +151,7 @@ def main(_):
     )
     assert int(new.size()) == int(store.size())
     with PeakMemory() as memory:
-      (inspected,) = Inspection(run_dir).slots()['features']
+      (inspected,) = CheckpointReader(run_dir).slots()['features']
     print(
       f'inspect {features / memory.seconds / 1e6:5.2f} M rows/s  {memory.seconds:4.1f} s  '
       f'{memory.more / 2**20:6.0f} MiB above what it began with'

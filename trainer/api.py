@@ -144,9 +144,9 @@ class Run:
     trained in, and of the run of --init_from; if a slot has `counts`, they are those of one epoch.
     If other slots share the slot, such as a history, they also count its features there.
     """
-    from trainer.reporting.inspection import Inspection
+    from trainer.storage.checkpoint_reader import CheckpointReader
 
-    return Inspection(self.run_dir, self.checkpoint).most_shown(slot)[0]
+    return CheckpointReader(self.run_dir, self.checkpoint).most_shown(slot)[0]
 
   def embeddings(self, slot: str) -> pd.DataFrame:
     """Returns the factors of a slot's admitted features.
@@ -164,10 +164,10 @@ class Run:
     Columns: text, key, show and cosine, that of the two factors; the nearest first. `text` is as
     written in the log; for a cross its parts, 'a × b'.
     """
-    from trainer.reporting.inspection import Inspection
+    from trainer.storage.checkpoint_reader import CheckpointReader
 
     _check_count(k)
-    return Inspection(self.run_dir, self.checkpoint).neighbours(slot, str(text), k)
+    return CheckpointReader(self.run_dir, self.checkpoint).neighbours(slot, str(text), k)
 
   def report(self) -> 'ReportPage':
     """Writes report.html. A notebook shows it if the call ends a cell."""

@@ -39,7 +39,7 @@ CHECKPOINT = flags.DEFINE_enum(
 
 def _check_integer_slots(cfg: config.Config) -> None:
   """Refuses a slot in --integer_slots if texts of it were kept, and none is a number."""
-  from trainer.reporting.inspection import Inspection
+  from trainer.storage.checkpoint_reader import CheckpointReader
 
   if INTEGER_SLOTS.value and KIND.value != 'saved_model':
     raise UserError(f'--integer_slots: found with --kind {KIND.value}; wanted --kind saved_model')
@@ -47,7 +47,9 @@ def _check_integer_slots(cfg: config.Config) -> None:
   for slot in dict.fromkeys(INTEGER_SLOTS.value):
     kept = []
     if slot in cfg.data.keep_texts:
-      kept = Inspection(cfg.run_dir, CHECKPOINT.value).texts(slot, np.zeros(0, np.int64)).values()
+      kept = (
+        CheckpointReader(cfg.run_dir, CHECKPOINT.value).texts(slot, np.zeros(0, np.int64)).values()
+      )
     if not kept:
       unknown.append(slot)
     elif not any(re.fullmatch('-?[0-9]+', text) for text in kept):

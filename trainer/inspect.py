@@ -8,7 +8,7 @@ horovodrun the ranks share the work of --importance.
 
 import contextlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -19,7 +19,7 @@ from trainer.errors import DataLoss, UserError
 if TYPE_CHECKING:
   import pandas as pd
 
-  from trainer.reporting.inspection import Inspection
+  from trainer.storage.checkpoint_reader import CheckpointReader
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best is by data.valid.')
@@ -34,20 +34,16 @@ JSON = flags.DEFINE_bool('json', False, 'Prints one JSON object instead of table
 
 _ATTEMPTS = 3
 _LISTED = 20  # the most features that --features lists
-_TEXT_WIDTH = 32  # of a feature's text in the table of --features, in characters
+_WIDTH, _TEXT_WIDTH = 80, 32  # of all tables, and of a feature's text in that of --features
 
 
 @command_line.command
 def main() -> None:
-  from trainer.reporting.live_line import WIDTH
   from trainer.storage.bucket import EXPORTS, STATE, copy_of
+  from trainer.storage.checkpoint_reader import CheckpointReader
 
-  others = {
-    '--feature': FEATURE.value,
-    '--features': FEATURES.value,
-    '--against': AGAINST.value,
-  }
-  found = [flag for flag, value in others.items() if value is not None]
+  others = {'--feature': FEATURE, '--features': FEATURES, '--against': AGAINST}
+  found = [name for name, flag in others.items() if flag.value is not None]
   if DATA.value and (found or not IMPORTANCE.value):
     found = found[0] if found else 'no --importance'
     wanted = 'wanted --importance alone, which reads it'
@@ -55,11 +51,12 @@ def main() -> None:
   with contextlib.ExitStack() as stack:
     # Only one feature is looked for in exports.
     parts = (*STATE, *EXPORTS) if FEATURE.value else STATE
-    run_dirs = RUN_DIR.value, AGAINST.value
-    of = [path and stack.enter_context(copy_of(path, parts)) for path in run_dirs]
+    run_dirs = [path for path in (RUN_DIR.value, AGAINST.value) if path]
+    run_dirs = [stack.enter_context(copy_of(path, parts)) for path in run_dirs]
     for attempts_left in reversed(range(_ATTEMPTS)):
       try:
-        inspection, tables = _look(*of)
+        readers = [CheckpointReader(run_dir, CHECKPOINT.value) for run_dir in run_dirs]
+        tables = list(_tables(*readers))
         break
       except (FileNotFoundError, DataLoss):
         if not attempts_left:
@@ -68,91 +65,73 @@ def main() -> None:
   if runtime.rank() > 0:
     return
   if JSON.value:
-    plain = {name: json.loads(table.to_json(orient='table')) for name, table in tables.items()}
+    plain = {name: json.loads(table.to_json(orient='table')) for name, table, _ in tables}
     print(json.dumps({name: table['data'] for name, table in plain.items()}))
     return
-  print(f'checkpoint {inspection.path}, step {inspection.progress["step"]:,}')
-  for name, table in tables.items():
-    if name == 'feature':
-      lines = [f'{key}: {_in_words(value)}' for key, value in table.iloc[0].items()]
-      text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
-      if 'show' in table:
-        text += _notes(inspection, table['slot'])
-    elif name == 'features':
-      text = _features_text(table, FEATURES.value) + _notes(inspection, [FEATURES.value])
-    elif name == 'made':
-      lines = [f'{slot}: {row["kind"]}, from {row["from"]}' for slot, row in table.iterrows()]
-      text = '\n'.join(command_line.wrapped(line, WIDTH) for line in lines)
-    elif name == 'importance':
-      text = _importance_text(table)
-    else:
-      if 'dead_columns' in table and not table['dead_columns'].map(bool).any():
-        table = table.drop(columns='dead_columns')
-      table = table.rename(columns={'shows': 'impressions'})
-      text = _tables_text(table, WIDTH)
-      if name == 'slots':
-        sharing = [slot for slot in inspection.cfg.data.slots if slot.shares]
-        text += ''.join(f'\n{slot.name}: with those of {slot.shares}' for slot in sharing)
-        text += _notes(inspection, table.index)
+  print(f'checkpoint {readers[0].path}, step {readers[0].progress["step"]:,}')
+  for name, _, text in tables:
     print(f'\n{name}\n{text}')
 
 
-def _tables_text(table: 'pd.DataFrame', width: int) -> str:
-  """Returns a table as text; columns beyond `width` characters follow in further tables."""
+def _tables(
+  reader: 'CheckpointReader', other: 'CheckpointReader | None' = None
+) -> Iterator[tuple[str, 'pd.DataFrame', str]]:
+  """Yields the tables that the flags request: name, table, and the table as text."""
+  import pandas as pd
+
+  if FEATURE.value is not None:
+    slot, sign, text = FEATURE.value.partition('=')
+    if not sign:
+      listed = f'; --features {slot} lists its features' if slot in reader.cfg.slot_ids() else ''
+      raise UserError(f"--feature: found '{FEATURE.value}'; wanted SLOT=TEXT{listed}")
+    feature = reader.feature(slot, text)
+    lines = [f'{key}: {_in_words(value)}' for key, value in feature.items()]
+    lines += _notes(reader, [slot]) if 'show' in feature else []
+    yield 'feature', pd.DataFrame([feature]), _wrapped(lines)
+  elif FEATURES.value is not None:
+    yield 'features', *_features(reader, FEATURES.value)
+  elif other is not None:
+    table = reader.against(other)
+    yield 'against', table, _text(table)
+  elif IMPORTANCE.value:
+    yield 'importance', *_importances(reader)
+  else:
+    layers, slots, made = reader.layers(), reader.slots(), reader.made()
+    yield 'layers', layers, _text(layers)
+    shown = slots.rename(columns={'shows': 'impressions'})
+    if 'dead_columns' in shown and not shown['dead_columns'].map(bool).any():
+      shown = shown.drop(columns='dead_columns')
+    sharing = [f'{s.name}: with those of {s.shares}' for s in reader.cfg.data.slots if s.shares]
+    notes = _wrapped([*sharing, *_notes(reader, slots.index)])
+    yield 'slots', slots, f'{_text(shown)}\n{notes}'.rstrip('\n')
+    if not made.empty:
+      yield (
+        'made',
+        made,
+        _wrapped(f'{slot}: {kind}, from {of}' for slot, kind, of in made.itertuples()),
+      )
+
+
+def _text(table: 'pd.DataFrame') -> str:
+  """Returns a table as text; columns beyond _WIDTH characters follow in further tables."""
   named, texts = table.rename_axis(index=None, columns=table.index.name), []
   while len(named.columns):
     for count in range(len(named.columns), 0, -1):
       text = named.iloc[:, :count].to_string(float_format=_in_words)
-      if max(map(len, text.split('\n'))) <= width:
+      if max(map(len, text.split('\n'))) <= _WIDTH:
         break
     texts.append(text)
     named = named.iloc[:, count:]
   return '\n\n'.join(texts)
 
 
-def _notes(inspection: 'Inspection', slots: Iterable[str]) -> str:
+def _wrapped(lines: Iterable[str]) -> str:
+  return '\n'.join(command_line.wrapped(line, _WIDTH) for line in lines)
+
+
+def _notes(reader: 'CheckpointReader', slots: Iterable[str]) -> list[str]:
   """Returns the lines below a table that say what its impressions and clicks count."""
-  from trainer.reporting.live_line import WIDTH
-
-  counted = inspection.counted()
-  notes = [*inspection.shared(slots), *([counted] if counted else [])]
-  return ''.join(f'\n{command_line.wrapped(note, WIDTH)}' for note in notes)
-
-
-def _features_text(table: 'pd.DataFrame', slot: str) -> str:
-  """Returns the table of --features as text, with a line that says how many features are left."""
-  from trainer.reporting.live_line import WIDTH, shortened
-
-  if table.empty:
-    return 'none'
-  known = table['text'].where(table['text'].notna(), table['key'].astype(str))
-  shown = table.drop(columns=['text', 'key'])
-  shown = shown.set_axis([shortened(text, _TEXT_WIDTH) for text in known])
-  shown = shown.rename(columns={'show': 'impressions', 'click': 'clicks'})
-  shown = shown.rename_axis(columns='text')
-  text = shown.to_string(float_format=_in_words, na_rep='–')
-  if (count := table.attrs['of']) > len(table):
-    told = f'… of {count:,} features; run.features({slot!r}) in Python has all'
-    text += f'\n{command_line.wrapped(told, WIDTH)}'
-  return text
-
-
-def _importance_text(table: 'pd.DataFrame') -> str:
-  """Returns the table of --importance as text, with a sentence on effects that may be chance."""
-  from trainer.reporting.live_line import WIDTH
-
-  examples = table.attrs['examples']
-  titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]
-  table = table.set_axis(['±' if t.endswith('plus minus') else t for t in titles], axis=1)
-  text = table.rename_axis(None).to_string(float_format='{:,.5f}'.format, na_rep='-')
-  loss, plus_minus = table.iloc[:, 0].abs(), table.iloc[:, 1]
-  data = ', '.join(DATA.value) or 'data.test'
-  told = [f'On {examples:,} samples of {data}.', '± is half of the 95 % interval.']
-  if loss.isna().all():
-    told.append('There are too few clicks to measure AUC.')
-  elif unclear := list(table.index[~(loss > plus_minus)]):
-    told.append(f'Indistinguishable from no effect: {", ".join(unclear)}.')
-  return '\n'.join([text, *(command_line.wrapped(line, WIDTH) for line in told)])
+  return [*reader.shared(slots), *filter(None, [reader.counted()])]
 
 
 def _in_words(value: object) -> str:
@@ -163,55 +142,49 @@ def _in_words(value: object) -> str:
   return '-' if value is None else str(value)
 
 
-def _look(run_dir: str, against: str | None) -> tuple['Inspection', dict[str, 'pd.DataFrame']]:
-  """Opens the run's checkpoint; returns it, and the tables that the flags request, {name: table}.
-
-  `against` is the other run_dir, for --against.
-  """
-  import pandas as pd
-
-  from trainer.reporting.inspection import Inspection
-
-  inspection = Inspection(run_dir, CHECKPOINT.value)
-  if FEATURE.value is not None:
-    slot, sign, text = FEATURE.value.partition('=')
-    if not sign:
-      listed = (
-        f'; --features {slot} lists its features' if slot in inspection.cfg.slot_ids() else ''
-      )
-      raise UserError(f"--feature: found '{FEATURE.value}'; wanted SLOT=TEXT{listed}")
-    return inspection, {'feature': pd.DataFrame([inspection.feature(slot, text)])}
-  if FEATURES.value is not None:
-    return inspection, {'features': _most_shown(inspection, FEATURES.value)}
-  if against is not None:
-    return inspection, {'against': inspection.against(Inspection(against, CHECKPOINT.value))}
-  if IMPORTANCE.value:
-    config.refuse_retrieval(inspection.cfg.model.retrieval, f'--importance: run_dir {run_dir}')
-    from trainer.training.finished_run import open_run
-    from trainer.training.importance import importance_table
-
-    with open_run(run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
-      prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
-      return inspection, {'importance': importance_table(run.inputs, prepared)}
-  tables = {'layers': inspection.layers(), 'slots': inspection.slots()}
-  return inspection, tables | ({} if (made := inspection.made()).empty else {'made': made})
-
-
-def _most_shown(inspection: 'Inspection', slot: str) -> 'pd.DataFrame':
-  """Returns the table of --features; its attrs['of'] is how many features the slot has."""
+def _features(reader: 'CheckpointReader', slot: str) -> tuple['pd.DataFrame', str]:
+  """Returns the features of a slot with the most impressions, also as text."""
   import numpy as np
 
-  found, count = inspection.most_shown(slot, _LISTED)
-  table = found[['text', 'key', 'show', 'click', 'linear']].astype(
-    {'show': float, 'click': float, 'linear': float}
-  )
+  from trainer.reporting.live_line import shortened
+
+  found, count = reader.most_shown(slot, _LISTED)
+  numbers = dict.fromkeys(('show', 'click', 'linear'), float)
+  table = found[['text', 'key', *numbers]].astype(numbers)
   if 'factors' in found:
-    norms = [
-      np.linalg.norm(row) if isinstance(row, np.ndarray) else np.nan for row in found['factors']
-    ]
+    norms = [np.nan if row is None else np.linalg.norm(row) for row in found['factors']]
     table['norm'] = np.array(norms, float)
-  table.attrs['of'] = count
-  return table
+  if table.empty:
+    return table, _wrapped(['none', *_notes(reader, [slot])])
+  known = table['text'].where(table['text'].notna(), table['key'].astype(str))
+  shown = table.drop(columns=['text', 'key']).rename_axis(columns='text')
+  shown = shown.set_axis([shortened(text, _TEXT_WIDTH) for text in known])
+  shown = shown.rename(columns={'show': 'impressions', 'click': 'clicks'})
+  more = [f'… of {count:,} features; run.features({slot!r}) in Python has all']
+  notes = _wrapped([*more * (count > len(table)), *_notes(reader, [slot])])
+  return table, f'{shown.to_string(float_format=_in_words, na_rep="–")}\n{notes}'.rstrip('\n')
+
+
+def _importances(reader: 'CheckpointReader') -> tuple['pd.DataFrame', str]:
+  """Returns the table of --importance, also as text, which says which effects may be chance."""
+  from trainer.training.finished_run import open_run
+  from trainer.training.importance import importance_table
+
+  config.refuse_retrieval(reader.cfg.model.retrieval, f'--importance: run_dir {reader.run_dir}')
+  with open_run(reader.run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
+    prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
+    table = importance_table(run.inputs, prepared)
+  titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]
+  shown = table.set_axis(['±' if t.endswith('plus minus') else t for t in titles], axis=1)
+  text = shown.rename_axis(None).to_string(float_format='{:,.5f}'.format, na_rep='-')
+  loss, plus_minus = table.iloc[:, 0].abs(), table.iloc[:, 1]
+  data = ', '.join(DATA.value) or 'data.test'
+  told = [f'On {table.attrs["examples"]:,} samples of {data}.', '± is half of the 95 % interval.']
+  if loss.isna().all():
+    told.append('There are too few clicks to measure AUC.')
+  elif unclear := list(table.index[~(loss > plus_minus)]):
+    told.append(f'Indistinguishable from no effect: {", ".join(unclear)}.')
+  return table, f'{text}\n{_wrapped(told)}'
 
 
 if __name__ == '__main__':

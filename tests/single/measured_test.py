@@ -20,7 +20,7 @@ from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
 from trainer.data.measured import open_values, suitable
 from trainer.errors import UserError
-from trainer.reporting.inspection import Inspection
+from trainer.storage.checkpoint_reader import CheckpointReader
 
 
 def log(samples, seed):
@@ -354,7 +354,7 @@ class BinsTest(tf.test.TestCase):
     self.assertIn(
       f"data.slots.0.from.boundaries of 'bin': {bins['bin']}, measured", told.getvalue()
     )
-    made = Inspection(run.run_dir).made()
+    made = CheckpointReader(run.run_dir).made()
     self.assertIn(str(bins['wide']), made.loc['wide', 'from'])
     resolved = resolve.explained(resolve.resolved(run.run_dir))
     self.assertIn(f'boundaries: {bins["bin"]}  # measured\n', resolved)

@@ -9,7 +9,7 @@ from absl import logging
 from trainer import config
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
-from trainer.reporting.inspection import Inspection
+from trainer.storage.checkpoint_reader import CheckpointReader
 from trainer.storage.items import Items
 from trainer.training.finished_run import FinishedRun
 
@@ -35,7 +35,7 @@ def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str
 def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
   if (table := run.evaluation.catalogue.table) is not None:
     return texts_of_items(run.cfg, keys, table.texts)
-  texts = Inspection(run.cfg.run_dir, run.checkpoint).texts(run.cfg.item_slot.name, keys)
+  texts = CheckpointReader(run.cfg.run_dir, run.checkpoint).texts(run.cfg.item_slot.name, keys)
   return texts_of_items(run.cfg, keys, texts)
 
 

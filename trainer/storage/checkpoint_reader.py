@@ -1,4 +1,4 @@
-"""Shows what a checkpoint holds: layers, slots and features."""
+"""Reads what a checkpoint holds: layers, slots and features."""
 
 import difflib
 import json
@@ -33,18 +33,12 @@ MOST_COMPARED = 100_000  # features of a slot whose texts are compared with an u
 _COUNTS = ('key', 'show', 'click', 'unseen_days', 'admitted')
 
 
-class Inspection:
-  """Reads a checkpoint of a run.
-
-  Args:
-    which: 'best' or 'last'; 'best' means the last checkpoint if there is no best one.
+class CheckpointReader:
+  """Reads the best or the last checkpoint of a run; the last one if there is no best one.
 
   Attributes:
     path: the directory of the checkpoint.
     progress: the JSON of progress.json: the place in the data, and the ledger of passes.
-
-  Raises:
-    UserError: if there is no checkpoint.
   """
 
   def __init__(self, run_dir: str, which: str = 'last'):
@@ -62,16 +56,12 @@ class Inspection:
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
   def rows(self, shards: range = _ALL) -> Iterator[Chunk]:
-    """Yields the chunks of the checkpoint that have rows of these logical shards.
-
-    A chunk may also have rows of other shards.
-    """
+    """Yields the chunks that have rows of these logical shards, and maybe of others."""
     return checkpoint.read_rows(self.path, self._manifest, shards)
 
   def _widths(self) -> dict[str, int]:
     """Returns {table: the number of factors of a row}."""
-    tables = table_specs(self.cfg, build(self.cfg).needs)
-    return {table.name: table.width for table in tables}
+    return {table.name: table.width for table in table_specs(self.cfg, build(self.cfg).needs)}
 
   def layers(self) -> pd.DataFrame:
     """Returns the dense variables of the model, one in each row: shape, parameters and bytes."""
@@ -130,11 +120,7 @@ class Inspection:
     return pd.DataFrame(columns)
 
   def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
-    """Returns {key: text} of a slot's features.
-
-    The result has all texts that data.keep_texts kept for the slot. For other keys, the passes of
-    the run are searched; keys that are not found are left out.
-    """
+    """Returns {key: text}: all kept texts of a slot and, of `keys`, those found in the passes."""
     self._slot_id(slot)  # checks its name
     texts = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
     if missing := set(keys.tolist()) - texts.keys():
@@ -149,11 +135,8 @@ class Inspection:
   def most_shown(self, slot: str, most: int | None = None) -> tuple[pd.DataFrame, int]:
     """Returns the features of a slot, those with the most shows first, and how many it has.
 
-    Columns: text (None if it is not known), and those of `features`.
-
-    Args:
-      most: how many features the table has at most; None: all. Only these, and a chunk, are in
-        memory at a time.
+    Columns: text (None if it is not known), and those of `features`. With `most`, the table has at
+    most so many; only these, and a chunk, are in memory at a time.
     """
     parts, count = [], 0
     for chunk in self.rows():
@@ -161,18 +144,19 @@ class Inspection:
       count += len(parts[-1])
       if most is not None:
         parts = [_by_shows(parts)[:most]]
-    table = _by_shows(parts)
+    return self._with_texts(slot, _by_shows(parts)), count
+
+  def _with_texts(self, slot: str, table: pd.DataFrame) -> pd.DataFrame:
+    """Returns a table of features with a first column `text`; None if it is not known."""
     texts = self.texts(slot, table['key'].to_numpy())
     table.insert(0, 'text', [texts.get(key) for key in table['key']])
-    return table, count
+    return table
 
   def feature(self, slot: str, text: str) -> JsonObject:
     """Returns what the checkpoint has of a feature; `known` is False if it has no row for it.
 
     Args:
       text: the feature's value, as written in the log; for a cross its parts, 'a × b'.
-    Raises:
-      UserError: if there is no such slot.
     """
     key, made = self._key(slot, text), self.cfg.data.made.get(slot)
     shard = int(shard_of(np.array([key]))[0])
@@ -215,16 +199,10 @@ class Inspection:
     factors /= np.maximum(np.linalg.norm(factors, axis=1, keepdims=True), 1e-30)
     cosine = factors @ factors[np.flatnonzero(table['key'] == key)[0]]
     table = table[['key', 'show']].assign(cosine=cosine)[(table['key'] != key).to_numpy()]
-    table = table.nlargest(k, 'cosine').reset_index(drop=True)
-    texts = self.texts(slot, table['key'].to_numpy())
-    table.insert(0, 'text', [texts.get(of) for of in table['key']])
-    return table
+    return self._with_texts(slot, table.nlargest(k, 'cosine').reset_index(drop=True))
 
   def _near(self, slot: str, text: str) -> JsonObject:
-    """Returns {'near': up to three texts of the slot's features that are similar to `text`}.
-
-    Returns {} if no text is similar, or if the slot has more than MOST_COMPARED features.
-    """
+    """Returns {'near': up to three similar texts}; {} if there is none, or of many features."""
     keys = self.features(slot)['key'].to_numpy()
     if len(keys) > MOST_COMPARED:
       return {}
@@ -269,11 +247,7 @@ class Inspection:
     return None
 
   def shared(self, slots: Iterable[str]) -> list[str]:
-    """Returns a sentence for each of these slots that is shared: which features it also counts.
-
-    Args:
-      slots: names; one that `shares` another stands for the other.
-    """
+    """Returns a sentence for each of these slots that is shared: which features it also counts."""
     sharing = {s.name: s.shares for s in self.cfg.data.slots if s.shares}
     told = []
     for slot in dict.fromkeys(sharing.get(name, name) for name in slots):
@@ -283,11 +257,7 @@ class Inspection:
     return told
 
   def counted(self) -> str | None:
-    """Returns a sentence that says which samples are counted in the shows and clicks of features.
-
-    Returns:
-      None if they are the samples of one epoch, without a decay.
-    """
+    """Returns what shows and clicks count; None if it is one epoch's samples, without a decay."""
     progress = self.progress
     # An epoch that has just begun has no samples yet.
     epochs = max(1, progress['epoch'] + bool(progress['done'] or progress['batch']))
@@ -301,38 +271,35 @@ class Inspection:
     told += ', and of the run of --init_from' * began_with_another
     return told + ', after the decay of every day that has ended' * decays + '.'
 
-  def against(self, other: 'Inspection') -> pd.DataFrame:
-    """Compares this checkpoint with another, and returns a table with a row for each slot.
+  def against(self, other: 'CheckpointReader') -> pd.DataFrame:
+    """Returns how many features of each slot only one of two checkpoints has, and how both differ.
 
     Slots are matched by name, because the ids of like-named slots may differ; a feature is in both
     if it has the same text. If ids differ, all keys of both checkpoints are in memory at a time.
 
-    Columns: only_here, only_there and in_both, the numbers of features in this checkpoint alone, in
-    the other alone, and in both; mean_change_of_linear, the mean absolute difference of the linear
-    weights of the features in both.
+    Columns: only_here, only_there, in_both (numbers of features), and mean_change_of_linear, the
+    mean absolute difference of the linear weights of the features in both.
     """
     ids = [of.cfg.own_slot_ids() for of in (self, other)]
     names = list(dict.fromkeys((*ids[0], *ids[1])))
     # A key's shard depends on its slot's id, so with other ids a feature lies in another shard.
     same = all(ids[0][name] == ids[1][name] for name in ids[0].keys() & ids[1].keys())
     at_once = _SHARDS_AT_ONCE if same else SHARDS
-    sums = np.zeros([len(names), 4])
+    table = pd.DataFrame(0.0, range(len(names)), ['only_here', 'only_there', 'in_both', 'change'])
     for begin in range(0, SHARDS, at_once):
       shards = range(begin, begin + at_once)
-      mine, theirs = (
-        _joined(of.rows(shards), shards, {i: names.index(name) for name, i in own.items()})
+      here, there = (
+        _linear_weights(of.rows(shards), shards, {i: names.index(name) for name, i in own.items()})
         for of, own in zip((self, other), ids)
       )
-      _, a, b = np.intersect1d(mine[0], theirs[0], assume_unique=True, return_indices=True)
-      slots = len(sums)
-      slot_here, slot_there = mine[0] >> HASH_BITS, theirs[0] >> HASH_BITS
-      sums[:, 0] += np.bincount(np.delete(slot_here, a), minlength=slots)
-      sums[:, 1] += np.bincount(np.delete(slot_there, b), minlength=slots)
-      sums[:, 2] += np.bincount(slot_here[a], minlength=slots)
-      sums[:, 3] += np.bincount(slot_here[a], np.abs(mine[1][a] - theirs[1][b]), minlength=slots)
-    index, columns = pd.Index(names, name='slot'), ['only_here', 'only_there', 'in_both']
-    table = pd.DataFrame(sums[:, :3].astype(np.int64), index, columns)
-    return table.assign(mean_change_of_linear=sums[:, 3] / np.maximum(sums[:, 2], 1))
+      both = pd.DataFrame({'here': here, 'there': there})
+      change = (both['here'] - both['there']).abs()
+      is_in = {'only_here': both['there'].isna(), 'only_there': both['here'].isna()}
+      sums = pd.DataFrame(is_in | {'in_both': change.notna(), 'change': change})
+      table = table.add(sums.groupby(both.index >> HASH_BITS).sum(), fill_value=0)
+    table['mean_change_of_linear'] = table.pop('change') / table['in_both'].clip(lower=1)
+    counts = dict.fromkeys(('only_here', 'only_there', 'in_both'), np.int64)
+    return table.astype(counts).set_axis(pd.Index(names, name='slot'))
 
 
 def _by_shows(parts: list[pd.DataFrame]) -> pd.DataFrame:
@@ -341,10 +308,7 @@ def _by_shows(parts: list[pd.DataFrame]) -> pd.DataFrame:
 
 
 def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
-  """Returns after how many day ends a feature is evicted if it is not seen again.
-
-  It is None if they are more than 1,000. `limits` are the thresholds of the feature's slot.
-  """
+  """Returns after how many day ends an unseen feature is evicted; None if more than 1,000."""
   score, unseen, age = row['score'], row['unseen_days'], row['age_days']
   longest, youngest = limits.delete_after_unseen_days, limits.min_age_days
   for days in range(1, 1001):
@@ -358,20 +322,18 @@ def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
   return None
 
 
-def _joined(
-  chunks: Iterator[Chunk], shards: range, new_ids: Mapping[int, int]
-) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the keys and linear weights of all rows in these shards, each [n].
+def _linear_weights(chunks: Iterator[Chunk], shards: range, ids: Mapping[int, int]) -> pd.Series:
+  """Returns the linear weights of all rows in these shards, by key.
 
   Args:
-    new_ids: {slot id of a row: slot id in the returned key}; other slots are left out.
+    ids: {slot id of a row: slot id in the returned key}; other slots are left out.
   """
   new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
-  new_id[list(new_ids)] = list(new_ids.values())
-  parts = [(np.zeros(0, np.int64), np.zeros(0, np.float32))]
+  new_id[list(ids)] = list(ids.values())
+  parts = [pd.Series(np.zeros(0), np.zeros(0, np.int64))]
   for chunk in chunks:
     key, to = chunk['key'], new_id[chunk['key'] >> HASH_BITS]
     kept = within(key, shards) & (to >= 0)
     keys = (key & ((1 << HASH_BITS) - 1)) | (np.maximum(to, 0) << HASH_BITS)
-    parts.append((keys[kept], chunk['linear'][kept, 0]))
-  return tuple(map(np.concatenate, zip(*parts)))
+    parts.append(pd.Series(chunk['linear'][kept, 0].astype(float), keys[kept]))
+  return pd.concat(parts)

@@ -18,8 +18,8 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.errors import UserError
 from trainer.reporting import figures, report
-from trainer.reporting.inspection import Inspection
 from trainer.reporting.runs import read_run
+from trainer.storage.checkpoint_reader import CheckpointReader
 from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
@@ -67,7 +67,7 @@ class InspectionTest(tf.test.TestCase):
       cls.events = [json.loads(line) for line in f]
 
   def test_slots_and_layers(self):
-    inspection = Inspection(self.run_dir)
+    inspection = CheckpointReader(self.run_dir)
     table = inspection.slots()
     for i, slot in enumerate(('strong', 'weak', 'noise')):
       own = [c['slot'] == i + 1 for c in self.rows]
@@ -78,7 +78,7 @@ class InspectionTest(tf.test.TestCase):
     self.assertEqual(layers.loc['bias:0', 'parameters'], 1)
 
   def test_a_feature(self):
-    found = Inspection(self.run_dir).feature('strong', '7')
+    found = CheckpointReader(self.run_dir).feature('strong', '7')
     self.assertEqual(found['key'], int(hash_keys(['7'], 1)[0]))
     (chunk,) = [c for c in self.rows if found['key'] in c['key']]
     at = int(np.flatnonzero(chunk['key'] == found['key'])[0])
@@ -90,10 +90,10 @@ class InspectionTest(tf.test.TestCase):
     # Its score, halved every day, falls below 2 after so many.
     days = int(np.floor(np.log2(found['score'] / 2))) + 1
     self.assertEqual(found['evicted_in_days_unless_seen'], days)
-    unknown = Inspection(self.run_dir).feature('strong', '77')
+    unknown = CheckpointReader(self.run_dir).feature('strong', '77')
     self.assertEqual((unknown['known'], unknown['near'][0]), (False, '7'))
     with self.assertRaisesRegex(UserError, "the nearest valid name is 'strong'"):
-      Inspection(self.run_dir).feature('strnog', '7')
+      CheckpointReader(self.run_dir).feature('strnog', '7')
 
   def test_neighbours(self):
     run = api.load(self.run_dir)
@@ -119,7 +119,7 @@ class InspectionTest(tf.test.TestCase):
         run.neighbours(slot, text, k)
 
   def test_against_itself(self):
-    table = Inspection(self.run_dir).against(Inspection(self.run_dir))
+    table = CheckpointReader(self.run_dir).against(CheckpointReader(self.run_dir))
     self.assertEqual(table[['only_here', 'only_there']].to_numpy().sum(), 0)
     self.assertEqual(table['in_both'].sum(), sum(len(c['key']) for c in self.rows))
     self.assertAllEqual(table['mean_change_of_linear'], np.zeros(3))
@@ -129,7 +129,7 @@ class InspectionTest(tf.test.TestCase):
     slots += [{'name': 'strong_too', 'column': 'strong', 'shares': 'strong'}]
     tree = self.tree | {'data': self.tree['data'] | {'slots': slots}, 'export': {}}
     run = api.fit(tree, run_dir=f'{self.get_temp_dir()}/other')
-    here, there = Inspection(self.run_dir), Inspection(run.run_dir)
+    here, there = CheckpointReader(self.run_dir), CheckpointReader(run.run_dir)
     table, turned = here.against(there), there.against(here)
     self.assertEqual(list(table.index), ['strong', 'weak', 'noise', 'again'])
     self.assertAllEqual(table['only_here'], [0] * 4)
@@ -183,7 +183,7 @@ class InspectionTest(tf.test.TestCase):
     self.assertNotIn('epochs', inspected('three', '--feature=user=9'))
 
   def test_it_says_before_or_after_which_decay_impressions_and_clicks_are(self):
-    inspection = Inspection(self.run_dir)
+    inspection = CheckpointReader(self.run_dir)
     counted = inspection.counted()
     self.assertEndsWith(counted, 'of 1 epoch, after the decay of every day that has ended.')
     page = f'{self.get_temp_dir()}/report.html'
@@ -273,7 +273,7 @@ class InspectionTest(tf.test.TestCase):
   def test_a_trainer_that_removes_the_checkpoint_which_is_read(self):
     """It is removed while its rows are read; the one that is left is taken."""
     run = shutil.copytree(self.run_dir, pathlib.Path(tempfile.mkdtemp()) / 'run')
-    kept = Inspection(str(run)).path
+    kept = CheckpointReader(str(run)).path
     removed = run / 'checkpoints' / 'ckpt-999999999'
     race = f"""
 import shutil
