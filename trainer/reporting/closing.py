@@ -46,8 +46,7 @@ def close(cfg: config.Config, run_dir: str) -> None:
   """Prints the closing table and writes report.html; only process 0 calls it.
 
   Args:
-    run_dir: the run_dir to show to the user: a URL if the run_dir is in a bucket. `cfg.run_dir` is
-      then the local copy.
+    run_dir: as it is shown to the user: a URL if it is in a bucket. `cfg.run_dir` is a copy then.
   """
   run = read_run(cfg.run_dir)
   for of_task in run.by_task():
@@ -77,12 +76,8 @@ def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
 
 
 def print_table(run: RecordedRun) -> None:
-  """Prints a table of the metrics on train, next (progressive validation), valid and test.
-
-  The last row of each has the metrics of a constant on its last pass.
-  """
-  retrieval = run.cfg.model.retrieval
-  of_rankings = [(name, name, '.4f') for name in retrieval.metrics()] if retrieval else []
+  """Prints a table of the metrics on each split, and of those of a constant on its last pass."""
+  of_rankings = [(name, name, '.4f') for name in run.ranking_metrics]
   fields = [*TABLE_COLUMNS, *of_rankings]
   names = [field for _, field, _ in fields]
   shown = run.events.reindex(columns=['event', 'split', 'pass', 'rmse', 'ctr', *names])
@@ -122,14 +117,14 @@ def print_table(run: RecordedRun) -> None:
     table.add_column(title, no_wrap=True)
   for title in cells:
     table.add_column(title, justify='right', no_wrap=True)
+  best = None if run.best is None else run.best.name
   for group in GROUPS:
     rows = shown[shown['group'] == group]
-    best = None if run.best is None else run.best.name
     until_best = [] if best is None else rows.index[rows.index <= best][-1:]
     shared = os.path.commonprefix(rows['pass'].dropna().tolist())
     shown_rows = {*rows.index[:SHOWN_FIRST], *rows.index[-SHOWN_LAST:], *until_best}
     left_out = 0
-    for index, row in rows.iterrows():
+    for index, name in rows['pass'].items():
       if index not in shown_rows:
         left_out += 1
         continue
@@ -138,7 +133,7 @@ def print_table(run: RecordedRun) -> None:
         table.add_row('', told if len(told) <= room else f'… {left_out} more')
         left_out = 0
       mark = 'best' if index == best else ''
-      name = '' if pd.isna(row['pass']) else short_name(row['pass'], room, shared)
+      name = '' if pd.isna(name) else short_name(name, room, shared)
       table.add_row(mark or group, name, *cells.loc[index], style='bold' if mark else None)
     if group in constants.index:
       table.add_row('', 'constant', *cells.loc[group], style='dim')
@@ -147,11 +142,7 @@ def print_table(run: RecordedRun) -> None:
 
 
 def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
-  """Yields the lines below the closing table: the kept state, findings, sizes, next commands.
-
-  Args:
-    run_dir: the run_dir as it is shown to the user.
-  """
+  """Yields the lines below the closing table: the kept state, findings, sizes, next commands."""
   decides = run.deciding
   if (best := decides.best) is not None:
     what = f'{run.deciding_task} {decides.metric}'.strip()
@@ -159,10 +150,9 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
     yield f'kept: epoch {best["epoch"]:.0f}, the best of data.valid: {what} {value}'
   elif len(trained := run.of('train')):
     yield f'kept: the last state, after {short_name(trained.iloc[-1]["pass"], NAME_WIDTH)}'
-  ranked = run.cfg.model.retrieval.metrics() if run.cfg.model.retrieval else []
   for run_of_task in run.by_task():
     for _, test in run_of_task.evaluated('test').tail(1).iterrows():
-      names = [n for n in (*config.METRICS, *ranked) if pd.notna(test.get(n))]
+      names = [n for n in (*config.METRICS, *run.ranking_metrics) if pd.notna(test.get(n))]
       several = bool(run_of_task.task)
       values = [f'{n} {metric_text(n, test[n])}{plus_minus(n, test, several)}' for n in names]
       yield f'test: {run_of_task.task} {", ".join(values)}'.replace('  ', ' ')

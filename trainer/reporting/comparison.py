@@ -17,9 +17,8 @@ _COMPUTED = re.compile(r'-?\d+\.\d{7,}(e-?\d+)?')  # a number that nobody typed
 def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   """Returns a table with a row for each run, and sentences that say how to read it.
 
-  The metrics are of the state that each run kept for prediction, on the first of the splits test,
-  valid and next (progressive validation) that all runs have, and of the task that chose its best
-  epoch. Differences are a run's metric minus the first run's.
+  The metrics are of the kept state, on the first of test, valid and next that all runs have, and of
+  the task that chose the best epoch. Differences are a run's metric minus the first run's.
   """
   decided = [run.deciding for run in runs]
   split = next((s for s in ('test', 'valid', 'next') if all(s in r.scores for r in decided)), None)
@@ -32,8 +31,8 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
       if pd.notna(score.get(metric)):
         row[title] = metric_text(metric, score[metric])
         compares = score is not first and pd.notna(first.get(metric))
-        digits = decimals(metric, score[metric])
-        difference = f'{score[metric] - first[metric]:+.{digits}f}' if compares else ''
+        form = f'+.{decimals(metric, score[metric])}f'
+        difference = format(score[metric] - first[metric], form) if compares else ''
         row[f'{title} difference'] = difference
     row['calibration'] = score.get('calibration')
     row['samples/s'] = run.of('train')['examples_per_second'].median()
@@ -53,8 +52,7 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
 def settings_that_differ(runs: Sequence[RecordedRun]) -> pd.DataFrame:
   """Returns the settings in which runs differ: a row for each key, a column for each run.
 
-  Slots, columns and interactions are matched by name, not by their position in the config. If a run
-  lacks one of them, the table has a single row for it, which says which runs have it.
+  Slots, columns and interactions are matched by name. One that a run lacks has a single row.
   """
   dropped = {'run_dir', 'report'}
   table = pd.DataFrame([dict(_settings(run.cfg.model_dump(exclude=dropped))) for run in runs]).T

@@ -54,12 +54,7 @@ def _cells(rows: Sequence[Figures], fields: Sequence[str], form: str | None) -> 
 
 
 def slice_table(column: str, rows: Sequence[Figures]) -> str:
-  """Returns a table of slices as text, at most 80 characters wide; long values are shortened.
-
-  Args:
-    column: the slot or column of the log, which is the title of the first column.
-    rows: the slices of one task, each with `value` and the metrics of trainer.model.slices.
-  """
+  """Returns the slices of one task as a table of at most 80 characters; values are shortened."""
   columns = [
     [positives_name(bool(rows[0].get('task'))) if title == 'clicks' else title, *cells]
     for title, fields, form in SLICE_COLUMNS
@@ -77,7 +72,7 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
 
 
 def _why_no_auc(own: Figures) -> list[str]:
-  """Returns why the metrics of a task have no AUC, in a list; [] if they have one or need none."""
+  """Returns [why the metrics of a task have no AUC]; [] if they have one or need none."""
   alike = all_alike(own)
   return [f'no AUC: {alike}'] if alike and own.get('auc') is None else []
 
@@ -89,11 +84,7 @@ def warnings(values: Figures) -> Iterator[str]:
 
 
 def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
-  """Yields lines of at most 80 characters: each task's metrics, then the flags that show more.
-
-  Args:
-    has_slices: whether --by can be used, which is refused with model.retrieval.
-  """
+  """Yields lines of at most 80 characters: each task's metrics, then the flags that show more."""
   for task, own in values.get('tasks', {'': values}).items():
     fields = {field: title for title, field in FIGURES.items()}
     fields |= {name: name for name in own if name.partition('@')[0] in RANKING_METRICS}

@@ -1,7 +1,4 @@
-"""The figures of a report, drawn by Plotly.
-
-Functions that draw return None if the run has no data for the figure yet.
-"""
+"""The figures of a report, drawn by Plotly; None if the run has no data for a figure yet."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -56,7 +53,7 @@ def _over_steps(
 
 
 def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None]:
-  """Returns a function that draws a metric over the steps, on a y axis with this title."""
+  """Returns a function that draws a metric over the steps; `title` is of the y axis."""
 
   def draw(run: RecordedRun) -> go.Figure | None:
     figure = _over_steps(run, metric, title, height=380)
@@ -91,7 +88,7 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
 
 
 def ranking(run: RecordedRun) -> go.Figure | None:
-  """With model.retrieval, draws the metric that chooses the best epoch; else returns None."""
+  """Draws, with model.retrieval, the metric that chooses the best epoch."""
   return quality(run.metric, run.metric)(run) if run.cfg.model.retrieval else None
 
 

@@ -27,19 +27,13 @@ EVENT_COLUMNS = (
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
-  """The config and the events of a run, with the metrics of one of its tasks.
-
-  Attributes:
-    events: the result of read_events, with every column of EVENT_COLUMNS.
-    truth: the content of truth.json, which lies beside a synthetic log; {} for other logs.
-    task: the name of the task; '' if there is one label.
-  """
+  """The config and the events of a run, with the metrics of one of its tasks."""
 
   directory: str
   cfg: config.Config
-  events: pd.DataFrame
-  truth: dict
-  task: str = ''
+  events: pd.DataFrame  # of read_events, with every column of EVENT_COLUMNS
+  truth: dict  # of truth.json, which lies beside a synthetic log; {} for other logs
+  task: str = ''  # '' if there is one label
 
   @property
   def name(self) -> str:
@@ -97,11 +91,7 @@ class RecordedRun:
 
   @functools.cached_property
   def best(self) -> pd.Series | None:
-    """The evaluation of data.valid that chose the state kept for prediction.
-
-    None if no state was chosen; then the last state is kept. With several tasks, the metric of
-    `deciding_task` chooses.
-    """
+    """The evaluation of data.valid that chose the kept state; None if the last state is kept."""
     chosen = self.events[self.events['event'].isin(['best', 'best_forgotten'])].tail(1)
     if not len(chosen) or chosen['event'].iloc[0] == 'best_forgotten':
       return None
@@ -120,11 +110,9 @@ class RecordedRun:
 
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
-    """The evaluations of the state kept for prediction, {split: evaluation}.
+    """The evaluations of the kept state on valid and test or, without them, the last of next.
 
-    The splits are valid and test, or one of them. If the run has neither, the split is 'next': the
-    last pass, evaluated before the model trained on it. {} if the run evaluated nothing. If the
-    last state is kept, evaluations from before the last trained pass do not count.
+    If the last state is kept, evaluations from before the last trained pass do not count.
     """
     evaluated = {split: self.evaluated(split) for split in ('valid', 'test', 'next')}
     if self.best is None:
@@ -140,9 +128,9 @@ class RecordedRun:
   def constants(self) -> pd.DataFrame:
     """The metrics of a constant for each event `train` and `eval`.
 
-    The constant is the weighted mean of the labels in the passes trained up to this event, for
-    clicks the share of positives; NaN before the first pass. It is among all impressions, not those
-    that model.negative_sampling_rate has kept, where the run's own predictions are.
+    It is the weighted mean of the labels trained up to this event, NaN before the first pass. It is
+    among all impressions, not those that model.negative_sampling_rate has kept, where the run's own
+    predictions are.
     """
     rows = self.events[self.events['event'].isin(['train', 'eval'])]
     ctr, mean, base, weight = (
@@ -167,9 +155,9 @@ class RecordedRun:
     return self.of('train').drop_duplicates('pass')['examples'].sum()
 
   def by_slot(self, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
-    """Returns a table of one statistic of slots: a row for each event, a column for each slot.
+    """Returns a statistic of the slots that have it: a row for each event, a column for each slot.
 
-    Events and slots without the statistic are left out. `columns` is 'slots' or 'dense'.
+    `columns` is 'slots' or 'dense'.
     """
     of_slots = self.of(event)[columns].dropna()
     rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
@@ -182,8 +170,7 @@ class RecordedRun:
   def kept_slots(self) -> dict[str, dict]:
     """Returns statistics of each slot's rows in the kept state, {slot: {name: value}}.
 
-    `shows` and `clicks` are those of one epoch; if the run began with the model of another, they
-    are those of all epochs of both. The result is {} before the first pass is trained.
+    `shows` and `clicks` are those of one epoch; of a run that began with another, of all of both.
     """
     trained = self.of_kept('train')
     statistics = trained['slots'].dropna()

@@ -18,13 +18,7 @@ FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
 def huge_value(cfg: config.Config, batch: SlotBatch) -> str | None:
-  """Returns a text that names a column whose values are so huge that they make a loss infinite.
-
-  Args:
-    batch: the batch of the step that failed, as TensorFlow tensors.
-  Returns:
-    The text; None if the batch has no such values.
-  """
+  """Returns a text that names a column of the batch whose values make a loss infinite, or None."""
   for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
     if largest > HUGE_VALUE and column.transform == 'none':
@@ -43,7 +37,7 @@ def huge_value(cfg: config.Config, batch: SlotBatch) -> str | None:
 
 
 def lower_rates(cfg: config.Config) -> str:
-  """Returns a text for the user: which learning rate most likely made a loss infinite or NaN."""
+  """Returns a text: which learning rate most likely made a loss infinite or NaN."""
   rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
   for key, rule, width in cfg.sparse.optimizers():
     usual = config.row_defaults(
@@ -78,12 +72,11 @@ def why_worse_than_constant(
   steps: int,
   later_was_worse: bool = False,
 ) -> str:
-  """Returns a text for the user: why the model most likely predicts worse than a constant.
+  """Returns a text: why the model, after so many steps, most likely predicts worse than a constant.
 
   Args:
-    values: the metrics of the evaluation in which the model was worse than a constant.
-    trained_auc: the AUC of the last training pass; None if unknown.
-    steps: the number of training steps of the state that was evaluated.
+    values: the metrics of the evaluation in which it did.
+    trained_auc: the AUC of the last training pass.
     later_was_worse: whether the run went on training after this state and got worse.
   """
   for key, rule, _ in cfg.sparse.optimizers():
@@ -109,12 +102,7 @@ def why_worse_than_constant(
 
 
 def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
-  """Returns a text that tells the user that the run is finished, and how to train more.
-
-  Args:
-    epochs: the number of epochs that were trained.
-    has_ended_early: whether train.plateau ended the run.
-  """
+  """Returns a text: the run has finished so many epochs; and how to train more."""
   run_dir = cfg.run_dir
   why = ', where train.plateau ended it' if has_ended_early else ''
   more = '' if has_ended_early else 'raise train.epochs or add passes to data.train to train more; '

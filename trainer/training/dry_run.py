@@ -15,6 +15,7 @@ from trainer.data.passes import Pass, announced, in_order, passes
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
 from trainer.reporting.live_line import WIDTH
+from trainer.reporting.metric_text import counted
 from trainer.training.advice import few_clicks
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
@@ -28,9 +29,6 @@ def tell(cfg: config.Config) -> Iterator[str]:
   """Yields lines for the user about passes, slots, parameters and memory.
 
   Raw passes are converted into run_dir/prepared, where the run itself then finds them.
-
-  Args:
-    cfg: the config of a job with one process.
   """
   step = TrainStep(cfg, SingleProcess())
   folder = os.path.join(cfg.run_dir, 'prepared')
@@ -133,27 +131,25 @@ def _count(cfg: config.Config, prepared: PreparedPass, distinct: dict[int, np.nd
 
 
 def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:
-  total = sum(row[2] for row in rows)
   if not rows:
     return
+  total = sum(row[2] for row in rows)
   rate = sum(row[2] * row[3] for row in rows) / max(1, total)
-  passes_text = '1 pass' if len(rows) == 1 else f'{len(rows):,} passes'
   where = 'data.train and data.watch' if split == 'train' and cfg.data.watch else f'data.{split}'
-  yield f'{where}: {passes_text}, {total:,} samples, mean label {rate:.4f}'
-  middle = len(rows) - SHOWN_PASSES
-  for i, (name, day, count, rate) in enumerate(rows):
-    if middle > 0 and SHOWN_PASSES // 2 <= i < SHOWN_PASSES // 2 + middle:
-      if i == SHOWN_PASSES // 2:
-        yield f'  … {middle:,} more'
-      continue
-    of_day = f'day {day}' if cfg.data.day_pattern else ''
-    yield f'  {name:24} {of_day:>10} {count:>12,}   label {rate:.4f}'
+  yield f'{where}: {counted(len(rows), "pass")}, {total:,} samples, mean label {rate:.4f}'
+  day_text = 'day {}'.format if cfg.data.day_pattern else lambda _: ''
+  lines = [
+    f'  {name:24} {day_text(day):>10} {count:>12,}   label {rate:.4f}'
+    for name, day, count, rate in rows
+  ]
+  half, more = SHOWN_PASSES // 2, len(rows) - SHOWN_PASSES
+  yield from lines if more <= 0 else [*lines[:half], f'  … {more:,} more', *lines[-half:]]
 
 
 def _parameter_lines(
   cfg: config.Config, step: TrainStep, features: dict[int, int]
 ) -> Iterator[str]:
-  layers: dict[str, int] = collections.Counter()
+  layers = collections.Counter()
   for variable in step.dense.trainable:
     layers[variable.name.partition('/')[0].partition(':')[0]] += int(np.prod(variable.shape))
   yield 'parameters of the layers:'

@@ -25,14 +25,7 @@ _RESTORE_ATTEMPTS = 3  # a trainer at work may delete a checkpoint while it is r
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-  """The model of a run, restored from a checkpoint. Each rank that shares the work has one.
-
-  Attributes:
-    cfg: the run's config, with overrides.
-    progress: the place in the data when the checkpoint was saved.
-    progress_made: call it after each chunk of slow work, for the heartbeat.
-    checkpoint: which one the caller asked for, 'best' or 'last'.
-  """
+  """The model of a run, restored from a checkpoint. Each rank that shares the work has one."""
 
   cfg: config.Config
   communicator: Communicator
@@ -40,8 +33,8 @@ class FinishedRun:
   progress: Progress
   inputs: Inputs
   evaluation: Evaluation | RankingEvaluation
-  progress_made: Callable[[], None]
-  checkpoint: str
+  progress_made: Callable[[], None]  # to call after each chunk of slow work, for the heartbeat
+  checkpoint: str  # which one the caller asked for, 'best' or 'last'
 
 
 @contextlib.contextmanager
@@ -60,13 +53,9 @@ def open_run(
 
   Args:
     overrides: strings `a.b=value` that change the run's config.
-    checkpoint: 'best' or 'last'. The best state is chosen by validation; if there is none, the last
-      one is taken.
-    here: the place of this process among the ranks that share the work; by default it is alone.
-    only_trained: what to do if no step has trained the model of the config, for example because an
-      override changed it: raise an error if true, warn if false.
-  Raises:
-    UserError: if there is no checkpoint, or the model is untrained and `only_trained` is true.
+    checkpoint: 'best' or 'last'. If validation chose no best state, the last one is taken.
+    only_trained: refuses a model that no step has trained, for example because an override changed
+      it; else there is a warning.
   """
   if here.host and is_remote(run_dir):
     raise UserError(f'--run_dir {run_dir}: is in a bucket; wanted all ranks on one host to read it')
@@ -105,11 +94,7 @@ def open_run(
 
 
 def _restore(state: RunState, best: bool) -> bool:
-  """Restores the best state if `best` is set and the state fits the config; else the last state.
-
-  Returns:
-    Whether there was a state to restore.
-  """
+  """Restores the best state, if wanted and of this model, or the last; False if there is none."""
   for attempt in range(_RESTORE_ATTEMPTS):
     try:
       # The best state may belong to the model of an earlier config.
