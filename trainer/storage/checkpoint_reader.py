@@ -296,7 +296,7 @@ class CheckpointReader:
       change = (both['here'] - both['there']).abs()
       is_in = {'only_here': both['there'].isna(), 'only_there': both['here'].isna()}
       sums = pd.DataFrame(is_in | {'in_both': change.notna(), 'change': change})
-      table = table.add(sums.groupby(both.index >> HASH_BITS).sum(), fill_value=0)
+      table = table.add(sums.groupby(both.index.to_numpy() >> HASH_BITS).sum(), fill_value=0)
     table['mean_change_of_linear'] = table.pop('change') / table['in_both'].clip(lower=1)
     counts = dict.fromkeys(('only_here', 'only_there', 'in_both'), np.int64)
     return table.astype(counts).set_axis(pd.Index(names, name='slot'))
