@@ -72,10 +72,7 @@ def _shortened(row: list[str]) -> list[str]:
 
 
 def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
-  """Yields the keys of a config, each with its value as a string.
-
-  An entry of a list also gets a key of its own, such as data.slots.NAME, with the value _THERE.
-  """
+  """Yields the keys of a config with their values; an entry of a list is a key, too: _THERE."""
   if isinstance(tree, list) and tree and isinstance(tree[0], dict):
     named: dict[str, Json] = {}
     for entry in tree:

@@ -31,17 +31,13 @@ OF_THE_JOB = ('start', 'save', 'lost')
 class EventLog:
   """Writes the events of a run to metrics.jsonl, TensorBoard and MLflow.
 
-  A failure to write (a full disk, a file that was removed or cut, a server out of reach) never
-  ends the training. It is reported once, and added to `troubles`.
+  A failure to write (a full disk, a file that was removed or cut, a server out of reach) never ends
+  the training. It is reported once; `troubles` has a line for each.
 
   Args:
     active: whether this process writes; only the first process of a job does.
-    keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Events
-      after it are removed, because the run repeats that work. Only events in OF_THE_JOB are kept.
-      None: all events are kept.
-
-  Attributes:
-    troubles: a line for the user for each failure to write.
+    keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Later
+      events, except those in OF_THE_JOB, are removed: the run repeats that work. None keeps all.
   """
 
   def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
@@ -60,7 +56,6 @@ class EventLog:
     self.cut(keep_bytes)
 
   def report_to(self, cfg: Config) -> None:
-    """Starts to report to TensorBoard and MLflow, as `report.to` says."""
     if not self._active:
       return
     if 'tensorboard' in cfg.report.to:
@@ -71,11 +66,7 @@ class EventLog:
       self._mlflow = trackers.InBackground(cfg, self.guarded)
 
   def close(self, is_waiting: Callable[[], None]) -> None:
-    """Ends the run in MLflow. Waits at most SECONDS_TO_END.
-
-    Args:
-      is_waiting: called every second during the wait.
-    """
+    """Ends the run in MLflow. Calls `is_waiting` every second of the wait for it."""
     if self._mlflow is not None:
       self._mlflow.close(self._status, is_waiting)
 
@@ -93,23 +84,17 @@ class EventLog:
 
   @property
   def position(self) -> int:
-    """The size of metrics.jsonl in bytes after the last write; 0 if this process does not write."""
+    """The size of metrics.jsonl in bytes; 0 if this process does not write."""
     return self._file.tell() if self._file is not None else 0
 
   def cut(self, keep_bytes: int | None) -> None:
-    """Removes the events after the first `keep_bytes` bytes; the argument of the constructor."""
+    """Removes the events after the first `keep_bytes` bytes, as the constructor does."""
     if self._file is not None:
       with self.guarded(self._path):
         self._cut(keep_bytes)
 
   def _cut(self, keep_bytes: int | None) -> None:
-    """Removes the lines after the first `keep_bytes` bytes, but keeps the events in OF_THE_JOB.
-
-    Args:
-      keep_bytes: as in the constructor.
-    Raises:
-      OSError: if no line ends at this byte. Then something else has changed the file.
-    """
+    """Raises OSError if no line ends there, because something else has changed the file."""
     size = self._file.tell()
     if keep_bytes is None or size == keep_bytes:
       return
@@ -129,10 +114,7 @@ class EventLog:
         self._write_line(record)
 
   def write(self, event: str, step: int, **fields: Json) -> None:
-    """Writes one event to metrics.jsonl, and its metrics to TensorBoard and MLflow.
-
-    Fields that are None are left out.
-    """
+    """Writes an event, without fields that are None, and its metrics to TensorBoard and MLflow."""
     if not self._active:
       return
     known = {name: value for name, value in fields.items() if value is not None}
@@ -171,7 +153,6 @@ class EventLog:
         self._write_line(record | {'time': round(time.time(), 3)})
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
-    """Writes histograms to TensorBoard; the arguments are those of TensorBoard.histograms."""
     if self._board is not None:
       with self.guarded('tensorboard/'):
         self._board.histograms(kind, step, histograms)
@@ -202,10 +183,7 @@ class EventLog:
 
 
 def read_events(run_dir: str) -> pd.DataFrame:
-  """Returns the events of a run, in order, one in each row.
-
-  A field that an event lacks is NaN or None. Lines that were cut or damaged are left out.
-  """
+  """Returns the events of a run, one in each row; without lines that were cut or damaged."""
   with open(os.path.join(run_dir, 'metrics.jsonl'), 'rb') as f:
     records = [record for line in f if (record := _record(line)) is not None]
   # A run that was stopped early may have no events.
@@ -213,7 +191,6 @@ def read_events(run_dir: str) -> pd.DataFrame:
 
 
 def _record(line: bytes) -> JsonObject | None:
-  """Returns the event that a line holds; None if the line was cut or is damaged."""
   try:
     record = json.loads(line)
   except ValueError:

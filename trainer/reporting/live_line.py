@@ -15,11 +15,8 @@ SECONDS_BETWEEN_LINES = 10  # without a terminal
 class LiveLine:
   """Shows each new text in place of the last one, in one line of the terminal.
 
-  Without a terminal, it prints a line with the time, at most every 10 s.
-
-  Args:
-    active: whether this process writes; only the first process of a job does.
-    terminal: whether standard output is a terminal.
+  Without a terminal it prints a line with the time, at most every 10 s. Only the first process of a
+  job is active.
   """
 
   def __init__(self, active: bool, terminal: bool = True):
@@ -56,11 +53,8 @@ def shortened(text: str, width: int) -> str:
 def short_name(name: str, width: int, shared: str = '') -> str:
   """Returns the name in one line of at most `width` characters, cut in its middle.
 
-  The end is kept, because it often has the date.
-
-  Args:
-    shared: the prefix of all names in the same table. If it is enough to cut the prefix, nothing
-      else is cut.
+  The end is kept, because it often has the date. `shared` is the prefix of all names in the same
+  table; if it is enough to cut the prefix, nothing else is cut.
   """
   name = printable(name)
   cut = len(name) - width + 1

@@ -34,18 +34,14 @@ class TensorBoard:
     self._write('', 0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Writes the metrics {name: value} of a split or event, named by `kind`."""
+    """Writes the metrics of `kind`, a split or event."""
     summary = Summary()
     for name, value in values.items():
       summary.MergeFrom(scalar_pb(name, value))
     self._write(kind, step, summary)
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
-    """Writes histograms.
-
-    Args:
-      histograms: {name: float64 [n, 3]}, the left edge, the right edge and the count of each bin.
-    """
+    """Writes {name: float64 [n, 3]}: the left edge, the right edge and the count of each bin."""
     metadata = create_summary_metadata('', '')
     summary = Summary()
     for name, bins in histograms.items():

@@ -30,10 +30,7 @@ class MlflowTracker:
   """Reports to MLflow: settings as params, metrics as SPLIT/NAME, and files as artifacts.
 
   MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say to which server and experiment. One thread
-  makes all calls; they may raise any error.
-
-  Args:
-    known: the id of the run to continue; None: a new run.
+  makes all calls; they may raise any error. `known` is the id of a run to continue.
   """
 
   def __init__(self, cfg: Config, known: str | None):
@@ -49,7 +46,7 @@ class MlflowTracker:
       self._client.log_batch(self.id, params=new[first : first + _MOST_PARAMS])
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Logs the metrics {name: value} of a split or event, named by `kind`."""
+    """Logs the metrics of `kind`, a split or event."""
     from mlflow.entities import Metric
 
     now = int(1000 * time.time())
@@ -75,14 +72,11 @@ class MlflowStudy:
 
   Args:
     searched: {config key: what it may be}, for tags.
-    known: the id of the run to continue, or None for a new run.
-
-  Attributes:
-    id: None if MLflow gave no run.
+    known: the id of a run to continue.
   """
 
   def __init__(self, study_dir: str, searched: Mapping[str, Json], known: str | None):
-    self.id, self._dir = None, study_dir
+    self.id, self._dir = None, study_dir  # None if MLflow gives no run
     with self._told():
       import mlflow
 
@@ -122,10 +116,7 @@ def _searched(settings: Mapping[str, Json]) -> dict[str, str]:
 
 
 def check_mlflow() -> None:
-  """Refuses MLflow if it is not installed, or refuses its store.
-
-  A store is tried only if it is a directory; a server may come up later.
-  """
+  """Refuses MLflow if it is not installed, or refuses a store that is no server."""
   if importlib.util.find_spec('mlflow') is None:
     wanted = "pip install 'ctr-trainer[mlflow]'"
     raise UserError(f"report.to: the package 'mlflow' is not installed; wanted {wanted}")
@@ -145,11 +136,7 @@ def check_mlflow() -> None:
 
 
 class InBackground:
-  """Calls MlflowTracker in a thread of its own, so that training never waits for a server.
-
-  Args:
-    guarded: EventLog.guarded, which catches an error and reports it.
-  """
+  """Calls MlflowTracker in a thread of its own, so that training never waits for a server."""
 
   def __init__(self, cfg: Config, guarded: Callable[[str], contextlib.AbstractContextManager]):
     self._cfg, self._guarded = cfg, guarded
@@ -164,12 +151,7 @@ class InBackground:
       self._calls.put_nowait(action)
 
   def close(self, status: str, is_waiting: Callable[[], None]) -> None:
-    """Uploads the files of the run, ends the run in MLflow, and waits until both are done.
-
-    Args:
-      status: the status of the run: 'finished' if it has trained everything.
-      is_waiting: called every second during the wait.
-    """
+    """Uploads the run's files, ends it in MLflow, and waits, with `is_waiting` every second."""
     run_dir = self._cfg.run_dir
     paths = [os.path.join(run_dir, name) for name in (*_FILES, 'exports')]
     there = [path for path in paths if os.path.exists(path)]
