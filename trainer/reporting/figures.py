@@ -1,4 +1,4 @@
-"""The figures of a report, drawn by Plotly; None if the run has no data for a figure yet."""
+"""The figures of a report, drawn by Plotly; None or empty if the run has no data for one yet."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ def _rows(run: RecordedRun, split: str) -> pd.DataFrame:
 def _over_steps(
   run: RecordedRun, field: str, y: str, within_passes: bool = True, **layout: object
 ) -> go.Figure:
-  """Returns a figure of one field over the steps, with a curve for each split; `y` is its axis."""
+  """Returns a figure of one field over the steps, with a curve for each split."""
   figure = new_figure('step', y, **layout)
   if within_passes:
     style = {'mode': 'lines', 'line': {'color': COLOURS['train'], 'width': 1}, 'opacity': 0.55}
@@ -95,8 +95,8 @@ def ranking(run: RecordedRun) -> go.Figure | None:
 def _zoomed(figure: go.Figure) -> go.Figure:
   """Sets the range of the y axis to all values or, if there are many, to all but outliers."""
   points = [np.array([trace.x, trace.y], float) for trace in figure.data]
-  steps, values = np.concatenate(points, 1)
-  values = values[np.isfinite(values) & ((steps > 0) | (steps == steps.max()))]
+  steps, values = np.concatenate([np.zeros([2, 0]), *points], 1)
+  values = values[np.isfinite(values) & ((steps > 0) | (steps == max(steps, default=0)))]
   if len(values):
     low, high = values.min(), values.max()
     if len(values) > MANY_VALUES:
@@ -111,8 +111,6 @@ def _zoomed(figure: go.Figure) -> go.Figure:
 def calibration(run: RecordedRun) -> go.Figure | None:
   """Draws Σ predicted / Σ clicked over the steps."""
   figure = _over_steps(run, 'calibration', 'Σ predicted / Σ clicked', within_passes=False)
-  if not figure.data:
-    return None
   figure.add_hline(y=1, line=DOTTED)
   return _zoomed(figure)
 
@@ -176,8 +174,6 @@ def lift(run: RecordedRun) -> go.Figure | None:
       samples, clicks = (np.array(table[name])[1:] for name in ('samples', 'clicks'))
       hover = '%{y:.3~g} times, %{customdata:.1%} of the clicks'
       _curve(figure, split, samples, clicks / samples, hover, customdata=clicks.tolist())
-  if not figure.data:
-    return None
   figure.add_hline(y=1, line=DOTTED)
   figure.update_xaxes(tickformat='.0%')
   return figure.update_yaxes(rangemode='tozero')
@@ -214,14 +210,14 @@ def table_bytes(run: RecordedRun) -> go.Figure | None:
   for event, name in (('train', 'after a pass'), ('day_end', "after a day's end")):
     _line(figure, rows[rows['event'] == event], 'megabytes', name, mode='markers')
   figure.update_layout(hovermode='closest')
-  return figure.update_yaxes(rangemode='tozero') if figure.data else None
+  return figure.update_yaxes(rangemode='tozero')
 
 
 def features(run: RecordedRun) -> go.Figure | None:
   figure, rows = new_figure('step', 'features'), _table_events(run)
   for field in ('features', 'admitted'):
     _line(figure, rows, field, field, mode='lines+markers', marker={'size': 4})
-  return figure.update_yaxes(rangemode='tozero') if figure.data else None
+  return figure.update_yaxes(rangemode='tozero')
 
 
 def time_spent(run: RecordedRun) -> go.Figure | None:
@@ -245,8 +241,7 @@ def time_spent(run: RecordedRun) -> go.Figure | None:
 
 
 def speed(run: RecordedRun) -> go.Figure | None:
-  figure = _over_steps(run, 'examples_per_second', 'samples/s')
-  return figure.update_yaxes(rangemode='tozero') if figure.data else None
+  return _over_steps(run, 'examples_per_second', 'samples/s').update_yaxes(rangemode='tozero')
 
 
 def slot_calibration(run: RecordedRun) -> go.Figure | None:
@@ -259,12 +254,10 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
     if shown:
       style = {'mode': 'markers', 'marker': {'size': 10}}
       figure.add_scatter(x=list(shown.values()), y=list(shown), name=name, **style)
-  if not figure.data:
-    return None
   figure.add_vline(x=1, line=DOTTED)
   values = [value for trace in figure.data for value in trace.x]
   # The axis is wide enough that small deviations do not look large.
-  return figure.update_xaxes(range=[min(0.8, *values) - 0.02, max(1.2, *values) + 0.02])
+  return figure.update_xaxes(range=[min([0.8, *values]) - 0.02, max([1.2, *values]) + 0.02])
 
 
 def funnel(run: RecordedRun) -> go.Figure | None:
@@ -375,16 +368,10 @@ def importance(run: RecordedRun) -> go.Figure | None:
   return figure
 
 
-def compared(
-  metric: str, title: str, split: str
-) -> Callable[[Sequence[RecordedRun]], go.Figure | None]:
-  """Returns a function that draws a metric of one split over the steps, a curve for each run."""
-
-  def draw(runs: Sequence[RecordedRun]) -> go.Figure | None:
-    figure = new_figure('step', title, height=380)
-    for run in runs:
-      _line(figure, _rows(run, split), metric, run.name, mode='lines+markers')
-    # If no run has more than one value, the table of metrics shows them all.
-    return _zoomed(figure) if any(len(trace.x) > 1 for trace in figure.data) else None
-
-  return draw
+def compared(runs: Sequence[RecordedRun], metric: str, title: str, split: str) -> go.Figure | None:
+  """Draws a metric of one split over the steps, a curve for each run."""
+  figure = new_figure('step', title, height=380)
+  for run in runs:
+    _line(figure, _rows(run, split), metric, run.name, mode='lines+markers')
+  # If no run has more than one value, the table of metrics shows them all.
+  return _zoomed(figure) if any(len(trace.x) > 1 for trace in figure.data) else None

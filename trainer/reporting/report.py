@@ -141,7 +141,7 @@ def _rows_of(run: RecordedRun, split: str, score: pd.Series) -> Iterator[dict[st
 
 def _drawn(run: RecordedRun, section: str) -> Iterator[_Card]:
   for draw, heading, note in _SECTIONS[section]:
-    if (figure := draw(run)) is not None:
+    if (figure := draw(run)) is not None and figure.data:
       name = draw.__name__
       plot = _plot(f'{name}_{run.task}' if run.task else name, figure)
       yield _Card(heading, note, plot, name in _WIDE)
@@ -215,7 +215,7 @@ def _comparison_of(
     _Card(f'{title}, {split}', '', _plot(f'{metric}_{split}', figure), False)
     for metric, title in summary.NAMES.items()
     for split in ('train', 'next', 'valid', 'test')
-    if (figure := figures.compared(metric, title, split)(runs)) is not None
+    if (figure := figures.compared(runs, metric, title, split)) is not None
   ]
   yield _Section('Quality', cards)
   for run in runs:
