@@ -34,7 +34,6 @@ GROUPS = ('train', 'next', 'valid', 'test')
 MOST_FINDINGS = 3  # report.html has all
 SHOWN_FIRST, SHOWN_LAST = 2, 8  # rows of a group; metrics.jsonl has the rest
 SHOWN_MEGABYTES = 0.05  # the smallest file or directory of the run_dir that is listed
-FEW_ADMITTED = 0.05
 
 
 def write_report(cfg: config.Config) -> None:
@@ -51,28 +50,9 @@ def close(cfg: config.Config, run_dir: str) -> None:
   run = read_run(cfg.run_dir)
   for of_task in run.by_task():
     print_table(of_task)
-  if warning := few_admitted(cfg, run.events):
-    print(warning)
   write_report(cfg)
   for line in last_lines(run, run_dir):
     print(line)
-
-
-def few_admitted(cfg: config.Config, events: pd.DataFrame) -> str | None:
-  """Returns a warning if under 5 % of the features passed the threshold of admission; else None."""
-  policy, modes = cfg.policy(), config.LIFECYCLE_MODES['admission']
-  key = next((key for key, mode in modes.items() if mode == policy.admission), None)
-  trained = events.reindex(columns=['event', 'features', 'admitted'])
-  trained = trained[trained['event'] == 'train']
-  if key is None or not len(trained):
-    return None
-  features, admitted = trained['features'].iloc[-1], trained['admitted'].iloc[-1]
-  if admitted >= FEW_ADMITTED * features:
-    return None
-  return (
-    f'lifecycle.{key} {getattr(policy, key):g} admits {admitted:,.0f} of the {features:,.0f} '
-    f'features seen ({admitted / features:.1%}): the others have only a linear weight'
-  )
 
 
 def print_table(run: RecordedRun) -> None:

@@ -15,7 +15,6 @@ from trainer.reporting.metric_text import (
   counted,
   is_miscalibrated,
   listed,
-  metric_text,
   no_judge,
   overfits,
   plural,
@@ -24,6 +23,7 @@ from trainer.reporting.metric_text import (
 from trainer.reporting.runs import RecordedRun, importances
 
 # Thresholds beyond which a fault is reported.
+FEW_ADMITTED = 0.05  # of the features seen
 BLANK_JUMP = 0.5  # rise of a slot's blank share above the median of the earlier passes
 LABEL_FACTOR = 3.0  # ratio between a pass's click rate and the median of the others
 LABEL_AUC_DROP = 0.1  # how far a pass's AUC lies below the median of the others
@@ -42,6 +42,7 @@ LARGE = 10  # root mean square of a dense column that may cause such a logloss
 LEAST_CLICKS = 100  # of the first pass; with fewer, its logloss may be chance
 
 _Check = Callable[..., Iterator[str]]
+_deciding = lambda run: [run.deciding]
 _CHECKS: list[tuple[_Check, Callable[[RecordedRun], Iterable[RecordedRun]], str | None]] = []
 
 
@@ -55,10 +56,6 @@ def _check(
     last: an event's name. The check also gets the last such event; without one, it is left out.
   """
   return lambda check: _CHECKS.append((check, of, last)) or check
-
-
-def _deciding(run: RecordedRun) -> list[RecordedRun]:
-  return [run.deciding]
 
 
 def faults(run: RecordedRun) -> list[str]:
@@ -77,6 +74,18 @@ def faults(run: RecordedRun) -> list[str]:
 def uncalibrated(run: RecordedRun) -> Iterator[str]:
   if reason := run.cfg.uncalibrated():
     yield f'{reason[0].upper()}{reason[1:]}.'
+
+
+@_check(last='train')
+def few_admitted(run: RecordedRun, last: pd.Series) -> Iterator[str]:
+  policy, modes = run.cfg.policy(), config.LIFECYCLE_MODES['admission']
+  features, admitted = last['features'], last['admitted']
+  for key in (key for key, mode in modes.items() if mode == policy.admission):
+    if admitted < FEW_ADMITTED * features:
+      yield (
+        f'lifecycle.{key} {getattr(policy, key):g} admits {admitted:,.0f} of the {features:,.0f} '
+        f'features seen ({admitted / features:.1%}): the others have only a linear weight.'
+      )
 
 
 @_check()
@@ -240,9 +249,9 @@ def overfitting(run: RecordedRun) -> Iterator[str]:
   """Says also what helps. Columns with which the model predicts worse are named in any case."""
   trained, valid, told = run.of('train'), run.evaluated('valid'), []
   if len(trained) and len(valid) and not run.cfg.data.watch:
-    own, new = trained['auc'].iloc[-1], valid['auc'].iloc[-1]
-    if overfits(own, valid.iloc[-1]):
-      found = f'in the end AUC is {own:.2f} on data.train and {new:.2f} on data.valid'
+    own, new = trained['auc'].iloc[-1], valid.iloc[-1]
+    if overfits(own, new):
+      found = f'in the end AUC is {own:.2f} on data.train and {new["auc"]:.2f} on data.valid'
       told.append(f'The model overfits: {found}.')
   advice = [*_harmful_columns(run), *(_rare_values(run) if told else ())]
   if told:
@@ -337,11 +346,8 @@ def finds_less(run: RecordedRun) -> Iterator[str]:
   # Means over users of values between 0 and 1, whose variance is at most p (1 − p) for a mean of p.
   errors = [math.sqrt(max(0.0, p * (1 - p)) / users) for p, users in found]
   if now < before / 2 and before - now > Z * math.hypot(*errors):
-    values = [metric_text(run.metric, value) for value in (now, before)]
-    yield (
-      f'On data.test {run.metric} is {values[0]}, on data.valid {values[1]}. If the samples of '
-      'data.test are later, train on the days between, too.'
-    )
+    told = f'On data.test {run.metric} is {now:.4f}, on data.valid {before:.4f}'
+    yield f'{told}. If the samples of data.test are later, train on the days between, too.'
 
 
 @_check()
