@@ -26,7 +26,7 @@ from trainer.training.step import TrainStep
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-class InspectionTest(tf.test.TestCase):
+class CheckpointReaderTest(tf.test.TestCase):
   @classmethod
   def setUpClass(cls):
     """Trains on a log whose clicks follow `strong` much, `weak` little and `noise` not at all."""

@@ -14,7 +14,7 @@ from trainer.reporting.live_line import short_name
 from trainer.training import gate
 from trainer.training.day_end import table_counts
 from trainer.training.inputs import Inputs
-from trainer.training.run_log import RunLog, quality
+from trainer.training.run_log import RunLog, quality_text
 from trainer.training.run_state import Progress
 
 WAITING_TOLD = 0.1  # if input takes at least this share of the time, the live line says so
@@ -75,7 +75,7 @@ class PassMeter:
     epoch = f'epoch {self._progress.epoch} · ' if self._cfg.train.epochs > 1 else ''
     self._log.show(
       f'{epoch}{short_name(self._name, 12)} {self._progress.batch / batches:4.0%} · {told} · '
-      f'{quality(window)} · {self._per_second(result(sums)["examples"]):,.0f}/s'
+      f'{quality_text(window)} · {self._per_second(result(sums)["examples"]):,.0f}/s'
     )
 
   def finish(self, further: JsonObject) -> JsonObject:
@@ -91,7 +91,7 @@ class PassMeter:
     values = result(self._sums()) | self._counts()
     rate = self._per_second(values['examples'])
     self._progress.examples += values['examples']
-    told = f'{self._name} · {quality(values)} · {rate:,.0f} samples/s'
+    told = f'{self._name} · {quality_text(values)} · {rate:,.0f} samples/s'
     self._log.show(f'epoch {self._progress.epoch} · {told}', keep=True)
     slots = self._slot_statistics(values['features'])
     present = gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS)

@@ -44,10 +44,12 @@ class RunLog:
     self._live.show(text, keep)
 
 
-def quality(values: JsonObject) -> str:
+def quality_text(values: JsonObject) -> str:
   """Returns the main metrics, of each task if there are several, as text for the live line."""
   if 'tasks' in values:
-    return ' · '.join(f'{name} {quality(of_task)}' for name, of_task in values['tasks'].items())
+    return ' · '.join(
+      f'{name} {quality_text(of_task)}' for name, of_task in values['tasks'].items()
+    )
   shown = {'rmse': 'rmse'} if 'rmse' in values else {'logloss': 'logloss', 'auc': 'AUC'}
   if 'loss' in values:
     shown = {'loss': 'loss'}

@@ -15,7 +15,7 @@ from trainer.training.day_end import table_counts
 from trainer.training.evaluation import evaluation_of
 from trainer.training.importance import MOST_AT_END, slot_importance
 from trainer.training.inputs import Inputs
-from trainer.training.run_log import RunLog, quality
+from trainer.training.run_log import RunLog, quality_text
 from trainer.training.run_state import RunState
 
 
@@ -196,7 +196,7 @@ class Validation:
     counts = table_counts(self._step.store, self._communicator)
     self._log.write('eval', **values, **counts, **fields)
     place = f'{split:5} · ' + (f'{shown} · ' if shown != split else '')
-    self._log.show(f'{place}{quality(values)}', keep=True)
+    self._log.show(f'{place}{quality_text(values)}', keep=True)
     only_begins = steps < FEW_STEPS and progress.epoch + 1 < self._cfg.train.epochs
     if split == 'test' or (split == 'valid' and not only_begins):
       told = no_judge(values)
