@@ -1,6 +1,7 @@
 """Searches of settings: what a user sees of a search, and that it goes on."""
 
 import contextlib
+import html
 import os
 import re
 import signal
@@ -67,9 +68,8 @@ class TuneTest(tf.test.TestCase):
     self.assertEqual(passes, ['train'], 'the trials share them')
     page = open(f'{self.study}/report.html', encoding='utf-8').read()
     self.assertIn('Importance of the settings, of few trials a guess', page)
-    self.assertRegex(
-      page, r'[12] of 2 trials have an AUC in the best one&#x27;s 95 % interval, 0\.'
-    )
+    wanted = r"[12] of 2 trials have an AUC in the best one's 95 % interval, 0\."
+    self.assertRegex(html.unescape(page), wanted)
 
     with self.subTest('it goes on'):
       more = trainer.tune(self.tree, SPACE, 3, self.study)
