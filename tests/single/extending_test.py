@@ -9,9 +9,10 @@ import sys
 import tensorflow as tf
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# What to do, as docs/extending.md says: {file: its text, or (before which line of it, new lines)}.
+# What to do, as docs/extending.md says, by file of trainer/: its text, or (before which line of it,
+# new lines).
 KEY = {
-  'trainer/config/train.py': (
+  'config/train.py': (
     '  keep: PositiveInt = 3',
     """  keep_days: int = 0
   \"\"\"How many days are kept.\"\"\"
@@ -24,8 +25,8 @@ KEY = {
   )
 }
 FORMAT = {
-  'trainer/config/formats.py': ("  'orc':", "  'pipes': Format(('.pipes',), has_lines=True),\n"),
-  'trainer/data/pipes_format.py': """
+  'config/formats.py': ("  'orc':", "  'pipes': Format(('.pipes',), has_lines=True),\n"),
+  'data/pipes_format.py': """
 from trainer.data import csv_format
 
 
@@ -34,7 +35,7 @@ def blocks(path, data, wanted, *part):
 """,
 }
 MADE = {
-  'trainer/config/columns.py': (
+  'config/columns.py': (
     'MADE = {',
     """class Ending(Made):
   how = 'text'
@@ -45,7 +46,7 @@ MADE = {
     '  for made in (Bins,',
     '  for made in (Ending,',
   ),
-  'trainer/data/columns/ending.py': """
+  'data/columns/ending.py': """
 import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
@@ -64,7 +65,7 @@ def graph(made, reader):
 """,
 }
 INTERACTION = {
-  'trainer/model/layers/length.py': """
+  'model/layers/length.py': """
 import tensorflow as tf
 
 
@@ -78,8 +79,8 @@ class Length(tf.keras.layers.Layer):
 """
 }
 METRIC = {
-  'trainer/config/metrics.py': ("  'rmse':", "  'bias': Metric('bias', direction=-1),\n"),
-  'trainer/model/metrics.py': ("    'ctr':", "    'bias': _ratio(predicted, weight),\n"),
+  'config/metrics.py': ("  'rmse':", "  'bias': Metric('bias', direction=-1),\n"),
+  'model/metrics.py': ("    'ctr':", "    'bias': _ratio(predicted, weight),\n"),
 }
 # The most files that each may touch.
 EXTENSIONS = {'key': (KEY, 1), 'format': (FORMAT, 2), 'made column': (MADE, 2)}
@@ -119,7 +120,7 @@ class ExtendingTest(tf.test.TestCase):
     for name, (files, most) in EXTENSIONS.items():
       self.assertLessEqual(len(files), most, name)
       for file, what in files.items():
-        path = folder / file
+        path = folder / 'trainer' / file
         if isinstance(what, str):
           self.assertFalse(path.exists(), file)
           path.write_text(what, encoding='utf-8')

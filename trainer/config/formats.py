@@ -1,4 +1,4 @@
-"""The formats of a log's files: a format NAME is read by trainer/data/NAME_format.py."""
+"""The formats of a log's files: each is read by the trainer/data/*_format.py of its name."""
 
 from typing import NamedTuple
 
