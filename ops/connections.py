@@ -43,5 +43,4 @@ class Connections:
   def counters(self) -> dict[str, int]:
     """Returns {name: count} of connections, bytes_sent, bytes_received and system_calls so far."""
     names = 'connections', 'bytes_sent', 'bytes_received', 'system_calls'
-    values = library.load().ctr_connections_counters(self._handle).numpy()
-    return dict(zip(names, values.tolist()))
+    return dict(zip(names, library.load().ctr_connections_counters(self._handle).numpy().tolist()))

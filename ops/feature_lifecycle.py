@@ -311,5 +311,4 @@ class FeatureLifecycle:
     return chunks.COLUMNS
 
   def _import(self, chunk: chunks.Chunk) -> None:
-    columns = {name: chunk[name] for name in chunks.COLUMNS}
-    self._ops.ctr_lifecycle_import(self.handle, **columns)
+    self._ops.ctr_lifecycle_import(self.handle, **{name: chunk[name] for name in chunks.COLUMNS})

@@ -29,8 +29,7 @@ def pack_rows(
   Returns:
     A buffer [m] with a block for each process, and the lengths of the blocks, int32 [N].
   """
-  columns = rows.linear, rows.factors, rows.offsets
-  return load().ctr_pack_rows(*columns, inverse, counts, T=dtype)
+  return load().ctr_pack_rows(rows.linear, rows.factors, rows.offsets, inverse, counts, T=dtype)
 
 
 def unpack_rows(

@@ -54,8 +54,7 @@ class Run:
     from trainer.reporting.events import read_events
 
     events = read_events(self.run_dir)
-    is_nested = events.map(lambda value: isinstance(value, (dict, list))).any()
-    return events.loc[:, ~is_nested]
+    return events.loc[:, ~events.map(lambda value: isinstance(value, (dict, list))).any()]
 
   def evaluate(self, data: Data | None = None) -> 'Figures':
     """Returns the metrics of the model on some data, {name: value}: auc, logloss and so on.
@@ -114,8 +113,7 @@ class Run:
     self._wants_retrieval('vectors')
     with self._open() as run:
       keys, texts, vectors = items_of(run)
-    table = pd.DataFrame({'item': texts, 'key': keys})
-    return pd.concat([table, pd.DataFrame(vectors)], axis=1)
+    return pd.concat([pd.DataFrame({'item': texts, 'key': keys}), pd.DataFrame(vectors)], axis=1)
 
   def _wants_retrieval(self, what: str) -> None:
     if self.cfg.model.retrieval is None:
@@ -194,8 +192,7 @@ class Run:
     patterns = [] if data is None or frames.is_frame(data) else _patterns(data)
     with self._open(overrides) as run:
       if not frames.is_frame(data):
-        passes = passes_to_score(run, patterns)
-        yield run, run.inputs.prepared(passes, 'api', labelled)
+        yield run, run.inputs.prepared(passes_to_score(run, patterns), 'api', labelled)
         return
       from trainer.data.conversion import prepare_table
       from trainer.data.prepared import PreparedPass

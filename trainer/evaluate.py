@@ -95,8 +95,7 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
     data = run.cfg.data.model_copy(update={'group': name})
     cfg = run.cfg.model_copy(update={'data': data})
     inputs = run.inputs.read_by(cfg)
-    run_by = dataclasses.replace(run, cfg=cfg, inputs=inputs, evaluation=evaluation_of(inputs))
-    yield run_by, [name]
+    yield dataclasses.replace(run, cfg=cfg, inputs=inputs, evaluation=evaluation_of(inputs)), [name]
 
 
 def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[JsonObject]]:

@@ -110,8 +110,7 @@ def main() -> None:
   if KIND.value in MODEL_KINDS:
     started = time.monotonic()
     tf.saved_model.load(done.path)
-    seconds = time.monotonic() - started
-    print(f'{files.size_of(done.path) / 1e6:.1f} MB, loaded in {seconds:.1f} s')
+    print(f'{files.size_of(done.path) / 1e6:.1f} MB, loaded in {time.monotonic() - started:.1f} s')
 
 
 if __name__ == '__main__':

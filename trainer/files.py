@@ -101,8 +101,7 @@ def read_small(path: str, most_bytes: int = 16 << 20) -> bytes:
   UserError: the path is a device, a pipe or a socket, or the file has more than `most_bytes`.
   """
   with open(path, 'rb', opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as f:
-    mode = os.fstat(f.fileno()).st_mode
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
       raise UserError(f'{path}: is a device, a pipe or a socket; wanted a file')
     if len(data := f.read(most_bytes + 1)) > most_bytes:
       raise UserError(f'{path}: has more than {most_bytes:,} bytes; wanted a small file')

@@ -76,8 +76,7 @@ def main() -> None:
     if '-' in DATA.value:
       stack.enter_context(renamed(re.escape(copy), '--data - (standard input)'))
       _copy_standard_input(copy)
-    patterns = [copy if p == '-' else p for p in DATA.value]
-    passes = api.passes_to_score(run, patterns)
+    passes = api.passes_to_score(run, [copy if p == '-' else p for p in DATA.value])
     for path in [p.path for p in passes if COLUMNS.value and is_prepared(cfg.data, p.path)]:
       raise UserError(f'--columns: {path} is a prepared pass; wanted raw files with them')
     prepared = run.inputs.prepared(passes, 'predict', labelled=False)

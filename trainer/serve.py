@@ -170,8 +170,7 @@ def _serve(runs: Sequence[_Run]) -> int:
   async def serve() -> None:
     async with contextlib.AsyncExitStack() as stack:
       if GRPC_PORT.value is not None:
-        calls = rpc.listening(app, HOST.value, GRPC_PORT.value)
-        grpc_port = await stack.enter_async_context(calls)
+        grpc_port = await stack.enter_async_context(rpc.listening(app, HOST.value, GRPC_PORT.value))
       print(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', flush=True)
       if GRPC_PORT.value is not None:
         print(f'serving grpc://{host}:{grpc_port}', flush=True)

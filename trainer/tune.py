@@ -95,8 +95,7 @@ def main() -> None:
   print(f'the runs and report.html: {study_dir}')
   best = os.path.join(study_dir, table['run_dir'].iloc[0])
   print(f'next: ctr-evaluate --run_dir {best}, or ctr-config --run_dir {best} for its settings')
-  given = os.path.join(best, config.GIVEN)
-  print(f'to train with them: ctr-train --config {given} --run_dir NEW')
+  print(f'to train with them: ctr-train --config {os.path.join(best, config.GIVEN)} --run_dir NEW')
 
 
 if __name__ == '__main__':

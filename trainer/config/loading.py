@@ -33,8 +33,7 @@ def load(
 
 def _text_of(path: str) -> str:
   try:
-    text = io.TextIOWrapper(io.BytesIO(files.read_small(path)), 'utf-8')
-    return text.read()
+    return io.TextIOWrapper(io.BytesIO(files.read_small(path)), 'utf-8').read()
   except FileNotFoundError:
     raise ConfigError(f'{path}: no such file; wanted a YAML file') from None
   except IsADirectoryError:
@@ -85,8 +84,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   run = load_of_run(run_dir)
   values: dict[str, Json] = {}
   for section, name in MEASURED:
-    own = getattr(cfg, section).model_fields_set | given.get(section, {}).keys()
-    if name not in own:
+    if name not in getattr(cfg, section).model_fields_set | given.get(section, {}).keys():
       values[f'{section}.{name}'] = getattr(getattr(run, section), name)
   for key, column in cfg.data.left_open().items():
     made, field = run.data.made.get(column.name), column.made.left_open
@@ -100,8 +98,7 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
     raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
-  remedy = 'each of checkpoints/ has a copy'
-  return parse(_text_of_run(path, remedy), path, overrides, run_dir)
+  return parse(_text_of_run(path, 'each of checkpoints/ has a copy'), path, overrides, run_dir)
 
 
 def _text_of_run(path: str, remedy: str) -> str:
@@ -210,8 +207,7 @@ def columns_wanted(cfg: Config, path: str | None) -> str:
 
   `path` is the file of the config; None if it says nothing of the log.
   """
-  data = cfg.data
-  names = list(dict.fromkeys([*(label.name for label in cfg.labels), *data.log_columns()]))
+  names = list(dict.fromkeys([*(label.name for label in cfg.labels), *cfg.data.log_columns()]))
   shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')
   told = f'; the first lines of {path} may tell their source' if path else ''
   return f'wanted files with the columns {shown}{told}'

@@ -76,8 +76,7 @@ def raw_blocks(
 
   A column may come from the path, as dt in dt=31/part.csv.
   """
-  in_path = partition_columns(file.path)
-  partitions = {name: text for name, text in in_path.items() if name in wanted}
+  partitions = {name: text for name, text in partition_columns(file.path).items() if name in wanted}
   inside = {name: key for name, key in wanted.items() if name not in partitions}
   if file.bytes == 0:
     raise BadPass(f'{file.path}: the file is empty; wanted records')
@@ -273,8 +272,7 @@ def join_parts(
   on_block: OnBlock = lambda samples: None,
 ) -> None:
   """Joins the parts of a pass; the result is the same as that of `prepare_pass`."""
-  files = files_of(raw_path)
-  meta = _meta(cfg, raw_path, files, labelled)
+  meta = _meta(cfg, raw_path, files_of(raw_path), labelled)
   with _writing(cfg, raw_path, out_dir) as (writer, bad):
     for path in parts:
       prepared = PreparedPass(path, cfg)

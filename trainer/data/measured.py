@@ -131,8 +131,7 @@ def _content(cfg: config.Config, key: str) -> str:
         if text:
           table[text] = '' if value in missing else value
   if key.startswith('data.dense') and not cfg.data.max_bad_share:
-    numbers = pa.array(table.values(), pa.string())
-    _, wrong = floats(numbers, made.value, (), Writing.of(cfg.data))
+    _, wrong = floats(pa.array(table.values(), pa.string()), made.value, (), Writing.of(cfg.data))
     for text in np.array(list(table), object)[wrong][:1]:
       raise UserError(
         f"{made.table}: column '{made.value}' beside {short(text)}: found {short(table[text])}; "
@@ -157,8 +156,7 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
     steps = LEAST_STEPS_OF_A_PASS
   else:
     steps = max(LEAST_STEPS, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
-  most = steps * config.BATCH_SIZE
-  (samples, passes), size = _count(cfg, most), config.BATCH_SIZE
+  (samples, passes), size = _count(cfg, steps * config.BATCH_SIZE), config.BATCH_SIZE
   if cfg.data.watch:
     samples //= max(1, passes)
   while size > SMALLEST and 0 < samples < steps * size:

@@ -168,8 +168,7 @@ class PreparedPass:
     C distinct fields the number of samples that have it, int64 [C], and of its features, int64 [C];
     then the keys of these, int64, field by field.
     """
-    codes = self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot]
-    samples = np.bincount(codes)
+    samples = np.bincount(self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot])
     splits, first = self._arrays['bases'][chunk, slot].tolist()
     features = np.ones_like(samples)
     if 'splits' in self._arrays:
@@ -269,8 +268,7 @@ class PreparedPass:
     @functools.lru_cache(maxsize=1)
     def window(w: int) -> np.ndarray:
       mine = blocks[w * per_window : (w + 1) * per_window]
-      samples = ranges(mine * BLOCK, np.minimum(BLOCK, n - mine * BLOCK))
-      return generator(1, w).permutation(samples)
+      return generator(1, w).permutation(ranges(mine * BLOCK, np.minimum(BLOCK, n - mine * BLOCK)))
 
     def samples_at(lo: int, hi: int) -> np.ndarray:
       parts = [np.empty([0], np.int64)]

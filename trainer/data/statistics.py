@@ -103,8 +103,7 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
       for i, slot in enumerate(slots.values()):
         mine = segments % f == i
         samples = segments[mine] // f
-        blank = n - len(np.unique(samples))
-        slot.add(prepared.day, batch.keys[mine], label[samples], blank)
+        slot.add(prepared.day, batch.keys[mine], label[samples], n - len(np.unique(samples)))
       is_missing = np.isnan(batch.dense)
       missing += is_missing.sum(0)
       if kept < MAX_VALUES:

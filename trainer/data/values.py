@@ -199,8 +199,7 @@ def feature_keys(
   if array.null_count:
     keys[array.is_null().to_numpy(zero_copy_only=False)] = NO_FEATURE
   if missing_values:
-    markers = _marker_keys(tuple(missing_values), slot_id)
-    keys = np.where(np.isin(keys, markers), NO_FEATURE, keys)
+    keys = np.where(np.isin(keys, _marker_keys(tuple(missing_values), slot_id)), NO_FEATURE, keys)
   return keys
 
 
@@ -290,8 +289,7 @@ def _without_numbers(numbers: pa.Array, markers: np.ndarray) -> pa.Array:
   """Replaces numbers that stand for a missing value by null."""
   if not len(markers):
     return numbers
-  known = pc.is_in(numbers, pa.array(markers))
-  return pc.if_else(known, pa.scalar(None, pa.float64()), numbers)
+  return pc.if_else(pc.is_in(numbers, pa.array(markers)), pa.scalar(None, pa.float64()), numbers)
 
 
 def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: Writing) -> pa.Array:

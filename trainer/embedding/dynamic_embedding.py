@@ -66,8 +66,7 @@ class DynamicEmbedding(tf.keras.layers.Layer):
       keys = tf.reshape(hash_keys(features, self._slot_ids), [-1])
       clicks = tf.zeros([size]) if clicks is None else clicks
       deduped = dedupe(keys, clicks=clicks, slots=slots)
-      routed = self._rows.route(deduped, tf.ones([size]))
-      rows = self._rows.pull(deduped, routed, training)
+      rows = self._rows.pull(deduped, self._rows.route(deduped, tf.ones([size])), training)
 
       @tf.custom_gradient
       def weights(anchor: tf.Tensor) -> tuple:

@@ -23,8 +23,7 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
 
   UserError, with `key`: it cannot be imported, is no Keras layer, or has no valid set `needs`.
   """
-  path = BUILT_IN[kind].path if kind in BUILT_IN else kind
-  module_name, _, name = path.rpartition('.')
+  module_name, _, name = (BUILT_IN[kind].path if kind in BUILT_IN else kind).rpartition('.')
   try:
     module = importlib.import_module(module_name)
   except Exception as e:  # the module is the user's: anything may go wrong in it
@@ -219,8 +218,7 @@ def build(
     dense_dtype: of matrix products in training steps; None: `train.dense_dtype`.
   """
   if cfg.model.retrieval is not None:
-    needs = {'factors', 'histories'}
-    return build_retrieval(cfg, empty_inputs(cfg, needs))
+    return build_retrieval(cfg, empty_inputs(cfg, {'factors', 'histories'}))
   model, builder, embedding = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype), None
   if (kind := model.dense_embedding) is not None:
     embedding, fields = builder.layer(kind, 'model.dense_embedding')

@@ -90,8 +90,7 @@ def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
   """Returns 50 ranges of predictions of equal width: [50, (left, right, total weight)]."""
   weight, edges = histogram.sum(0), np.arange(51) / 50
   place = (_sigmoid(bucket_logits(len(weight))) * 50).astype(int)
-  counts = np.bincount(np.minimum(place, 49), weight, 50)
-  return np.stack([edges[:-1], edges[1:], counts], 1)
+  return np.stack([edges[:-1], edges[1:], np.bincount(np.minimum(place, 49), weight, 50)], 1)
 
 
 # unknown_jumps warns of a slot whose share of unknown samples exceeds UNKNOWN. If there are earlier

@@ -16,8 +16,7 @@ def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
   It is finite even if the product p underflows: as 1/σ(a) = 1 + e^−a, z = −log(1/p − 1) where 1/p −
   1 = e^−a + e^−b + e^−(a+b).
   """
-  terms = tf.stack([-first, -second, -first - second])
-  return -tf.reduce_logsumexp(terms, 0)
+  return -tf.reduce_logsumexp(tf.stack([-first, -second, -first - second]), 0)
 
 
 def first_biases(cfg: Config, means: np.ndarray) -> np.ndarray:

@@ -104,8 +104,7 @@ def split(inputs: LayerInputs, size: tf.Tensor) -> tuple[LayerInputs, LayerInput
     return [None, None] if t is None else tf.split(t, [size, tf.shape(t)[0] - size])
 
   read = inputs.factors, inputs.norm, inputs.dense, inputs.histories
-  parts = zip(*map(cut, tf.nest.flatten(read)))
-  packed = (tf.nest.pack_sequence_as(read, part) for part in parts)
+  packed = (tf.nest.pack_sequence_as(read, part) for part in zip(*map(cut, tf.nest.flatten(read))))
   first, others = (
     inputs._replace(linear=None, factors=factors, norm=norm, dense=dense, histories=histories)
     for factors, norm, dense, histories in packed

@@ -74,8 +74,7 @@ def slice_figures(
   low = high = None
   if auc is not None:
     # The effective number of samples of unequal weights (Kish 1965).
-    classes = [w[y > 0.5], w[y <= 0.5]]
-    low, high = auc_interval(auc, *(c.sum() ** 2 / (c @ c) for c in classes))
+    low, high = auc_interval(auc, *(c.sum() ** 2 / (c @ c) for c in [w[y > 0.5], w[y <= 0.5]]))
   inside = np.clip(p, 1e-15, 1 - 2.0**-25)
   loss = -w @ (y * np.log(inside) + (1 - y) * np.log1p(-inside))
   values |= {'ctr': clicks / total if total else None, 'auc': auc, 'auc_low': low, 'auc_high': high}

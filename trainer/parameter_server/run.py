@@ -93,8 +93,7 @@ def _work(
 ) -> int:
   make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
   make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
-  step = make_step(cfg, client, cluster, server.target)
-  job = make_job(cfg, client, step, client.progress)
+  job = make_job(cfg, client, make_step(cfg, client, cluster, server.target), client.progress)
   stopped_by = job.run()
   troubles = job.close()
   client.barrier()
@@ -117,8 +116,7 @@ def _coordinator_variable() -> tf.Variable:
 def _publish(target: str, coordinator: Coordinator) -> None:
   with tf.Graph().as_default():
     # TensorFlow's servers answer anyone, so the launcher's secret is not published.
-    secret = '' if runtime.secret() else coordinator.secret.hex()
-    record = json.dumps([coordinator.address, secret])
+    record = json.dumps([coordinator.address, '' if runtime.secret() else coordinator.secret.hex()])
     publish = _coordinator_variable().assign(record)
     with v1.Session(target, config=cpu_config(device_filters=['/job:ps/task:0'])) as session:
       session.run(publish)

@@ -109,8 +109,7 @@ class Servers:
       self._state_feeds = [v1.placeholder(v.dtype, v.shape) for v in variables]
       self._assign_state = tf.group([v.assign(p) for v, p in zip(variables, self._state_feeds)])
       self._initialize = v1.global_variables_initializer()
-    filters = ['/job:ps', f'/job:worker/task:{cluster.index}']
-    options = cpu_config(device_filters=filters)
+    options = cpu_config(device_filters=['/job:ps', f'/job:worker/task:{cluster.index}'])
     if communicator.rank == 0 and not communicator.late:
       self._free_earlier_rows(target, options)
     self.session = v1.Session(target, self._graph, options)
@@ -164,8 +163,7 @@ class Servers:
     for i, (store, part) in enumerate(zip(self.stores, parts)):
       with tf.device(_on_server(i)):
         rows, size = store.pull(part, train), tf.size(part)
-        packed = packing.pack_rows(rows, tf.range(size), size[None], self._dtype)
-        buffers.append(packed.buffer)
+        buffers.append(packing.pack_rows(rows, tf.range(size), size[None], self._dtype).buffer)
         if self._reads_counts:
           counts.append(counts_of(store, part))
     with self._on_worker():

@@ -262,8 +262,7 @@ class App:
     body = await self._arrived(request)
 
     async def short() -> bytes:
-      loop = asyncio.get_running_loop()
-      return await loop.run_in_executor(self._pool, self._find, body, True)
+      return await asyncio.get_running_loop().run_in_executor(self._pool, self._find, body, True)
 
     return _json(await self._worked_on(body, short, lambda: self._find(body, False)), 200)
 

@@ -56,8 +56,7 @@ class ItemSearch:
     if data is None:
       return cls(items, None, exact_up_to)
     lists = import_faiss().deserialize_index(np.frombuffer(data, np.uint8))
-    index = _Index(lists, unsorted.keys, places(items.keys, unsorted.keys))
-    return cls(items, index, exact_up_to)
+    return cls(items, _Index(lists, unsorted.keys, places(items.keys, unsorted.keys)), exact_up_to)
 
   def changed(self, change: Change) -> 'ItemSearch':
     """Returns a new ItemSearch with the change applied; this object is not modified."""

@@ -78,8 +78,7 @@ class Recommender:
       found, version = self._finder.find(queries, k, seen)
       body = rest.items_answer(queries, found.items, model_version=version)
       return Answer(body, queries.size, found.unknown)
-    candidates = max(k, self._candidates)
-    found, retrieval_version = self._finder.find(queries, k, seen, candidates)
+    found, retrieval_version = self._finder.find(queries, k, seen, max(k, self._candidates))
     counts = [len(items) for items, _ in found.items]
     if not sum(counts):
       versions = {'model_version': self._ranker.signature().version}

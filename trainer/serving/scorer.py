@@ -99,8 +99,7 @@ class Scorer:
     """
     segments, values, dense, keys, store = tensors
     ids, *rows = library.load().ctr_row_store_pull(store, keys, train=False)
-    outputs = self._outputs(segments, values, dense, tf.range(tf.size(keys)), *rows)
-    return outputs | {'ids': ids}
+    return self._outputs(segments, values, dense, tf.range(tf.size(keys)), *rows) | {'ids': ids}
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs, {name: float32 [B]}.
@@ -219,8 +218,7 @@ class Scorer:
     """Converts columns of the log, each with `size` values, to a batch of `size` samples."""
     if self.retrieval:  # items seen are named by the request, not looked up by user
       columns.setdefault(self._cfg.data.group, pa.nulls(size))
-    block = Block(columns, np.arange(size), lambda i: '', [])
-    parsed = parse(self._cfg, block, labelled=False)
+    parsed = parse(self._cfg, Block(columns, np.arange(size), lambda i: '', []), labelled=False)
     if parsed.bad:
       bad = parsed.examples[0]
       raise BadRequest(f'{bad.what}, sample {bad.line}: found {bad.found}; wanted {bad.wanted}')
@@ -260,8 +258,7 @@ class Scorer:
     mine = np.isin(samples.segments % self._num_slots, fields)
     sample = samples.segments[mine] // self._num_slots
     starts = np.searchsorted(sample, np.arange(1, len(samples.label)))
-    keys = samples.keys[mine] if len(samples.segments) else samples.keys[:0]
-    return np.split(keys, starts)
+    return np.split(samples.keys[mine] if len(samples.segments) else samples.keys[:0], starts)
 
   def is_empty(self, samples: SlotBatch) -> np.ndarray:
     """Returns which samples have neither a feature nor a dense value, bool [B]."""

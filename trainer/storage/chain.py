@@ -199,8 +199,7 @@ class RowExport:
     for name in self._parts(content, shards):
       file = os.path.join(self.path, name)
       with _parquet(file) as parquet:
-        table = parquet.read(columns=['key'])
-        keys = np.ascontiguousarray(table['key'].to_numpy())
+        keys = np.ascontiguousarray(parquet.read(columns=['key'])['key'].to_numpy())
       crc, expected = zlib.crc32(keys.tobytes()), self._manifest['files'][name]['keys_crc32']
       if crc != expected:
         raise DataLoss(f'{file}: the checksum of its keys is {crc:08x}; expected {expected:08x}')

@@ -37,8 +37,7 @@ class DenseServing(ServedModel):
       shapes['linear'] = [slots]
     if {'factors', 'totals'} & model.needs:
       for name, table in cfg.sparse.tables.items():
-        in_table = sum(s.table == name for s in cfg.data.slots)
-        shapes[f'factors_{name}'] = [in_table, table.width]
+        shapes[f'factors_{name}'] = [sum(s.table == name for s in cfg.data.slots), table.width]
     if 'totals' in model.needs:
       shapes['squares'] = []
     if 'field_factors' in model.needs:

@@ -65,8 +65,7 @@ class Change(NamedTuple):
 
   def applied(self, before: Items) -> Items:
     """Returns `before` with this change applied; both are in ascending order of their keys."""
-    replaced = np.isin(before.keys, np.concatenate([self.gone, self.items.keys]))
-    kept = before.take(~replaced)
+    kept = before.take(~np.isin(before.keys, np.concatenate([self.gone, self.items.keys])))
     if not len(self.items.keys):
       return kept
     return Items(*map(np.concatenate, zip(kept, self.items))).by_key()

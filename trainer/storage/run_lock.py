@@ -119,8 +119,7 @@ class RunLock:
       return
     self._released.set()
     with files.exclusive(self._path) as f:
-      owner = _read(f)
-      if owner == self._own:
+      if _read(f) == self._own:
         f.truncate(0)
     _held.discard(self._own['id'])
     self._own = None

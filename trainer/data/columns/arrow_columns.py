@@ -178,8 +178,7 @@ class ArrowReader:
   def feature_texts(self, name: str) -> tuple[np.ndarray, pa.Array]:
     """Returns the hashes, int64 [u], ascending, and the texts of a column's u distinct features."""
     array, column, markers = self._array(name)
-    slot = self._slot(name, column)
-    hashes, texts = distinct_texts(whole_numbers(array)[0], slot, 0, markers)
+    hashes, texts = distinct_texts(whole_numbers(array)[0], self._slot(name, column), 0, markers)
     hashes, first = np.unique(hashes, return_index=True)
     return hashes, texts.take(first)
 

@@ -40,8 +40,7 @@ def feature_of(text: str, made: config.SlotCross) -> str:
 
 def shown(made: config.SlotCross, reader: ArrowReader) -> tuple[pa.Array, pa.Array]:
   """Returns two texts for each combination in all records: the hashed one, and 'a × b' to show."""
-  by_record = [reader.features(name).by_record() for name in made.cross]
-  parts, _ = _parts(by_record, made.most, np)
+  parts, _ = _parts([reader.features(name).by_record() for name in made.cross], made.most, np)
   texts = []
   for name, hashes in zip(made.cross, parts):
     known, of_known = reader.feature_texts(name)
@@ -85,8 +84,7 @@ def arrow(made: config.SlotCross, reader: ArrowReader) -> pa.Array:
     for column in columns:
       missing |= column.hashes == NO_FEATURE
     return pa.array(_mixture([c.hashes for c in columns]), mask=missing)
-  by_record = [c.by_record() for c in columns]
-  parts, counts = _parts(by_record, made.most, np)
+  parts, counts = _parts([c.by_record() for c in columns], made.most, np)
   return pa.ListArray.from_arrays(offsets_of(counts), _mixture(parts))
 
 

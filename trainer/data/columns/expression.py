@@ -80,8 +80,7 @@ def _log(x: TensorLike, xp: Library) -> TensorLike:
   """Returns the natural logarithm of x, NaN if x is negative or 0; x must not be subnormal."""
   bits = xp.bits(x)
   # x = 2^k·m with m in [√½, √2): the bits are shifted so that the exponent field gives k.
-  shifted = bits - 0x3FE6A09E667F3BCD
-  k = shifted // 2**52
+  k = (bits - 0x3FE6A09E667F3BCD) // 2**52
   f = xp.of_bits(bits - k * 2**52) - 1.0
   k = xp.number(k)
   s = f / (f + 2.0)

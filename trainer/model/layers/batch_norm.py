@@ -65,8 +65,7 @@ class BatchNorm(tf.keras.layers.Layer):
     def normalise(x: tf.Tensor, gamma: tf.Tensor, beta: tf.Tensor) -> tuple:
       columns = tf.shape(x)[1]
       samples = [tf.cast(tf.shape(x)[0], tf.float32)]
-      own_sums = [tf.reduce_sum(x, 0), tf.reduce_sum(tf.square(x), 0), samples]
-      sums = self._sum(tf.concat(own_sums, 0))
+      sums = self._sum(tf.concat([tf.reduce_sum(x, 0), tf.reduce_sum(tf.square(x), 0), samples], 0))
       count = sums[-1]
       moments = tf.math.divide_no_nan(sums[:-1], count)
       mean = moments[:columns]

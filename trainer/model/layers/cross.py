@@ -109,7 +109,6 @@ class Cross(tf.keras.layers.Layer):
       right = tf.concat([1 + tf.add_n(self._biases[:l])[None], *u[:l]], 0)
       z = [multiply(tf.concat(left, 1), columns) for columns in tf.split(right, widths, 1)]
       x = [part * factor for part, factor in zip(parts, z)]
-      of_x = multiply(x, tf.concat([v[l], head], 0), transpose_b=True)
-      c, head_of_x = tf.split(of_x, [r, 1], 1)
+      c, head_of_x = tf.split(multiply(x, tf.concat([v[l], head], 0), transpose_b=True), [r, 1], 1)
       left.append(c)
     return head_of_x + bias + tf.reduce_sum(c * q, 1, keepdims=True)

@@ -36,5 +36,4 @@ class FFM(tf.keras.layers.Layer):
     """Returns logits, float32 [B, 1]."""
     # Served graphs may contain only TensorFlow's own ops.
     sum_of_pairs = ops.pairs if training else ops.pairs_in_plain_ops
-    pairs = sum_of_pairs(inputs.field_factors)
-    return (pairs - 0.5 * inputs.field_squares)[:, None]
+    return (sum_of_pairs(inputs.field_factors) - 0.5 * inputs.field_squares)[:, None]

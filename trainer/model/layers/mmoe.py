@@ -64,8 +64,7 @@ class SharedBottom(tf.keras.layers.Layer):
       shape = [experts, rows, columns] if l else [rows, experts * columns]
       initial = tf.keras.initializers.RandomUniform(-limit, limit, self._seed + l)
       self._kernels.append(self.add_weight(f'kernel_{l}', shape, initializer=initial))
-      bias = self.add_weight(f'bias_{l}', [experts * columns], initializer='zeros')
-      self._biases.append(bias)
+      self._biases.append(self.add_weight(f'bias_{l}', [experts * columns], initializer='zeros'))
     self._gates = None
     if experts > 1:
       self._gates = self.add_weight('gates', [width, self._tasks * experts], initializer='zeros')
@@ -89,8 +88,7 @@ class SharedBottom(tf.keras.layers.Layer):
     if self._gates is None:
       return [h] * self._tasks
     gates = tf.nn.softmax(tf.reshape(x @ self._gates, [-1, self._tasks, self._experts]))
-    experts = tf.reshape(h, [-1, self._experts, self._hidden[-1]])
-    return tf.unstack(gates @ experts, self._tasks, 1)
+    return tf.unstack(gates @ tf.reshape(h, [-1, self._experts, self._hidden[-1]]), self._tasks, 1)
 
 
 class MMoE(SharedBottom):

@@ -62,8 +62,7 @@ class SASRec(tf.keras.layers.Layer):
     count = tf.reduce_max(tf.pad(ends, [[0, 0], [1, 0]]), 1, keepdims=True)
     at = tf.range(-self._max_length, 0) + count  # [B, max_length]
     at = tf.where(at < 0, length, at)
-    rows = tf.concat([history.vectors, tf.zeros([size, 1, width])], 1)
-    h = tf.gather(rows, at, batch_dims=1)
+    h = tf.gather(tf.concat([history.vectors, tf.zeros([size, 1, width])], 1), at, batch_dims=1)
     h.set_shape([None, self._max_length, width])
     is_there = tf.gather(tf.pad(history.mask, [[0, 0], [0, 1]]), at, batch_dims=1)
     drops = iter(range(1 + 2 * self._blocks))
