@@ -132,10 +132,7 @@ ROW_OPTIMIZERS = {
     'the bias correction counts all steps',
     state_per_weight=2,
     reads=frozenset({'beta1', 'beta2', 'epsilon'}),
-    presets={
-      'tuned': {'learning_rate': 0.03, 'epsilon': 1e-5},
-      'keras': {'learning_rate': 0.001},
-    },
+    presets={'tuned': {'learning_rate': 0.03, 'epsilon': 1e-5}, 'keras': {'learning_rate': 0.001}},
   ),
   'ftrl': RowKind(
     'McMahan et al. 2013, with L1 and L2: weights become exactly 0',

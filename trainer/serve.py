@@ -57,10 +57,7 @@ OWN_LAYERS = flags.DEFINE_list(
 )
 STRICT = flags.DEFINE_bool('strict', False, 'Refuses columns that the model does not read.')
 THREADS = flags.DEFINE_integer(
-  'threads',
-  1,
-  'That score requests; several can wait for Redis.',
-  lower_bound=1,
+  'threads', 1, 'That score requests; several can wait for Redis.', lower_bound=1
 )
 SECONDS_BETWEEN_LOOKS = 0.05  # between looks at the store
 SECONDS_TO_END = 5  # for a look, when the server stops

@@ -317,10 +317,7 @@ def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: W
 
 
 def floats(
-  array: pa.Array,
-  column: str,
-  missing_values: Sequence[str] = (),
-  writing: Writing = Writing(),
+  array: pa.Array, column: str, missing_values: Sequence[str] = (), writing: Writing = Writing()
 ) -> tuple[np.ndarray, np.ndarray]:
   """Reads numbers: float64 [n], NaN where missing; bool [n], true where no finite float32."""
   if pa.types.is_dictionary(array.type):

@@ -42,10 +42,7 @@ class SyncedStep(NamedTuple):
 
 
 def synced_step(
-  sums: Sequence[tf.Tensor],
-  variables: Sequence[tf.Variable],
-  workers: int,
-  apply_sums: ApplySums,
+  sums: Sequence[tf.Tensor], variables: Sequence[tf.Variable], workers: int, apply_sums: ApplySums
 ) -> SyncedStep:
   """Adds to a v1 graph a step that all workers take together.
 
@@ -57,9 +54,7 @@ def synced_step(
   level = logger.level
   logger.setLevel('ERROR')  # TensorFlow warns that SyncReplicasOptimizer is deprecated
   optimizer = v1.train.SyncReplicasOptimizer(
-    _ApplyOptimizer(workers, apply_sums),
-    replicas_to_aggregate=workers,
-    total_num_replicas=workers,
+    _ApplyOptimizer(workers, apply_sums), replicas_to_aggregate=workers, total_num_replicas=workers
   )
   push = optimizer.apply_gradients(list(zip(sums, variables)), global_step=global_step)
   # Unused: the coordinator says when the first worker is ready.

@@ -91,8 +91,7 @@ class ItemSearch:
     numbers = numbers[numbers >= 0]
     np.bitwise_and.at(allowed, numbers // 8, ~np.left_shift(1, numbers % 8).astype(np.uint8))
     parameters = faiss.SearchParametersIVF(
-      sel=faiss.IDSelectorBitmap(allowed),
-      nprobe=self._lists_to_search(k),
+      sel=faiss.IDSelectorBitmap(allowed), nprobe=self._lists_to_search(k)
     )
     scores, found = self._index.lists.search(query[None], k, params=parameters)
     scores, found = scores[0][found[0] >= 0], self._index.place[found[0][found[0] >= 0]]

@@ -273,11 +273,7 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:
     dims = [{'size': size, 'name': ''} for size in ('-1', *shape)]
-    return {
-      'dtype': dtype,
-      'tensor_shape': {'dim': dims, 'unknown_rank': False},
-      'name': column,
-    }
+    return {'dtype': dtype, 'tensor_shape': {'dim': dims, 'unknown_rank': False}, 'name': column}
 
   def inputs(signature: Signature) -> dict[str, Json]:
     return {

@@ -123,10 +123,7 @@ class VersionedStore(abc.ABC):
     """Returns the version that the store holds, if any; readers ask many times a second."""
 
   def apply(
-    self,
-    exports: Sequence[RowExport],
-    expected: Version | None,
-    withdrawn: int | None = None,
+    self, exports: Sequence[RowExport], expected: Version | None, withdrawn: int | None = None
   ) -> Version:
     """Brings the store to a new version, which it returns; until then, the store holds the old one.
 

@@ -35,14 +35,7 @@ import tensorflow as tf
 from absl import logging
 
 from ops.chunks import Chunk
-from ops.sharding import (
-  IN_TABLE_SHARD,
-  SHARDS,
-  owners_with,
-  shards_of,
-  table_shard_of,
-  within,
-)
+from ops.sharding import IN_TABLE_SHARD, SHARDS, owners_with, shards_of, table_shard_of, within
 from trainer import files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch

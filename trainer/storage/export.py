@@ -85,10 +85,7 @@ from trainer.storage import chain, dense_model, export_rows, saved_model
 from trainer.storage import items as item_files
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, name_of, part_name, path_of
 from trainer.storage.items import Change, Items
-from trainer.storage.row_files import (
-  COUNTED_SCHEMA,
-  SCHEMA,
-)
+from trainer.storage.row_files import COUNTED_SCHEMA, SCHEMA
 
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
 PATIENCE = 600.0  # seconds that an export waits for another one

@@ -23,9 +23,7 @@ class BatchNorm(tf.keras.layers.Layer):
   """
 
   def __init__(
-    self,
-    sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
-    name: str | None = None,
+    self, sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None, name: str | None = None
   ):
     super().__init__(name=name)
     self._sum = sum_across_ranks or (lambda sums: sums)
