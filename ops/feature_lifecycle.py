@@ -287,10 +287,7 @@ class FeatureLifecycle:
       raise
 
   def import_chunk(self, where: str, chunk: chunks.Chunk) -> None:
-    """Adds the features of one chunk. Eager only.
-
-    If it is damaged, this raises a DataLossError about `where`; the table may have some of them.
-    """
+    """Adds one chunk's features; DataLossError about `where` if damaged, perhaps after some."""
     for name, dtype in self._columns().items():
       own = getattr(chunk[name], 'dtype', type(chunk[name])) if name in chunk else 'nothing'
       if own != dtype:

@@ -21,10 +21,7 @@ TensorLike = tf.types.experimental.TensorLike
 
 @functools.cache
 def load(path: str = PATH) -> types.ModuleType:
-  """Returns a module with a function for each op.
-
-  It raises NotBuilt if the library was built for another TensorFlow or from other sources.
-  """
+  """Returns a module with a function for each op; NotBuilt if the library is another build's."""
   sources = build.digest() if path == PATH else None
   compile_again = 'run `python -m ops.build` to compile the ops again'
   if not os.path.exists(path):

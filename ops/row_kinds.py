@@ -84,10 +84,7 @@ class RowKind:
 
   @property
   def has_decaying_state(self) -> bool:
-    """Whether the state holds moving averages, which change even in a step without a gradient.
-
-    So l2_mode has an effect even without l2.
-    """
+    """Whether state holds moving averages: l2_mode matters without l2, as they always change."""
     return 'beta2' in self.reads
 
 

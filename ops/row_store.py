@@ -86,10 +86,7 @@ def to_bfloat16(rows: np.ndarray) -> np.ndarray:
 
 
 def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01) -> tf.Tensor:
-  """Returns the initial factors of features, float32 [n, width], with standard deviation `scale`.
-
-  Each factor depends only on the seed, the key and the column.
-  """
+  """Returns float32 [n, width] of deviation `scale`, a function of seed, key and column alone."""
   return load().ctr_initial_factors(keys=keys, seed=seed, width=width, scale=scale)
 
 

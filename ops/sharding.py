@@ -44,10 +44,7 @@ def within(keys: np.ndarray, shards: range) -> np.ndarray:
 
 
 def owner_of(shards: IntOrArray, owners: int) -> IntOrArray:
-  """Returns which of `owners` processes owns each logical shard.
-
-  An owner's shards are consecutive: keys ordered by shard are grouped by owner too.
-  """
+  """Returns the owner of each logical shard; the shards of an owner are consecutive."""
   return shards * owners // SHARDS
 
 

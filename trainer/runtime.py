@@ -102,10 +102,7 @@ def launched() -> Runtime:
 
 
 def secret() -> bytes:
-  """Returns the secret in the file of CTR_SECRET_FILE, which launch/ makes; b'' if it is not set.
-
-  UserError: the file cannot be read, or holds fewer than 16 characters.
-  """
+  """Returns the secret of CTR_SECRET_FILE, at least 16 characters; b'' if that is not set."""
   path = os.environ.get('CTR_SECRET_FILE')
   if not path:
     return b''

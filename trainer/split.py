@@ -246,10 +246,7 @@ def _all_or_none(paths: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
-  """Returns where each line or row goes, a place in SPLITS, _ALL or _NONE, int8, from number 1.
-
-  And how many samples each split gets, and a text on each split's times.
-  """
+  """Returns each line's place in SPLITS, _ALL or _NONE, int8; sizes; and texts on times."""
   from trainer.data.conversion import reader, warn_of_headers, warn_of_quotes
   from trainer.data.csv_format import delimiter_of, header_lines
 

@@ -115,10 +115,7 @@ class RowExchange(Protocol):
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank, and receives rows from every rank; every rank calls it.
-
-    `ops.connections.Connections.all_to_all` has the arguments.
-    """
+    """Sends rows to every rank, and receives theirs, as `Connections.all_to_all` of ops does."""
     ...
 
 

@@ -256,10 +256,7 @@ def _authenticated(
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Lets both sides prove that they know the secret, or raises ConnectionError.
-
-  `seconds` limits each answer. The other side runs `steps` in reverse order.
-  """
+  """Lets both sides prove that they know the secret, each in `seconds`, or ConnectionError."""
   connected.setblocking(True)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))
   for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

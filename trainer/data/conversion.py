@@ -72,10 +72,7 @@ def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> B
 def raw_blocks(
   cfg: config.Config, file: LogFile, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Yields functions that return the blocks, with the `wanted` columns, of a raw file's part.
-
-  A column may come from the path, as dt in dt=31/part.csv.
-  """
+  """Yields functions that return blocks of a raw file; paths as dt=31/part.csv give columns too."""
   partitions = {name: text for name, text in partition_columns(file.path).items() if name in wanted}
   inside = {name: key for name, key in wanted.items() if name not in partitions}
   if file.bytes == 0:

@@ -145,10 +145,7 @@ def _to_arrow(
 def _lines_of_names(
   raw: bytes, header: Sequence[bytes], wanted: Collection[bytes], dialect: _Dialect
 ) -> Iterator[tuple[int, int, list[bytes]]]:
-  """Yields (start, next line's start, names) of lines of columns' names, after any byte-order mark.
-
-  Most of their fields are names, and no wanted one lacks.
-  """
+  """Yields (start, next start, names) of lines most of whose fields, all wanted, name columns."""
   written = sorted((name.replace(b'"', b'""') for name in wanted), key=len, reverse=True)
   if not written or not all(name in raw for name in written):  # a long name is ruled out fastest
     return

@@ -158,10 +158,7 @@ def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
 
 
 def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, pa.Array] | None:
-  """Parses lines, none blank, with Arrow; None if one by one might give another result.
-
-  `wanted` says of each column whether it is a slot.
-  """
+  """Parses lines, none blank, with Arrow; None if one by one might give another result."""
   # A line that begins with { and ends with } cannot continue in the next one.
   if not all(line.startswith(b'{') and line.endswith(b'}') for line in lines):
     return None

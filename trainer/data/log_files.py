@@ -40,10 +40,7 @@ _last_attempt = math.inf  # when, by time.monotonic(), the last attempt may begi
 
 
 def attempt_for(seconds: float) -> None:
-  """Lets no attempt to use a remote file begin later than in so many seconds.
-
-  So a bucket that does not answer cannot delay a process that is asked to stop.
-  """
+  """Lets no attempt at a remote file begin later than in `seconds`, once asked to stop."""
   global _last_attempt
   _last_attempt = time.monotonic() + seconds
 

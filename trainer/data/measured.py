@@ -100,10 +100,7 @@ def _table_of(cfg: config.Config, key: str) -> str | None:
 def open_values(
   cfg: config.Config, known: Mapping[str, Json] = types.MappingProxyType({})
 ) -> JsonObject:
-  """Reads the look-up tables and measures the bins that the config does not give, but `known`.
-
-  UserError: a table cannot be read, or bins cannot be measured.
-  """
+  """Reads the look-up tables and measures the bins that neither the config nor `known` has."""
   left_open = [key for key in cfg.data.left_open() if key not in known]
   new = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
   if len(left_open) > len(new):  # bins are still open; their numbers may come from tables
@@ -269,10 +266,7 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
 
 
 def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
-  """Returns the numbers to divide into bins, {key of `slots`: float64 [m]}, none missing.
-
-  They are from the first MOST_SAMPLES samples of a pass.
-  """
+  """Returns {key of `slots`: float64 [m]}, a pass's first MOST_SAMPLES numbers, none missing."""
   parts: dict[str, list[np.ndarray]] = {key: [np.zeros([0])] for key in slots}
   wanted = {
     name: f"slot '{slot.name}'" for slot in slots.values() for name, _ in cfg.data.columns_of(slot)

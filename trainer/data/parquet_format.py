@@ -48,10 +48,7 @@ def _plain_type(t: pa.DataType) -> pa.DataType:
 
 
 def plain(array: pa.Array, column: str) -> pa.Array:
-  """Returns an array without run ends and views, which many of Arrow's functions do not take.
-
-  UserError: it has a type that no log has, such as a union.
-  """
+  """Returns an array without run ends and views; a UserError for types that no log has."""
   t = array.type
   try:
     if pa.types.is_run_end_encoded(t):

@@ -174,10 +174,7 @@ class Writer:
       self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
 
   def append(self, prepared: PreparedPass) -> None:
-    """Appends the samples of a prepared pass, which must have the same schema.
-
-    Its full chunks are copied unchanged if no earlier samples wait for their chunk to become full.
-    """
+    """Appends samples of a prepared pass of the same schema; copies full chunks if none waits."""
     samples = prepared.num_samples
     copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
     if copied:

@@ -44,10 +44,7 @@ def schema(cfg: config.Config) -> JsonObject:
 
 
 def reading(cfg: config.Config) -> JsonObject:
-  """Returns the settings by which a raw file is parsed.
-
-  A pass is converted again if these settings, its `schema` or the raw file have changed.
-  """
+  """Returns the settings by which a raw file is parsed; if they change, it is converted again."""
   data = cfg.data
   return {
     'data_format': data.format,

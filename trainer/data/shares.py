@@ -37,10 +37,7 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
 
 
 def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
-  """Counts the line ends in a text file's blocks of SCAN_BYTES at rank, rank + size, …
-
-  It is [] if the file is not a text.
-  """
+  """Counts line ends in the blocks (SCAN_BYTES) rank, rank + size, … of a text; [] if none."""
   if not FORMATS[format_of(cfg.data, file.path)].has_lines:
     return []
   with open_file(file.path) as f:
@@ -59,10 +56,7 @@ def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
 
 
 def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: int) -> list[Part]:
-  """Cuts a file into at most `size` parts; each but the last has a multiple of CHUNK records.
-
-  `counted` has the results of `count_lines` on all ranks.
-  """
+  """Cuts a file, as `count_lines` counted on each rank, into `size` parts of whole chunks."""
   kind = format_of(cfg.data, file.path)
   is_text = FORMATS[kind].has_lines
   header = header_lines(file.path, cfg.data) if kind == 'csv' else 0

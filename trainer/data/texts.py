@@ -41,10 +41,7 @@ def texts_of(
 
 
 def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
-  """Returns the distinct texts that a slot hashes in a block, and the text to show for each.
-
-  Only a cross differs: it hashes a number; the text to show is 'a × b'.
-  """
+  """Returns a block's distinct texts that a slot hashes, and to show: for a cross 'a × b'."""
   reader = ArrowReader(cfg, block.columns, len(block.lines))
   if isinstance(slot.made, config.SlotCross):
     texts, shown = cross.shown(slot.made, reader.of(slot.name))

@@ -80,10 +80,7 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 
 
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
-  """Finds {name: dtype} of the features in `missing`, each in the first record that has a value.
-
-  `names` receives the names of all features that occur, for messages.
-  """
+  """Finds {name: dtype} of the features in `missing`; adds all that occur to `names`."""
   kinds: dict[str, tf.DType] = {}
   for record in records:
     if len(kinds) == len(missing):

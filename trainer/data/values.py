@@ -68,10 +68,7 @@ def places(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 
 def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-  """Returns a column by its name or, if no column has this name, by a path such as `device.os`.
-
-  A path names a column, then fields of its structs or keys of its maps.
-  """
+  """Returns the column of a name or else of a path: a column, then fields or keys of maps."""
   if name in table.schema.names:
     column = table.column(name)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -93,10 +93,7 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Finds each of `size` samples' features in a flat list, whose samples [n] ascend.
-
-  Returns their indices in the list, int32 [B, L], ascending, padded with −1.
-  """
+  """Returns the places of each sample's features in a flat list, [B, L], padded with −1."""
   places = tf.RaggedTensor.from_value_rowids(
     tf.range(tf.size(samples)), tf.cast(samples, tf.int64), tf.cast(size, tf.int64), validate=False
   )

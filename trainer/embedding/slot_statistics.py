@@ -117,10 +117,7 @@ class SlotStatistics:
     return figures
 
   def norm_histograms(self, state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns {slot: float64 [bins, 3]}: a histogram of the norms of its rows' factors.
-
-    A bin has a left edge, a right edge, both powers of 2, and a number of rows.
-    """
+    """Returns {slot: a histogram of the norms of its factors, [bins, 3]: left, right, rows}."""
     edges = 2.0 ** (_LEAST_OCTAVE + np.arange(_OCTAVES + 1))
     histograms = {}
     for name, counts in zip(self._names, state['norms']):
@@ -132,10 +129,7 @@ class SlotStatistics:
 
 
 def effective_rank(gram: np.ndarray) -> float:
-  """Returns exp of the entropy of a matrix's normalised singular values (Roy and Vetterli 2007).
-
-  `gram` is float64 [D, D], Σ v vᵀ over the rows v of the matrix.
-  """
+  """Returns exp of the entropy of singular values (Roy and Vetterli 2007) of Σ v vᵀ, [D, D]."""
   values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
   if not values.sum():
     return 0.0

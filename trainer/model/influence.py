@@ -33,10 +33,7 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
   distinct, place = np.unique(probabilities, return_inverse=True)
 
   def share_below(weight: np.ndarray) -> np.ndarray:
-    """Returns, for each of n samples, the share of a class's `weight` (else 0) predicted lower.
-
-    Equal predictions count half.
-    """
+    """Returns the share of a class's `weight` (0 for others) predicted lower; equal counts half."""
     sums = np.bincount(place, weight, len(distinct)) / weight.sum()
     return (np.cumsum(sums) - sums / 2)[place]
 

@@ -1,7 +1,4 @@
-"""Functions that return the loss of each sample of a batch.
-
-The caller weights and sums them, and divides by the total weight of the global batch.
-"""
+"""Losses of the samples of a batch, which the caller weights, and divides by all weights."""
 
 from collections.abc import Callable
 

@@ -94,10 +94,7 @@ def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
 
 
 def split(inputs: LayerInputs, size: tf.Tensor) -> tuple[LayerInputs, LayerInputs]:
-  """Splits a batch's inputs that towers read: the first `size` samples, and those after these.
-
-  `linear` becomes None; `position` stays as it is.
-  """
+  """Splits the inputs that towers read, `linear` not: the first `size` samples, and the rest."""
 
   def cut(t: tf.Tensor | None) -> list[tf.Tensor | None]:
     # The gradient of tf.split joins both parts; slices would each pad theirs with zeros.

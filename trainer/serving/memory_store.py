@@ -168,8 +168,5 @@ class MemoryStore(VersionedStore):
 def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:
   """Returns the items, if any, of exports after those `before`, None where the first is a base."""
   for export in exports if exports[-1].has_items else ():
-    if export.begins_chain:
-      before = ItemSearch.of_base(export)
-    else:
-      before = before.changed(export.items())
+    before = ItemSearch.of_base(export) if export.begins_chain else before.changed(export.items())
   return before

@@ -49,9 +49,7 @@ class Publisher:
     try:
       held = self._store.version()
       exports = pending(self._directory, held)
-      if not exports:
-        return None
-      return self._apply(exports, held)
+      return self._apply(exports, held) if exports else None
     except Overtaken:
       return None
     except (DataLoss, FileNotFoundError) as e:

@@ -162,10 +162,7 @@ class RedisStore(VersionedStore):
 
   @contextlib.contextmanager
   def _writing(self) -> Iterator[bytes]:
-    """Deletes what killed publishers left; then holds `ctr:writer`, and yields its value.
-
-    A UserError says that another publisher writes a base.
-    """
+    """Deletes what killed publishers left; holds `ctr:writer`, and yields it, or a UserError."""
     newest = int(self._redis.get(_GENERATION) or 0)
     # A base that begins from here on gets a newer generation, which the sweep spares.
     is_free, name = not self._redis.exists(_WRITER), uuid.uuid4().bytes

@@ -72,10 +72,7 @@ class _Call:
     return rest.request_of({'signature_name': signature, 'inputs': columns}, max_instances)
 
   def answer(self, request: rest.Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
-    """Returns the answer to a request for scores, of {name: float32 [B]}.
-
-    BadRequest if it wants another output, Refused if it wants another version.
-    """
+    """Answers with {name: float32 [B]}; BadRequest, or Refused for another version."""
     spec = self._spec
     if spec.WhichOneof('version_choice') and spec.version.value != version:
       found = spec.version_label[:80] or spec.version.value

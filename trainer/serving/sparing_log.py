@@ -9,19 +9,13 @@ SECONDS = 60
 
 
 class SparingLog:
-  """Logs a kind's first line at once, then at most one a minute, which counts the others.
-
-  It is used within an event loop.
-  """
+  """Logs a kind's first line at once, then one a minute, which counts; within an event loop."""
 
   def __init__(self):
     self._left_out: dict[Hashable, tuple[int, str]] = {}  # kind -> the lines' number, the last one
 
   def log(self, kind: Hashable, level: int, text: str, error: BaseException | None = None) -> None:
-    """Logs a line, and `error`'s trace, unless one of its kind was logged less than a minute ago.
-
-    There must be few kinds, whatever clients send.
-    """
+    """Logs a line and `error`'s trace, unless one of its (few) kinds was within a minute."""
     if kind in self._left_out:
       self._left_out[kind] = self._left_out[kind][0] + 1, text
       return

@@ -199,10 +199,7 @@ def save(
 
 
 def _begin(directory: str, step: int) -> tuple[str, int]:
-  """Makes a new checkpoint's directory, and removes what crashes have left.
-
-  Returns the path that the complete checkpoint will have, and its serial number.
-  """
+  """Makes a checkpoint's directory, clears those of crashes; returns its path to be, and serial."""
   os.makedirs(directory, exist_ok=True)
   done = candidates(directory)
   for name in os.listdir(directory):

@@ -40,10 +40,7 @@ class RunLock:
     self._own: JsonObject | None = None
 
   def acquire(self) -> None:
-    """Makes this process the owner; a UserError names another one.
-
-    If the last owner was on another host, this waits to see if that owner still updates the file.
-    """
+    """Makes this process the owner, once it is sure that the last one is dead; or a UserError."""
     own = _this_process() | {'id': secrets.token_hex(8)}
     seen: tuple[str, int] | None = None  # the owner and the time of its file
     while True:

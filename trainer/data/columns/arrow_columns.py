@@ -105,10 +105,7 @@ class ArrowReader:
     return self._log[column], column, self._data.missing_values
 
   def single(self, name: str, wanted: str) -> tuple[pa.Array, str, list[str]]:
-    """Returns a column of one value a record, its name, and the texts for a missing value.
-
-    Records with several values are dropped.
-    """
+    """Returns a column of one value a record, else dropped, its name, and its texts for missing."""
     array, column, markers = self._array(name)
     array, several = one_each(array)
     self.drop(several, column, wanted)

@@ -16,10 +16,7 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 
 @functools.cache
 def _log_squared() -> np.ndarray:
-  """Returns the boundaries of bins `log_squared`: 0, 1, 2, and each x > 2 where ln²x is 1, 2, …
-
-  After 2 comes the least float32 above it; ln²x is 1, 2, 3, … at x > 1.
-  """
+  """Returns 0, 1, 2, the next float32, and each x > 1 where ln²x is 1, 2, … as boundaries."""
   most = np.log(float(np.finfo(np.float32).max)) ** 2
   numbers = np.exp(np.sqrt(np.arange(1, int(most) + 1)))
   return np.concatenate([[0, 1, 2, np.nextafter(np.float32(2), np.float32(3))], numbers])
