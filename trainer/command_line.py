@@ -117,7 +117,7 @@ def _open_standard_streams() -> None:
 
 def _script(module: re.Match) -> str:
   """Returns the name of the command that `python -m trainer.NAME` runs."""
-  return '`ctr-' + {'run': 'train', 'resolve': 'config'}.get(module[1], module[1])
+  return '`ctr-' + ('train' if module[1] == 'run' else module[1])
 
 
 def _help(main: Callable[..., int | None]) -> str:

@@ -15,7 +15,7 @@ from trainer.config.schema_text import Key, keys, one_line_yaml
 HEAD = """# Every key of the config
 
 Made by `python -m trainer.reference` out of the schema; a test holds it current.
-`ctr-config --config FILE` shows them with
+`ctr-resolve --config FILE` shows them with
 the values that a config has. Keys are joined by dots in `--set` and in
 messages, as in `--set train.batch_size=1024`; an entry of a list goes by its number, as in
 `--set data.slots.0.name=user`. `null` means off. Units stand in the names (`…_seconds`, `…_steps`,

@@ -94,7 +94,7 @@ def main() -> None:
     print(command_line.wrapped(said, WIDTH))
   print(f'the runs and report.html: {study_dir}')
   best = os.path.join(study_dir, table['run_dir'].iloc[0])
-  print(f'next: ctr-evaluate --run_dir {best}, or ctr-config --run_dir {best} for its settings')
+  print(f'next: ctr-evaluate --run_dir {best}, or ctr-resolve --run_dir {best} for its settings')
   print(f'to train with them: ctr-train --config {os.path.join(best, config.GIVEN)} --run_dir NEW')
 
 

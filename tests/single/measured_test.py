@@ -84,7 +84,7 @@ class BatchSizeTest(LogTest):
     (folder / f'{name}.done').touch()
 
   def begin_run(self):
-    """Returns the batch size of a start, what it prints, and what ctr-config says of the size."""
+    """Returns the batch size of a start, what it prints, and what ctr-resolve says of the size."""
     told, (config_file, run) = io.StringIO(), (self.folder / 'c.yaml', self.folder / 'run')
     config_file.write_text(yaml.safe_dump(self.tree))
     with contextlib.redirect_stdout(told):

@@ -1,4 +1,4 @@
-"""`ctr-config` says of each key what it resolves to and where its value comes from."""
+"""`ctr-resolve` says of each key what it resolves to and where its value comes from."""
 
 import pathlib
 import tempfile
