@@ -62,7 +62,7 @@ class Run:
     `data` are patterns of files, or a frame with the columns of the log; by default data.test.
     """
     with self._prepared(data) as (run, prepared):
-      return Figures(run.evaluation.evaluate(prepared))
+      return Figures(run.evaluation.figures(prepared))
 
   def predict(self, data: Data | None = None) -> np.ndarray:
     """Returns the predictions, in input order, float32 [samples], or [samples, tasks].

@@ -55,7 +55,7 @@ def main() -> None:
         by_column = {name: by_column[name] for name in BY.value}
         print(json_text(by_column, runtime.is_terminal())) if as_json else print_slices(by_column)
       return
-    values = run.evaluation.evaluate(run.inputs.prepared(passes, 'evaluate'))
+    values = dict(run.evaluation.figures(run.inputs.prepared(passes, 'evaluate')))
     if here.rank == 0:
       told = warnings(values) if as_json else ()  # in_words says it too
       for warning in filter(None, (run.cfg.uncalibrated(), *told)):

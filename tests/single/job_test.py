@@ -651,7 +651,7 @@ class JobTest(tf.test.TestCase):
         figures = []
         for one in (first, second):
           found = passes(one.cfg, [other], '--data')
-          figures.append(one.evaluation.evaluate(one.inputs.prepared(found, 'evaluate')))
+          figures.append(dict(one.evaluation.figures(one.inputs.prepared(found, 'evaluate'))))
     self.assertEqual(figures[0], figures[1])
     self.assertEqual(tree(), before)
 

@@ -38,8 +38,8 @@ from trainer.storage import chain, export
 from trainer.storage import items as item_files
 from trainer.storage.chain import RowExport
 from trainer.storage.items import Change, Items
-from trainer.training.evaluation import evaluation_of
 from trainer.training.inputs import Inputs
+from trainer.training.ranker import Ranker
 from trainer.training.step import TrainStep
 
 PATH = '/v1/models/ctr:recommend'
@@ -226,7 +226,7 @@ class PairTest(tf.test.TestCase):
     items = None
     if retrieval:
       inputs = Inputs(cfg, SingleProcess(), step, lambda: None, self.folder)
-      keys, vectors = evaluation_of(inputs).all_item_vectors()
+      keys, vectors = Ranker(inputs).all_item_vectors()
       names = dict(zip(item_keys(range(25)), map(str, range(25))))
       items = Items(keys, np.array([names[key] for key in keys.tolist()], object), vectors)
     exported(step, cfg, 'items' if retrieval else 'base', 1, items)
@@ -324,7 +324,7 @@ class DeltaTest(tf.test.TestCase):
     names = dict(zip(item_keys(range(40)), map(str, range(40))))
 
     def write(kind, number, to):
-      keys, vectors = evaluation_of(inputs).all_item_vectors()
+      keys, vectors = Ranker(inputs).all_item_vectors()
       texts = np.array([names[key] for key in keys.tolist()], object)
       done = exported(step, cfg, kind, number, Items(keys, texts, vectors), f'{folder}/{to}')
       return RowExport(done.path)

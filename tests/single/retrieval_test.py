@@ -34,6 +34,7 @@ from trainer.model.retrieval_losses import bpr, leave_out, softmax
 from trainer.storage import items as item_files
 from trainer.training.finished_run import open_run
 from trainer.training.job import Job
+from trainer.training.ranker import Ranker
 from trainer.training.recommendations import recommendations
 from trainer.training.step import TrainStep
 
@@ -416,7 +417,7 @@ class RunTest(tf.test.TestCase):
     cfg = self.make_config(**towers, **admission)
     self.train(cfg)
     with open_run(cfg.run_dir, checkpoint='last') as run:
-      keys, vectors = run.evaluation.all_item_vectors()
+      keys, vectors = Ranker(run.inputs).all_item_vectors()
       known = run.step.store.lookup(keys_of(2, range(25)))
     admitted = keys_of(2, range(25))[np.asarray(known['admitted'])]
     self.assertBetween(len(admitted), 1, 24)

@@ -13,7 +13,7 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data import passes
 from trainer.errors import BadPass, UserError
-from trainer.training import stream
+from trainer.training import ready_passes
 from trainer.training.ledger import FILE, Ledger
 from trainer.training.run_state import Progress
 from trainer.training.stream import End, EndDay, Stream, TrainPass, Wait
@@ -140,7 +140,7 @@ class StreamTest(tf.test.TestCase):
       self.now += 0.1 if len(looks) < 3 else 60
       return passes.announced(*args)
 
-    self.enter_context(mock.patch.object(stream, 'announced', slowly))
+    self.enter_context(mock.patch.object(ready_passes, 'announced', slowly))
     self.announce('day_1.csv', 'day_2.csv')
     self.start()
     self.assertEqual(self.run_until_idle(), ['day_1', 'end 1', 'day_2'])
@@ -498,7 +498,7 @@ class StreamTest(tf.test.TestCase):
     self.state.ledger.fold(0)
     self.start(self.saved())
     with mock.patch.object(passes, 'is_prepared', side_effect=AssertionError):
-      with mock.patch.object(stream, 'stamp_if_any', side_effect=AssertionError):
+      with mock.patch.object(ready_passes, 'stamp_if_any', side_effect=AssertionError):
         self.assertEqual(self.run_until_idle(), [])
 
   def test_a_new_epoch_forgets_the_marks_of_the_one_before(self):

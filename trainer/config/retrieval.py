@@ -162,11 +162,6 @@ class Retrieval(Section):
       for key in ('negatives', 'sampling', 'own_positives'):
         yield key, 'on in_batch_softmax, which draws nothing'
 
-  def only_of_items(self) -> set[str]:
-    """Returns the names of the slots and dense columns that only the item tower reads."""
-    query, item = self.query, self.item
-    return {*item.slots, *item.dense} - {*query.slots, *query.dense}
-
   def metrics(self) -> list[str]:
     """Returns the names of all ranking metrics, such as recall@20."""
     return [f'{name}@{k}' for k in self.eval_at for name in RANKING_METRICS]

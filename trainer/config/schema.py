@@ -106,7 +106,14 @@ class Config(Section):
     """Returns the names of slots and dense columns that are read from data.items, not the log."""
     if self.data.items is None:
       return set()
-    return self.model.retrieval.only_of_items() - {self.item_slot.name}
+    return self.only_of_items() - {self.item_slot.name}
+
+  def only_of_items(self) -> set[str]:
+    """Returns the names of slots and dense columns that describe items alone, not queries."""
+    if self.model.retrieval is None:
+      return set()
+    query, item = self.model.retrieval.query, self.model.retrieval.item
+    return {*item.slots, *item.dense} - {*query.slots, *query.dense}
 
   @property
   def features_per_sample(self) -> float:

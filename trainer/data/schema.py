@@ -63,12 +63,10 @@ def reading(cfg: config.Config) -> JsonObject:
 def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
   """Returns the names of the slots and dense columns that are not read from the log but blank.
 
-  With model.retrieval, training and evaluation (`labelled`) skip the columns that the table
-  data.items holds; prediction skips those that only describe items.
+  Training and evaluation (`labelled`) skip the columns of the table data.items; prediction skips
+  those that only describe items.
   """
-  if labelled or cfg.model.retrieval is None:
-    return cfg.columns_of_items()
-  return cfg.model.retrieval.only_of_items()
+  return cfg.columns_of_items() if labelled else cfg.only_of_items()
 
 
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:

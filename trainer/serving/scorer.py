@@ -74,9 +74,8 @@ class Scorer:
     self._cfg = cfg
     self._plain = None if cfg.model.retrieval else PlainColumns(cfg)
     self.retrieval = cfg.model.retrieval
-    of_items = self.retrieval.only_of_items() if self.retrieval else ()
     # name -> whether its values are strings; columns of strings come first
-    columns = sorted(cfg.data.log_columns(without=of_items).items())
+    columns = sorted(cfg.data.log_columns(without=cfg.only_of_items()).items())
     self._columns = dict(sorted(columns, key=lambda item: not item[1]))
     self._aliases = {input_name(name): name for name in self._columns}
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)

@@ -43,10 +43,10 @@ class Part(NamedTuple):
 
 
 def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys that serving looks up: with model.retrieval, those of the query tower."""
-  if cfg.model.retrieval is None:
+  """Returns the keys that serving looks up: all but those that describe items alone."""
+  if not (of_items := cfg.only_of_items()):
     return keys
-  ids = [cfg.slot_ids()[name] for name in cfg.model.retrieval.query.slots]
+  ids = [slot_id for name, slot_id in cfg.slot_ids().items() if name not in of_items]
   return keys[np.isin(keys >> HASH_BITS, ids)]
 
 

@@ -46,9 +46,8 @@ class Serving(ServedModel):
   ):
     super().__init__(cfg, model, dense_stats)
     self._slots, self._ids = cfg.ordered_slots, cfg.slot_ids()
-    retrieval = cfg.model.retrieval
     # Columns that only describe items are no inputs of the SavedModel; inside it they are blank.
-    self._of_items = retrieval.only_of_items() if retrieval else set()
+    self._of_items = cfg.only_of_items()
     self._integer_columns = {
       name
       for s in self._slots

@@ -53,13 +53,8 @@ class Catalogue:
   ) -> None:
     """Rebuilds the catalogue from the rows of all ranks. Every rank calls it.
 
-    Args:
-      store: the rows that this rank owns.
-      prepared: the next pass to train on; its items are added. None adds nothing, so that only
-        items with a row are left.
-    Raises:
-      BadPass: if no item has a row or occurs in `prepared`, or if data.items lacks all items in
-        `prepared`.
+    The items of `prepared`, the next pass to train on, are added. It raises BadPass if no item has
+    a row or occurs there, or if data.items lacks all items in it.
     """
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]
@@ -104,11 +99,9 @@ class Catalogue:
     self._own_positives = OwnPositives(*positives, len(self.keys))
 
   def _of_pass(self, prepared: PreparedPass) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the items of a pass, including those that occur only in histories.
+    """Returns the items of a pass, int64 [n], ascending, and the samples of each, float64 [n].
 
-    Returns:
-      The keys of the items, int64 [n], ascending, and the number of samples of each item, float64
-      [n]. The number is 0 for an item that occurs only in histories.
+    Items that occur only in histories have 0 samples.
     """
     all_keys, times = [np.zeros([0], np.int64)], [np.zeros([0])]
     for batch in prepared.batches(_SAMPLES_AT_ONCE):
@@ -147,15 +140,10 @@ class Catalogue:
     """Prepares a batch of NumPy arrays for a training step.
 
     Samples with a negative label, or with an item that is not in the catalogue, get weight 0.
-    Negative items are drawn and appended to the batch. Only the loss in_batch_softmax needs none,
-    because it compares a sample with the items of the other samples.
-
-    Args:
-      step: the number of the step, from 0. Together with the config's seed, it decides which
-        negatives are drawn.
-    Returns:
-      The batch with `item`, `log_share` (see `_log_share_of`) and the columns of data.items; with
-      `left_out` too if own_positives is 'pass'.
+    Negative items are drawn, by the config's seed and the step's number from 0, and appended to the
+    batch. Only the loss in_batch_softmax needs none, because it compares a sample with the items of
+    the other samples. The batch also gets `item`, `log_share` (see `_log_share_of`), the columns of
+    data.items and, if own_positives is 'pass', `left_out`.
     """
     items = sole_features(batch, self.field, self._slots)
     if self.table is not None:

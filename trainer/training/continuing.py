@@ -81,12 +81,9 @@ def _has_ffm(*configs: config.Config) -> bool:
 
 
 def parts(cfg: config.Config) -> dict[str, JsonObject]:
-  """Returns the settings that decide what a model predicts from its weights.
+  """Returns {part: its settings}, for each slot, table and layer, that decide what weights predict.
 
   Two models with equal settings predict the same from the same weights.
-
-  Returns:
-    {part: its settings}. The parts are the slots, tables and layers.
   """
   settings: dict[str, JsonObject] = {
     f'data.slots: {s.name}': {'pooling': p} | ({'shared_lists': 'mean'} if is_mean else {})
@@ -137,14 +134,9 @@ def differences(
 
 
 def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:
-  """Checks that a run can continue with a changed config.
+  """Raises OtherModel if a changed key makes another model, and names the first such key.
 
-  Args:
-    before: the config of the run's checkpoint.
-    cfg: the changed config.
-    where: the run_dir, for the message.
-  Raises:
-    OtherModel: if a changed key makes another model; the message names the first such key.
+  `before` is the config of the run's checkpoint; `where` is the run_dir, for the message.
   """
   other, wanted = f'run_dir {where}: it holds another model', 'or another --run_dir'
   mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))

@@ -1,12 +1,15 @@
 """The end of a day in the tables: decays shows and clicks, evicts features, ages the others."""
 
-from collections.abc import Mapping
+import shutil
 
 import numpy as np
 
+from trainer import files
 from trainer.comm.communicator import Communicator
 from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable
+from trainer.training.inputs import Inputs
+from trainer.training.run_log import RunLog
 
 
 def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
@@ -19,22 +22,29 @@ def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
   return dict(zip(('features', 'admitted', 'table_bytes'), total))
 
 
-def age_tables(
-  store: RowTable, communicator: Communicator, slot_ids: Mapping[str, int]
-) -> dict[str, int]:
-  """Decays shows and clicks, evicts features, then counts one more day for those that are left.
+def end_day(inputs: Inputs, log: RunLog, day: int, is_empty: bool) -> None:
+  """Decays shows and clicks, evicts features, counts one more day for those that are left.
 
   Every process calls it. It changes only memory: a job that crashes before the next checkpoint
   repeats the whole day end.
-
-  Args:
-    slot_ids: {slot: id}, without the slots that share the features of another slot.
-  Returns:
-    {slot: number of evicted features}, summed over all processes.
   """
+  cfg, communicator, store = inputs.cfg, inputs.communicator, inputs.step.store
   store.decay()
   evicted = store.evict(lambda counts: communicator.sum_arrays({'capacity': counts})['capacity'])
   store.age()
+  slot_ids = cfg.own_slot_ids()
   own = np.bincount(np.asarray(evicted) >> HASH_BITS, minlength=max(slot_ids.values()) + 1)
-  counts = communicator.sum_arrays({'n': own.astype(np.int64)})['n']
-  return {slot: int(counts[i]) for slot, i in slot_ids.items()}
+  of_ids = communicator.sum_arrays({'n': own.astype(np.int64)})['n']
+  by_slot = {slot: int(of_ids[i]) for slot, i in slot_ids.items()}
+  evicted, counts, disk = sum(by_slot.values()), table_counts(store, communicator), {}
+  if cfg.data.watch and communicator.rank == 0:
+    free = shutil.disk_usage(cfg.run_dir).free
+    disk = {'disk_bytes': files.size_of(cfg.run_dir), 'disk_free': free}
+  slots = {slot: {'evicted': n} for slot, n in by_slot.items()}
+  fields = {'day': day, 'evicted': evicted, 'empty': is_empty or None, 'slots': slots}
+  log.write('day_end', **fields, **counts, **disk)
+  log.show(
+    f'day {day} ended{" without a pass" * is_empty} · {evicted:,} features evicted · '
+    f'{counts["features"]:,} left, {counts["admitted"]:,} admitted',
+    keep=True,
+  )

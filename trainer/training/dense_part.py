@@ -12,8 +12,11 @@ from ops.library import TensorLike
 from ops.row_store import PulledRows
 from trainer import config
 from trainer.data.features import SlotBatch
+from trainer.data.item_table import ItemTable
+from trainer.data.prepared import PreparedPass
 from trainer.embedding.embedding import Embedding
 from trainer.embedding.layer_inputs import LayerInputs
+from trainer.embedding.row_table import RowTable
 from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
@@ -89,6 +92,20 @@ class DensePart:
   @property
   def trainable(self) -> list[tf.Variable]:
     return self.model.trainable_variables
+
+  def begin_pass(
+    self, prepared: PreparedPass, items: ItemTable | None, store: RowTable, is_new: bool
+  ) -> None:
+    """Prepares for training on a pass, from its first batch on if `is_new`.
+
+    Every process calls it. A subclass adds what it learns from the whole pass.
+    """
+    if is_new:
+      self.metrics.reset()
+
+  def for_step(self, batch: SlotBatch, step: int) -> SlotBatch:
+    """Prepares a batch of NumPy arrays for a training step. A subclass may add to it."""
+    return batch
 
   def gradients(
     self,
@@ -215,11 +232,7 @@ class DensePart:
     return {name: v.numpy() for name, v in self._variables().items()}
 
   def load_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """Loads what `state` returned.
-
-    Raises:
-      UserError: if a variable is absent or has another shape; the message names it.
-    """
+    """Loads what `state` returned; a UserError names a variable that has no such array."""
     saved = {_uncounted(name): array for name, array in arrays.items()}
     for name, variable in self._variables().items():
       shape, array = tuple(variable.shape), saved.get(_uncounted(name))

@@ -47,11 +47,8 @@ def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> 
     first    the shares of the first day's samples.
     last     the shares of this day's samples.
 
-  On the first day there is nothing to compare; its counts are kept for later days.
-
-  Args:
-    warns: whether to warn of slots whose psi is above 0.25, the usual limit (TOLD).
-    place: a field of the event: `day`, or `pass` for a log without days.
+  On the first day there is nothing to compare; its counts are kept for later days. If `warns`, it
+  warns of slots whose psi is above TOLD. `place` is the field `day` or, without days, `pass`.
   """
   today = progress.bins.pop('today', {})
   first = progress.bins.setdefault('first', today)

@@ -1,7 +1,13 @@
-"""Prediction and evaluation, shared by all processes of a job."""
+"""Evaluators: what judges a model by passes.
+
+An evaluator has one method, `figures(passes, in_log)`, which every process calls. It yields the
+name and the value of each figure over the samples of all processes; a value is None if the samples
+do not define it. All evaluators yield `examples`. Its attribute `predictions` is the
+prediction_histogram (trainer.model.calibration) of the last call, or None.
+"""
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -13,6 +19,7 @@ from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.parse import BLANK_GROUP
 from trainer.data.prepared import PreparedPass
+from trainer.errors import UserError
 from trainer.model.calibration import (
   SlotCalibration,
   deciles,
@@ -22,36 +29,39 @@ from trainer.model.calibration import (
   unknown_jumps,
 )
 from trainer.model.metrics import MetricSums, group_auc_sums, result
-from trainer.plain_data import Json
+from trainer.model.ranking import judge
+from trainer.plain_data import Json, JsonObject
 from trainer.training.inputs import Inputs
-from trainer.training.ranking_evaluation import RankingEvaluation
+from trainer.training.ranker import Ranker
 
 
 class Evaluation:
-  """Predicts passes with the current model, and measures the predictions.
+  """Predicts the labels of samples, and measures the predictions.
 
-  Attributes:
-    predictions: the prediction_histogram (trainer.model.calibration) of the last evaluation; None
-      before the first.
-    slots_before: the results of SlotCalibration for the last 100 evaluations, oldest first.
+  Args:
+    slots_before: the figure `slots` of earlier evaluations, oldest first.
   """
 
-  def __init__(self, inputs: Inputs):
+  def __init__(self, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()):
     cfg, self._inputs = inputs.cfg, inputs
     self._communicator, self._step = inputs.communicator, inputs.step
     self._grouped = cfg.data.group is not None
     predicts_clicks = cfg.model.loss != 'squared_error'
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
     self._metrics, self._blank_told = MetricSums(cfg), False
-    self._slots = [slot.name for slot in cfg.ordered_slots]
     # Each day or hour brings new values of these slots.
     self._times = {slot.name for slot in cfg.data.slots if isinstance(slot.made, config.Time)}
+    self._slots_before = collections.deque(slots_before, maxlen=100)
     self.predictions: np.ndarray | None = None
-    self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=100)
-    self._predicted = SlotCalibration(self._slots)
+    self._begin()
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
-  def predict(self, prepared: PreparedPass) -> Iterator[tuple[SlotBatch, np.ndarray]]:
+  def _begin(self) -> None:
+    self._slots = SlotCalibration([slot.name for slot in self._inputs.cfg.ordered_slots])
+
+  def predict(
+    self, prepared: PreparedPass, in_log: bool = False
+  ) -> Iterator[tuple[SlotBatch, np.ndarray]]:
     """Yields each of this process's batches, as tensors, and its probabilities, in order.
 
     The probabilities are NumPy arrays, float32 [B], or [B, T] with several tasks.
@@ -59,68 +69,56 @@ class Evaluation:
     for staged in self._inputs.staged(prepared):
       self._inputs.progress_made()
       probabilities, known = self._step.predict_and_know(staged)
-      self._predicted.update(staged.batch, known, probabilities)
+      if in_log and self._kept_negatives < 1:
+        negatives = self._kept_negatives * (1 - probabilities)
+        probabilities = probabilities / (probabilities + negatives)
+      self._slots.update(staged.batch, known, probabilities)
       yield staged.batch, probabilities
 
-  def tell_unknown(self) -> None:
+  def tell_unknown(self) -> JsonObject:
     """Warns of slots in which unknown features have become far more frequent.
 
     A feature is unknown if the model was not trained on it. The samples that `predict` has scored
-    since the last call are compared with earlier evaluations. Every process calls it.
+    since the last call are compared with earlier evaluations. Returns the figure `slots`.
     """
-    state = self._communicator.sum_arrays(self._predicted.state())
-    self._tell_unknown(self._predicted.result(state))
-    self._predicted = SlotCalibration(self._slots)
-
-  def _tell_unknown(self, by_slot: Mapping[str, Json]) -> None:
+    by_slot = self._slots.result(self._communicator.sum_arrays(self._slots.state()))
+    self._begin()
     if self._step.steps == 0:  # everything is unknown to an untrained model
-      return
+      return by_slot
     if self._communicator.rank == 0:
       written = {name: of_slot for name, of_slot in by_slot.items() if name not in self._times}
-      for text in unknown_jumps(written, self.slots_before):
+      for text in unknown_jumps(written, self._slots_before):
         logging.warning('%s', text)
-    self.slots_before.append(by_slot)
+    self._slots_before.append(by_slot)
+    return by_slot
 
-  def evaluate(
+  def figures(
     self, prepared: Sequence[PreparedPass], in_log: bool = False
-  ) -> dict[str, float | int | None]:
-    """Predicts passes; returns metrics over the samples of all processes. Every process calls it.
+  ) -> Iterator[tuple[str, Json]]:
+    """Yields figures of the predictions.
+
+    - For clicks: auc, logloss, base_logloss, calibration, ctr, examples and, with data.group, gauc.
+      Also the figures of trainer.model.calibration: deciles, ranking and spread.
+    - For squared error: rmse, examples, and base_rmse (the RMSE of predicting the mean label for
+      every sample).
+    - With several tasks: the figures of the first task, and `tasks`, {name: figures of the task}.
+    - `slots`: the result of SlotCalibration.
 
     Args:
       in_log: whether the passes were sampled like the training log, that is, hold only the share
-        model.negative_sampling_rate of the negatives. If so, the metrics use the probability of a
+        model.negative_sampling_rate of the negatives. If so, the figures use the probability of a
         click in such a log; otherwise they use the probability among all impressions.
-    Returns:
-      {name: figure}. A figure is None if the samples do not define it.
-
-      - For clicks: auc, logloss, base_logloss, calibration, ctr, examples and, with data.group,
-        gauc. Also the figures of trainer.model.calibration: deciles, ranking and spread.
-      - For squared error: rmse, examples, and base_rmse (the RMSE of predicting the mean label for
-        every sample).
-      - With several tasks: the figures of the first task, and `tasks`, {name: figures of the task}.
-      - `slots`: the result of SlotCalibration.
     """
     self._metrics.reset()
-    slots = SlotCalibration(self._slots)
+    self._begin()
     columns = []  # for each batch: group, label, probability, weight
-    for data_pass in prepared:
-      for staged in self._inputs.staged(data_pass):
-        self._inputs.progress_made()
-        batch = staged.batch
-        probabilities, known = self._step.predict_and_know(staged)
-        if in_log and self._kept_negatives < 1:
-          negatives = self._kept_negatives * (1 - probabilities)
-          probabilities = probabilities / (probabilities + negatives)
-        slots.update(batch, known, probabilities)
-        self._measure(batch.label, to_tensor(probabilities), batch.weight)
-        if self._grouped:
-          group, label, weight = (t.numpy() for t in (batch.group, batch.label, batch.weight))
-          columns.append((group, label, probabilities, weight))
-    state = self._communicator.sum_arrays(self._metrics.state() | slots.state())
-    by_slot = slots.result({'slots': state.pop('slots')})
-    self._tell_unknown(by_slot)
-    values = result(state)
-    labels = self._inputs.cfg.labels
+    for batch, probabilities in (pair for p in prepared for pair in self.predict(p, in_log)):
+      self._measure(batch.label, to_tensor(probabilities), batch.weight)
+      if self._grouped:
+        group, label, weight = (t.numpy() for t in (batch.group, batch.label, batch.weight))
+        columns.append((group, label, probabilities, weight))
+    by_slot, state = self.tell_unknown(), self._communicator.sum_arrays(self._metrics.state())
+    values, labels = result(state), self._inputs.cfg.labels
     histogram = state.get(f'{labels[0].name}/histogram' if len(labels) > 1 else 'histogram')
     if histogram is not None:
       values |= {'deciles': deciles(histogram), 'ranking': ranking(histogram)}
@@ -128,28 +126,23 @@ class Evaluation:
       self.predictions = prediction_histogram(histogram)
     if by_slot:
       values['slots'] = by_slot
-    for t, label in enumerate(labels):
-      if label.loss == 'squared_error':
-        base = {'base_rmse': rmse_of_mean(prepared, t)}
-        values |= base if t == 0 else {}
-        if 'tasks' in values:
-          values['tasks'][label.name] |= base
     if self._grouped:
       columns = self._with_group(columns)
-    if self._grouped and 'tasks' in values:
-      for t, of_task in enumerate(values['tasks'].values()):
-        some = [(group, *(c[:, t] for c in rest)) for group, *rest in columns]
+    for t, (label, of_task) in enumerate(zip(labels, values.get('tasks', {'': values}).values())):
+      if label.loss == 'squared_error':
+        of_task['base_rmse'] = rmse_of_mean(prepared, t)
+      if self._grouped:
+        shaped = ((g, *(c.reshape(len(g), len(labels)) for c in rest)) for g, *rest in columns)
+        some = [(group, *(c[:, t] for c in rest)) for group, *rest in shaped]
         of_task['gauc'] = group_auc(some, self._communicator)
-      values['gauc'] = next(iter(values['tasks'].values()))['gauc']
-    elif self._grouped:
-      values['gauc'] = group_auc(columns, self._communicator)
-    return values
+      if t == 0:
+        values |= of_task
+    yield from values.items()
 
   def _with_group(self, columns: list[tuple[np.ndarray, ...]]) -> list[tuple[np.ndarray, ...]]:
     """Leaves out the samples without a group, which are no group together; tells their share once.
 
-    Args:
-      columns: for each batch of this process: group, then other columns.
+    Each batch has its group in the first column.
     """
     known = [group != BLANK_GROUP for group, *_ in columns]
     counts = np.array([sum(k.sum() for k in known), sum(k.size for k in known)], np.float64)
@@ -168,9 +161,6 @@ def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:
   """Returns the weighted RMSE of predicting the mean label; None if the weights sum to 0.
 
   It needs no communication, because every process can read all passes.
-
-  Args:
-    task: the index of the label.
   """
   columns = [np.zeros([2, 0]), *(data_pass.labels(task) for data_pass in prepared)]
   labels, weights = (np.concatenate(parts) for parts in zip(*columns))
@@ -180,9 +170,58 @@ def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:
   return float(np.sqrt(np.average(np.square(labels - mean), weights=weights)))
 
 
-def evaluation_of(inputs: Inputs) -> Evaluation | RankingEvaluation:
-  """Returns a RankingEvaluation for a model with model.retrieval, else an Evaluation."""
-  return (RankingEvaluation if inputs.cfg.model.retrieval else Evaluation)(inputs)
+class RankingEvaluation:
+  """Ranks the whole catalogue for the users of passes, and measures the rankings."""
+
+  predictions = None
+
+  def __init__(self, inputs: Inputs):
+    self._eval_at, self._ranker = inputs.cfg.model.retrieval.eval_at, Ranker(inputs)
+
+  def figures(
+    self, prepared: Sequence[PreparedPass], in_log: bool = False
+  ) -> Iterator[tuple[str, Json]]:
+    """Yields how high the rankings place the positives that users have in the passes.
+
+    The items that a user has as positives in other passes of data.train and data.valid are neither
+    ranked for the user nor counted as positives. With data.watch, all items are ranked.
+
+    The figures are the metrics of trainer.model.ranking.judge, and three counts: `queries` (users),
+    `items` (of the catalogue) and `examples` (positives). `in_log` has no effect.
+
+    Raises:
+      UserError: if a K of model.retrieval.eval_at is above the size of the catalogue, or if no
+        positive is left.
+    """
+    ranker, most = self._ranker, max(self._eval_at)
+    ranker.refresh('model.retrieval.eval_at', most)
+    seen = ranker.seen(prepared)
+    merged = ranker.pairs(prepared).merge(seen, 'left', indicator='source')
+    wanted = merged[merged['source'] == 'left_only']
+    if not len(wanted):
+      where = ', '.join(data_pass.name for data_pass in prepared)
+      raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
+    users, counts = np.unique(wanted['user'], return_counts=True)
+    queries = ranker.query_vectors(prepared, users)
+    ranked, _ = ranker.rank(queries, ranker.left_out(users, seen), most, ranker.item_vectors())
+    catalogue, of_query = ranker.catalogue, np.searchsorted(users, wanted['user'])
+    place = catalogue.places(wanted['item'].to_numpy())
+    pairs = of_query[place >= 0], place[place >= 0]
+    yield from judge(ranked, pairs, counts, catalogue.shows, self._eval_at).items()
+    yield from {
+      'queries': len(users),
+      'items': len(catalogue.keys),
+      'examples': len(wanted),
+    }.items()
+
+
+def evaluation_of(
+  inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()
+) -> Evaluation | RankingEvaluation:
+  """Returns the evaluator of a config's model; `slots_before` is that of Evaluation."""
+  if inputs.cfg.model.retrieval:
+    return RankingEvaluation(inputs)
+  return Evaluation(inputs, slots_before)
 
 
 def group_auc(

@@ -9,7 +9,7 @@ from trainer.storage import chain, export
 from trainer.storage.items import Items
 from trainer.storage.kept_texts import texts_by_key
 from trainer.training.inputs import Inputs
-from trainer.training.ranking_evaluation import RankingEvaluation
+from trainer.training.ranker import Ranker
 from trainer.training.recommendations import texts_of_items
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import RunState
@@ -23,7 +23,7 @@ class Exporter:
     self._state, self._log = state, log
     self._replay = chain.Replay()
     self._base = 'items' if inputs.cfg.model.retrieval else 'base'
-    self._rankings = RankingEvaluation(inputs) if inputs.cfg.model.retrieval else None
+    self._ranker = Ranker(inputs) if inputs.cfg.model.retrieval else None
 
   def export_day(self) -> None:
     """Writes the base and the SavedModel at the end of a day, each if the config asks for it."""
@@ -35,9 +35,8 @@ class Exporter:
   def export_kept(self, last_step: int) -> None:
     """Exports the best state of a finished run, to take the place of the last state's export.
 
-    Args:
-      last_step: the step of the last state. It is added to the export's position in the data. So
-        the best state counts as a new export, even if it was exported before the last state.
+    `last_step`, the step of the last state, is added to the export's position in the data. So the
+    best state counts as a new export, even if it was exported before the last state.
     """
     if self._cfg.export.base or self._cfg.export.delta_every_passes:
       self._write(self._base, kept_at=last_step)
@@ -45,12 +44,7 @@ class Exporter:
       self._write('saved_model', kept_at=last_step)
 
   def export_pass(self, marker: str | None) -> None:
-    """Writes a delta if one is due after the last trained pass.
-
-    Args:
-      marker: the file that announced the pass, for the event's `seconds_since_announced`; None if
-        nothing announced it.
-    """
+    """Writes a delta if one is due after a pass, which the file `marker` announced."""
     every, progress = self._cfg.export.delta_every_passes, self._state.progress
     progress.delta_due = bool(every) and progress.done % every == 0
     self.export_due(marker)
@@ -103,12 +97,9 @@ class Exporter:
     self._log.write('export', **fields)
 
   def _items(self) -> Items | None:
-    """Returns all trained items with their texts and vectors on process 0, None on the others.
-
-    Every process calls it.
-    """
-    keys, vectors = self._rankings.all_item_vectors()
-    table, dumps = self._rankings.catalogue.table, []
+    """Returns all trained items with their texts and vectors on process 0, None on the others."""
+    keys, vectors = self._ranker.all_item_vectors()
+    table, dumps = self._ranker.catalogue.table, []
     if table is None:
       dumps = self._communicator.gather(np.frombuffer(self._state.texts.dump(), np.uint8))
 

@@ -14,9 +14,8 @@ from trainer.data.log_files import is_remote
 from trainer.errors import OtherModel, UserError
 from trainer.reporting.events import read_events
 from trainer.storage import bucket
-from trainer.training.evaluation import Evaluation, evaluation_of
+from trainer.training.evaluation import Evaluation, RankingEvaluation, evaluation_of
 from trainer.training.inputs import Inputs
-from trainer.training.ranking_evaluation import RankingEvaluation
 from trainer.training.run_state import Progress, RunState
 from trainer.training.step import TrainStep
 
@@ -79,12 +78,12 @@ def open_run(
     if untrained and only_trained:
       raise UserError(untrained)
     inputs = Inputs(cfg, communicator, step, progress_made, prepared_folder)
-    evaluation = evaluation_of(inputs)
+    slots_before = []
     with contextlib.suppress(OSError):  # metrics.jsonl may be gone
       events = read_events(run_dir)
-      evaluated = events[events['event'] == 'eval']
-      if 'slots' in evaluated:
-        evaluation.slots_before.extend(s for s in evaluated['slots'] if isinstance(s, dict))
+      evaluated = events[events['event'] == 'eval'].get('slots', ())
+      slots_before = [slots for slots in evaluated if isinstance(slots, dict)]
+    evaluation = evaluation_of(inputs, slots_before)
     yield FinishedRun(
       cfg, communicator, step, state.progress, inputs, evaluation, progress_made, checkpoint
     )

@@ -29,9 +29,9 @@ def judge(
 ) -> None:
   """Checks a pass. Sets `progress.withheld` to what is wrong with it; to None if nothing is wrong.
 
+  If the metric is finite and no slot is blank, `progress.gate_reference` moves towards the figures.
+
   Args:
-    progress: the run's progress. Its `gate_reference` moves towards the figures of the pass if the
-      metric is finite and no slot is blank.
     values: the metrics of the pass before the model trained on it.
     present: the result of `presence` for the pass.
   """
@@ -64,8 +64,7 @@ def presence(
 ) -> dict[str, float]:
   """Returns {slot: share of a pass's samples that have a feature in the slot}.
 
-  Args:
-    most_chunks: how many chunks of samples to read, from the first on; None: all.
+  It reads at most `most_chunks` chunks of samples, from the first on.
   """
   present, samples = collections.Counter(), 0
   for chunk in range(prepared.num_chunks)[:most_chunks]:

@@ -89,12 +89,7 @@ def slot_importance(
 
 
 def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Measured | None:
-  """Returns the metric of the samples as they are, minus its mean over the permutations.
-
-  Args:
-    whole: the metric of the samples as they are; None if it is undefined.
-    rounds: the metric after each permutation of one column.
-  """
+  """Returns the metric of the samples as they are, minus its mean over the permutations."""
   if whole is None:
     return None
   value, influence = (np.mean(parts, axis=0) for parts in zip(*rounds))

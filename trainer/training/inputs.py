@@ -7,7 +7,7 @@ import itertools
 import os
 import shutil
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from trainer import config
 from trainer.comm.communicator import Communicator
@@ -29,6 +29,7 @@ from trainer.errors import UserError
 from trainer.files import UNFINISHED
 from trainer.plain_data import Plain
 from trainer.reporting.live_line import short_name
+from trainer.training.ledger import TRAINED, Ledger
 from trainer.training.step import Staged, Step
 
 SECONDS_BETWEEN_LINES = 0.5  # between lines about a conversion that the job waits for
@@ -42,7 +43,6 @@ class Inputs:
   """Converts and opens passes, and gives each process its share of every batch.
 
   Args:
-    step: the training step, which turns batches into tensors.
     progress_made: called after each chunk of slow work, for the heartbeat.
     folder: where converted passes go, one folder per split.
     show: called with a line of text about the progress of slow work.
@@ -81,14 +81,11 @@ class Inputs:
     """Converts the raw passes, each on one process, and opens all passes on every process.
 
     If there are fewer passes than processes, the processes convert a large file together. Every
-    process calls it.
+    process calls it with the same passes, and a UserError is raised on all of them.
 
     Args:
-      passes: the same on every process.
       split: the name of the folder that converted passes go to.
       labelled: whether to read labels, weights and groups; prediction needs none of them.
-    Raises:
-      UserError: on every process, if a pass cannot be converted or opened.
     """
     rank, size = self.communicator.rank, self.communicator.size
     paths = [self._path(data_pass, split) for data_pass in passes]
@@ -116,9 +113,6 @@ class Inputs:
     """Returns the content of data.items; None if the config has no data.items.
 
     The file is read again only if it has changed. Every process calls it.
-
-    Raises:
-      UserError: on every process, if the table cannot be converted or opened.
     """
     if self.cfg.data.items is None:
       return None
@@ -154,11 +148,7 @@ class Inputs:
     return [(i, LogFile(*file)) for i, file in shared]
 
   def _share(self, data_pass: Pass, path: str, file: LogFile, place: str, labelled: bool) -> None:
-    """Converts a raw pass that is one file; each process converts a part. Every process calls it.
-
-    Raises:
-      UserError: on every process, if the file cannot be converted.
-    """
+    """Converts a raw pass that is one file; every process converts a part."""
     rank, size = self.communicator.rank, self.communicator.size
     together = self.communicator.together
     cfg, on_block = self.cfg, self._on_block(data_pass, place)
@@ -192,10 +182,8 @@ class Inputs:
   def look_at(self, passes: Sequence[Pass], split: str) -> None:
     """Reads the beginning of each raw pass, to report obvious mistakes before training.
 
-    Every process calls it with the same passes; each process reads some of them.
-
-    Raises:
-      UserError: on every process, if the beginning of a pass is absent or malformed.
+    Every process calls it with the same passes; each process reads some of them. A UserError is
+    raised on all of them.
     """
     rank, size = self.communicator.rank, self.communicator.size
 
@@ -212,11 +200,7 @@ class Inputs:
     """Starts to convert raw passes in the background, in order, each on one process.
 
     The method `prepared` waits for the conversions and raises their errors. Every process calls
-    `convert_ahead` with the same passes.
-
-    Args:
-      split: the name of the folder that converted passes go to.
-      processes: the number of processes that convert; the passes go to rank 0, rank 1, … in turn.
+    `convert_ahead` with the same passes, which go to rank 0, 1, … of `processes` in turn.
     """
     for data_pass in passes:
       path = self._path(data_pass, split)
@@ -279,8 +263,7 @@ class Inputs:
   def _on_block(self, data_pass: Pass, place: str) -> Callable[[int], None]:
     """Returns a callback that takes the number of samples converted so far and reports it.
 
-    Args:
-      place: which pass it is, such as 'train pass 1 of 3'.
+    `place` says which pass it is, such as 'train pass 1 of 3'.
     """
 
     def on_block(samples: int) -> None:
@@ -289,10 +272,15 @@ class Inputs:
 
     return on_block
 
-  def remove(self, names: Collection[str], split: str) -> None:
-    """Removes the converted form of the passes with these names. Every process calls it."""
-    for name in names:
-      path = os.path.join(self._folder, split, folder_name(name))
+  def remove_settled(self, ledger: Ledger, epoch: int) -> None:
+    """In the last epoch, removes converted passes, except the newest data.keep_prepared_passes."""
+    keep = self.cfg.data.keep_prepared_passes
+    if keep is None or epoch + 1 < self.cfg.train.epochs:
+      return
+    settled = [e for e in ledger if e.epoch == epoch and e.fate != 'entered']
+    trained = [e.name for e in settled if e.fate in TRAINED]
+    for name in {e.name for e in settled}.difference(trained[max(0, len(trained) - keep) :]):
+      path = os.path.join(self._folder, 'train', folder_name(name))
       self._owners.pop(path, None)
       if ahead := self._ahead.pop(path, None):
         ahead.cancel()
@@ -310,12 +298,10 @@ class Inputs:
     """Yields this process's share of each global batch, as tensors that another thread makes.
 
     Args:
-      epoch: the number of the epoch, from 0.
-      shuffle: whether to shuffle the samples. The order depends on the config's seed, the epoch and
-        the pass.
+      shuffle: whether to shuffle the samples, in an order that depends on seed, epoch and pass.
       start: the index of the first batch to yield.
       ready: a function (batch of NumPy arrays, number of the step) -> batch, which changes each
-        batch before tensors are made of it. With model.retrieval, it adds negatives.
+        batch before tensors are made of it.
     """
     batches = prepared.batches(
       self.cfg.train.batch_size,

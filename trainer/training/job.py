@@ -1,36 +1,32 @@
 """A job: trains pass by pass and day by day, evaluates, saves and exports."""
 
 import os
-import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from absl import logging
 
-from trainer import config, files
+from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.command_line import wrapped
-from trainer.data.features import dense_stats
+from trainer.data.item_table import ItemTable
 from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, UserError
-from trainer.model.click_model import first_biases
 from trainer.reporting import closing
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
 from trainer.training import drift
 from trainer.training.advice import nothing_left
 from trainer.training.callback import Callback
-from trainer.training.day_end import age_tables, table_counts
+from trainer.training.day_end import end_day
 from trainer.training.exporter import Exporter
+from trainer.training.initial_values import set_biases, set_statistics
 from trainer.training.inputs import Inputs
-from trainer.training.ledger import TRAINED
 from trainer.training.loop import train_in_lockstep
 from trainer.training.pass_meter import PassMeter
-from trainer.training.retrieval_part import RetrievalPart
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress, RunState, check_run_dir
 from trainer.training.step import Step
@@ -89,7 +85,7 @@ class Job:
     return self.state.progress
 
   @property
-  def _is_reporter(self) -> bool:
+  def _is_reporter(self) -> bool:  # the first of the present processes
     return self.communicator.rank == 0
 
   def run(self) -> int:
@@ -170,8 +166,7 @@ class Job:
   def close(self) -> list[str]:
     """On process 0, prints the closing table, writes report.html and ends experiment tracking.
 
-    Returns:
-      A line for the user for each report that could not be written.
+    Returns a line for the user for each report that could not be written.
     """
     if self._is_reporter:
       with self.log.events.guarded('report.html'):
@@ -193,7 +188,7 @@ class Job:
       self.state.save(self.log.events.position)
     self.log.write('save', seconds=round(time.monotonic() - started, 3))
     self._save_is_due = False
-    self._remove_prepared()
+    self.inputs.remove_settled(self.state.ledger, self.progress.epoch)
     self._upload()
 
   def _export(self, export: Callable[[], None]) -> None:
@@ -267,22 +262,64 @@ class Job:
     if self.stream.limit and not self.state.has_checkpoint:
       self.save()
     try:
-      return self._train_on_prepared(action, prepared)
+      items = self.inputs.items()
+      self._begin_pass(action, prepared, items)
+      meter = PassMeter(
+        self.inputs, self.progress, self.log, prepared, action.data_pass.name, items
+      )
+      with self.log.clock.of('step'):
+        is_finished = self.train_on(prepared, meter.on_step)
+        self.step.consolidate()
+      if is_finished:
+        self._end_pass(action, prepared, meter)
+      return is_finished
     except BadPass as e:
       self._go_back(e, in_pass=True)
       return True
 
+  def _begin_pass(self, action: TrainPass, prepared: PreparedPass, items: ItemTable | None) -> None:
+    cfg, progress, is_new = self.cfg, self.progress, self.progress.batch == 0
+    if not action.late:
+      progress.day = action.data_pass.day if cfg.data.day_pattern else None
+    if self.step.steps == 0:
+      set_statistics(cfg, self.step, prepared, items)
+    if progress.unset_biases:
+      set_biases(cfg, self.step, prepared, progress)
+    if cfg.train.progressive_validation and is_new:
+      self.validation.judge(prepared, action.data_pass.name)
+    progress.unvalidated = True
+    if is_new:
+      self.validation.pass_begins(prepared)
+    self.step.dense.begin_pass(prepared, items, self.step.store, is_new)
+
+  def _end_pass(self, action: TrainPass, prepared: PreparedPass, meter: PassMeter) -> None:
+    cfg, progress, name = self.cfg, self.progress, action.data_pass.name
+    lag = {'waiting': action.waiting, 'seconds_behind': action.seconds_behind}
+    figures = meter.finish(lag if cfg.data.watch else {})
+    self.validation.trained_auc = figures.get('auc')
+    self.state.texts.learn(prepared)
+    if progress.epoch == 0:
+      drift.count(cfg, progress, prepared)
+      if cfg.data.day_pattern is None:
+        drift.compare_day(progress, self.log, self._is_reporter, **{'pass': name})
+    self.stream.trained()
+    progress.done, progress.last, progress.batch = progress.done + 1, name, 0
+    self._export(lambda: self.exporter.export_pass(action.data_pass.marker))
+    self._upload()
+    for callback in self._callbacks:
+      callback.on_pass_end(name, figures)
+    every = cfg.checkpoint.every_passes
+    self._save_is_due |= every is not None and progress.done % every == 0
+    # A state within a pass is none to go back to.
+    self._save_is_due |= bool(self.stream.limit) and self.state.is_saved_within_pass
+    self._save_is_due |= self._saves_each_pass
+
   def _go_back(self, error: BadPass, in_pass: bool) -> None:
-    """Restores the state before the pass that ruined it, and refuses this pass.
+    """Restores the state before the pass that ruined it, and refuses this pass or raises `error`.
 
     If several passes were trained on since the last checkpoint, none is refused yet. They are
-    trained on again, with a checkpoint after each, until one cannot be saved.
-
-    Args:
-      error: what is wrong with the pass, or with the state after it.
-      in_pass: whether training failed within a pass; if not, the state could not be saved.
-    Raises:
-      BadPass: if no pass may be refused, or there were too many.
+    trained on again, with a checkpoint after each, until one cannot be saved. `in_pass` says that
+    training failed within a pass; if not, the state could not be saved.
     """
     unsaved = self.state.ledger
     if not self.stream.limit or not self.state.go_back():
@@ -291,74 +328,6 @@ class Job:
     self.log.show(f'goes back to the state of step {self.step.steps:,}', keep=True)
     self._saves_each_pass = not self.stream.went_back(unsaved, error, in_pass)
     self._save_is_due = not self._saves_each_pass
-
-  def _train_on_prepared(self, action: TrainPass, prepared: PreparedPass) -> bool:
-    """Trains on an opened pass. Returns False if the job was asked to stop within it.
-
-    Raises:
-      BadPass: on every process, if the pass ruins the state or cannot be trained on.
-    """
-    cfg, progress, data_pass = self.cfg, self.progress, action.data_pass
-    if not action.late:
-      progress.day = data_pass.day if cfg.data.day_pattern else None
-    items = self.inputs.items()
-    if items is not None:
-      self.step.dense.catalogue.table = items
-    if self.step.steps == 0:
-      # The statistics of the first pass standardise dense columns in all passes.
-      click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
-      measured = prepared.meta['dense'] | (items.dense if items is not None else {})
-      stats = dense_stats(cfg.data.dense, measured, click_rate)
-      self.step.dense.embedding.stats.assign(stats)
-    if progress.unset_biases:
-      self._set_biases(prepared)
-    if cfg.train.progressive_validation and progress.batch == 0:
-      self.validation.judge(prepared, data_pass.name)
-    progress.unvalidated = True
-    if progress.batch == 0:
-      self.validation.pass_begins(prepared)
-      self.step.dense.metrics.reset()
-    if isinstance(self.step.dense, RetrievalPart):
-      if progress.batch == 0:
-        self.step.dense.catalogue.refresh(self.step.store, self.communicator, prepared)
-      self.step.dense.catalogue.learn_positives(prepared)
-    meter = PassMeter(self.inputs, progress, self.log, prepared, data_pass.name)
-    with self.log.clock.of('step'):
-      is_finished = self.train_on(prepared, meter.on_step)
-      self.step.consolidate()
-    if not is_finished:
-      return False
-    lag = {'waiting': action.waiting, 'seconds_behind': action.seconds_behind}
-    figures = meter.finish(lag if cfg.data.watch else {})
-    self.validation.trained_auc = figures.get('auc')
-    self.state.texts.learn(prepared)
-    if progress.epoch == 0:
-      drift.count(cfg, progress, prepared)
-      if cfg.data.day_pattern is None:
-        drift.compare_day(progress, self.log, self._is_reporter, **{'pass': data_pass.name})
-    self.stream.trained()
-    progress.done, progress.last, progress.batch = progress.done + 1, data_pass.name, 0
-    self._export(lambda: self.exporter.export_pass(data_pass.marker))
-    self._upload()
-    for callback in self._callbacks:
-      callback.on_pass_end(data_pass.name, figures)
-    every = cfg.checkpoint.every_passes
-    self._save_is_due |= every is not None and progress.done % every == 0
-    # A state within a pass is none to go back to.
-    self._save_is_due |= bool(self.stream.limit) and self.state.is_saved_within_pass
-    self._save_is_due |= self._saves_each_pass
-    return True
-
-  def _set_biases(self, prepared: PreparedPass) -> None:
-    """Lets the model begin at the mean label of the first pass that has one of each class.
-
-    Otherwise the rows of features would learn it, and a feature that is new would lack its share.
-    """
-    names, unset = [label.name for label in self.cfg.labels], self.progress.unset_biases
-    biases = first_biases(self.cfg, prepared.mean_labels())
-    biases[[name not in unset for name in names]] = np.nan
-    self.step.set_biases(biases)
-    self.progress.unset_biases = [n for n, b in zip(names, biases) if n in unset and np.isnan(b)]
 
   def _prepare(self, data_pass: Pass) -> PreparedPass | None:
     """Converts and opens a pass. Returns None if the pass cannot be read and was refused."""
@@ -376,14 +345,11 @@ class Job:
     return prepared
 
   def _check_pass(self, prepared: PreparedPass) -> None:
-    """Refuses a pass in which all labels are the same, or all weights 0. Every process calls it.
+    """Raises BadPass for a pass in which all labels are the same, or all weights 0.
 
     In a stream (data.watch), such a pass may be right, for example one without clicks. So a stream
     accepts it, and reports the first one. But it refuses a pass whose log has the text of the
     positive label in other capitals than the config.
-
-    Raises:
-      BadPass: if the pass is refused.
     """
     alike = nothing_to_learn(self.cfg, prepared)
     if alike is None:
@@ -397,18 +363,11 @@ class Job:
   def train_on(self, prepared: PreparedPass, on_step: Callable[[], None]) -> bool:
     """Trains on this process's share of a pass, from batch `progress.batch` on.
 
-    Args:
-      on_step: called after each step.
-    Returns:
-      True if the pass is finished; False if a process was asked to stop.
+    Returns True if the pass is finished, False if a process was asked to stop.
     """
-    dense = self.step.dense
+    progress, ready = self.progress, self.step.dense.for_step
     batches = self.inputs.staged(
-      prepared,
-      self.progress.epoch,
-      self.cfg.data.shuffle,
-      self.progress.batch,
-      dense.catalogue.for_step if isinstance(dense, RetrievalPart) else None,
+      prepared, progress.epoch, self.cfg.data.shuffle, progress.batch, ready
     )
     return train_in_lockstep(
       self.inputs,
@@ -439,22 +398,7 @@ class Job:
       self._export(self.exporter.export_day)
       drift.compare_day(self.progress, self.log, self._is_reporter, day=ended.day)
       self._upload()
-    by_slot = age_tables(self.step.store, self.communicator, self.cfg.own_slot_ids())
-    evicted, counts = sum(by_slot.values()), table_counts(self.step.store, self.communicator)
-    self.log.write(
-      'day_end',
-      day=ended.day,
-      evicted=evicted,
-      empty=ended.is_empty or None,
-      slots={slot: {'evicted': n} for slot, n in by_slot.items()},
-      **counts,
-      **self._disk(),
-    )
-    self.log.show(
-      f'day {ended.day} ended{" without a pass" if ended.is_empty else ""} · {evicted:,} features '
-      f'evicted · {counts["features"]:,} left, {counts["admitted"]:,} admitted',
-      keep=True,
-    )
+    end_day(self.inputs, self.log, ended.day, ended.is_empty)
     self.stream.day_ended(ended)
     if self.cfg.data.watch:
       if not ended.is_empty:
@@ -463,16 +407,6 @@ class Job:
         with self.log.events.guarded('report.html'):
           closing.write_report(self.cfg)
       self._save_is_due |= self.cfg.checkpoint.every_passes is not None
-
-  def _disk(self) -> dict[str, int]:
-    """Returns the bytes of the run_dir and the free bytes of its disk.
-
-    It returns {} on processes other than 0, and in a job without data.watch.
-    """
-    if not self.cfg.data.watch or not self._is_reporter:
-      return {}
-    free = shutil.disk_usage(self.cfg.run_dir).free
-    return {'disk_bytes': files.size_of(self.cfg.run_dir), 'disk_free': free}
 
   def _end_epoch(self) -> None:
     values = self.validation.evaluate_epoch()
@@ -507,14 +441,3 @@ class Job:
     stopped_by = min(filter(None, self.communicator.gather(self.stop_request.signal)))
     # SIGTERM is how a supervisor ends a process that follows a stream.
     return 0 if self.cfg.data.watch and stopped_by == signal.SIGTERM else stopped_by
-
-  def _remove_prepared(self) -> None:
-    """In the last epoch, removes converted passes, except the newest data.keep_prepared_passes."""
-    progress, keep = self.progress, self.cfg.data.keep_prepared_passes
-    is_last_epoch = progress.epoch + 1 >= self.cfg.train.epochs
-    if keep is None or not is_last_epoch:
-      return
-    settled = [e for e in self.state.ledger if e.epoch == progress.epoch and e.fate != 'entered']
-    trained = [e.name for e in settled if e.fate in TRAINED]
-    kept = trained[max(0, len(trained) - keep) :]
-    self.inputs.remove({e.name for e in settled}.difference(kept), 'train')

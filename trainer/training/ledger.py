@@ -156,11 +156,7 @@ class Ledger:
   def trained_before(self, entry: Entry, by_name: bool) -> str | None:
     """Returns a text that names the trained pass that a new pass repeats; None if there is none.
 
-    A pass repeats another pass if both have the same bytes.
-
-    Args:
-      entry: the entry of the new pass.
-      by_name: whether a pass also repeats another pass if both have the same name and day.
+    A pass repeats another pass if both have the same bytes or, if `by_name`, the same name and day.
     """
     epoch, name = entry.epoch, (entry.name, entry.day)
     for how, path, what in (

@@ -31,13 +31,9 @@ def train_in_lockstep(
 
   Ranks may have different numbers of batches, and do not agree on a number of steps beforehand. A
   rank without further batches takes part in a step with an empty batch. Each step counts the ranks
-  that have another batch. When no rank has one, all ranks stop together.
+  that have another batch. When no rank has one, all ranks stop together. `save` is called at the
+  same step on every rank.
 
-  Args:
-    state: the run's state, whose `progress.batch` counts the steps of the pass.
-    save: writes a checkpoint; it is called at the same step on every rank.
-    stop_requested: returns whether this rank was asked to stop.
-    on_step: called after each step.
   Returns:
     True if all batches were trained on; False if a rank was asked to stop.
   Raises:

@@ -6,6 +6,7 @@ import time
 import numpy as np
 
 from ops.sharding import shards_of
+from trainer.data.item_table import ItemTable
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.model.metrics import State, result
@@ -22,11 +23,10 @@ _MOST_CHUNKS_FOR_BLANKS = 8
 
 
 def _dense(prepared: PreparedPass) -> dict[str, dict[str, float]]:
-  """Returns figures of each dense column of a pass.
+  """Returns figures of each dense column of a pass, {column: {missing, size}}.
 
-  Returns:
-    {column: {missing: the share of samples without a value, size: the root mean square of the
-    others, after log1p if the column's transform has it}}.
+  `missing` is the share of samples without a value, `size` the root mean square of the others,
+  after log1p if the column's transform has it.
   """
   figures = {}
   for name, (count, mean, squares) in prepared.meta['dense'].items():
@@ -38,16 +38,21 @@ def _dense(prepared: PreparedPass) -> dict[str, dict[str, float]]:
 class PassMeter:
   """Reports the training on one pass. Every process calls each method; metrics cover all processes.
 
-  Args:
-    name: the name of the pass in the reports.
+  `name` is the name of the pass in the reports; `items` is the content of data.items.
   """
 
   def __init__(
-    self, inputs: Inputs, progress: Progress, log: RunLog, prepared: PreparedPass, name: str
+    self,
+    inputs: Inputs,
+    progress: Progress,
+    log: RunLog,
+    prepared: PreparedPass,
+    name: str,
+    items: ItemTable | None = None,
   ):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._inputs, self._progress, self._log = inputs, progress, log
-    self._prepared, self._name = prepared, name
+    self._prepared, self._name, self._items = prepared, name, items
     self._place = {'pass': name, 'epoch': progress.epoch, 'day': progress.day}
     self._began = self._window_began = time.monotonic()
     self._steps = 0
@@ -79,12 +84,9 @@ class PassMeter:
     )
 
   def finish(self, further: JsonObject) -> JsonObject:
-    """Reports the whole pass: a line, and an event `train`.
+    """Reports the whole pass: a line, and an event `train`, to which `further` fields are added.
 
-    Args:
-      further: fields to add to the event.
-    Returns:
-      All fields of the event.
+    Returns all fields of the event.
     """
     if exchanged := self._step.exchange_seconds - self._exchanged_before:
       self._log.clock.move(exchanged, 'exchange', within='step')
@@ -96,9 +98,9 @@ class PassMeter:
     slots = self._slot_statistics(values['features'])
     present = gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS)
     dense = _dense(self._prepared)
-    if of_items := self._cfg.columns_of_items():
+    if self._items is not None:
       # The log does not have these columns.
-      table = self._step.dense.catalogue.table.prepared
+      table, of_items = self._items.prepared, self._cfg.columns_of_items()
       in_table = gate.presence(self._cfg, table, _MOST_CHUNKS_FOR_BLANKS)
       present |= {slot: share for slot, share in in_table.items() if slot in of_items}
       dense |= {name: of for name, of in _dense(table).items() if name in of_items}
@@ -133,10 +135,8 @@ class PassMeter:
   def _slot_statistics(self, features: int) -> dict[str, JsonObject]:
     """Returns {slot: statistics of its rows}, estimated from a sample of the rows.
 
-    It also writes histograms of the norms of the rows to TensorBoard.
-
-    Args:
-      features: the number of features on all processes.
+    It also writes histograms of the norms of the rows to TensorBoard. `features` is the number of
+    features on all processes.
     """
     statistics = SlotStatistics(self._cfg, {t.name: t.width for t in self._step.store.tables})
     own = shards_of(self._communicator.rank, self._communicator.size)

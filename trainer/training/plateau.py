@@ -11,15 +11,10 @@ from trainer.training.run_state import Progress
 
 
 def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int) -> Iterator[str]:
-  """Compares an epoch's metrics of data.valid with those of the best epoch so far.
+  """Compares an epoch's metrics of data.valid with the best epoch's; yields lines for the user.
 
   It updates `best`, `best_step`, `best_passes`, `stalls`, `rate` and `finished` of `progress`.
-
-  Args:
-    values: the metrics of data.valid after the epoch.
-    step: the number of training steps so far.
-  Yields:
-    Lines for the user.
+  `step` is the number of training steps so far.
   """
   plateau, metric = cfg.train.plateau, cfg.deciding_metric
   if plateau and plateau.task:

@@ -12,17 +12,11 @@ from trainer.errors import UserError
 from trainer.storage.checkpoint_reader import CheckpointReader
 from trainer.storage.items import Items
 from trainer.training.finished_run import FinishedRun
+from trainer.training.ranker import Ranker
 
 
 def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str]) -> np.ndarray:
-  """Returns the texts of items, object [n].
-
-  Args:
-    keys: the keys of the items, int64 [n].
-    texts: {key: text}, which may have more items than `keys`.
-  Raises:
-    UserError: if the text of an item is unknown: it was not kept, and no pass of data.train has it.
-  """
+  """Returns the texts of items, object [n], out of {key: text}; UserError if one is unknown."""
   if unknown := len(set(keys.tolist()) - texts.keys()):
     slot = cfg.item_slot.name
     raise UserError(
@@ -32,8 +26,8 @@ def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str
   return np.array([texts[key] for key in keys.tolist()], object)
 
 
-def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
-  if (table := run.evaluation.catalogue.table) is not None:
+def _texts(run: FinishedRun, ranker: Ranker, keys: np.ndarray) -> np.ndarray:
+  if (table := ranker.catalogue.table) is not None:
     return texts_of_items(run.cfg, keys, table.texts)
   texts = CheckpointReader(run.cfg.run_dir, run.checkpoint).texts(run.cfg.item_slot.name, keys)
   return texts_of_items(run.cfg, keys, texts)
@@ -41,8 +35,9 @@ def _texts(run: FinishedRun, keys: np.ndarray) -> np.ndarray:
 
 def items_of(run: FinishedRun) -> Items:
   """Returns the trained items of a run that a single process has opened, the most shown first."""
-  keys, vectors = run.evaluation.all_item_vectors()
-  return Items(keys, _texts(run, keys), vectors)
+  ranker = Ranker(run.inputs)
+  keys, vectors = ranker.all_item_vectors()
+  return Items(keys, _texts(run, ranker, keys), vectors)
 
 
 def recommendations(
@@ -50,19 +45,19 @@ def recommendations(
 ) -> Iterator[pa.Table]:
   """Yields, on rank 0, tables with the best k items of each sample. Every rank calls it.
 
-  What RankingEvaluation.recommend says of a user's items in data.train and data.valid is left out.
+  What Ranker.recommend says of a user's items in data.train and data.valid is left out.
 
   Yields:
     A table for each block of samples, with a row per item, the best item of a sample first. Its
     columns: `sample` (int64, from 0 in input order), `item` (string) and `score` (float32).
   """
-  blocks, done, few = run.evaluation.recommend(prepared, k), 0, 0
+  ranker, done, few = Ranker(run.inputs), 0, 0
   keys, texts = np.zeros([0], np.int64), np.zeros([0], object)
-  for items, scores in blocks:
+  for items, scores in ranker.recommend(prepared, k):
     if run.communicator.rank == 0:
       if not done:
-        keys = run.evaluation.catalogue.keys
-        texts = _texts(run, keys)
+        keys = ranker.catalogue.keys
+        texts = _texts(run, ranker, keys)
       counts = (items >= 0).sum(1)
       few += int(((0 < counts) & (counts < k)).sum())
       sample, place = np.nonzero(items >= 0)

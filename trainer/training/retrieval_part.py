@@ -8,7 +8,10 @@ from ops.row_store import PulledRows
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
+from trainer.data.item_table import ItemTable
+from trainer.data.prepared import PreparedPass
 from trainer.embedding.layer_inputs import LayerInputs
+from trainer.embedding.row_table import RowTable
 from trainer.model import retrieval, retrieval_losses
 from trainer.training.catalogue import Catalogue
 from trainer.training.dense_part import DensePart
@@ -39,6 +42,17 @@ class RetrievalPart(DensePart):
     self._of_pass = self._settings.own_positives == 'pass' and not self._in_batch
     self._ranking_loss = retrieval_losses.LOSSES[self._settings.loss]
     self.catalogue = Catalogue(cfg)
+    self.for_step = self.catalogue.for_step
+
+  def begin_pass(
+    self, prepared: PreparedPass, items: ItemTable | None, store: RowTable, is_new: bool
+  ) -> None:
+    """Does what the base class does; the catalogue gets the items and positives of the pass."""
+    super().begin_pass(prepared, items, store, is_new)
+    self.catalogue.table = items
+    if is_new:
+      self.catalogue.refresh(store, self._communicator, prepared)
+    self.catalogue.learn_positives(prepared)
 
   def _loss_of(
     self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor

@@ -12,9 +12,6 @@ from trainer.training.stopwatch import Stopwatch
 class RunLog:
   """The log of a run. Every process has one, but only process 0 writes anything.
 
-  Args:
-    run_dir: the directory of metrics.jsonl and TensorBoard's files.
-
   Attributes:
     events: writes metrics.jsonl and TensorBoard's files.
     clock: measures the seconds that each part of the work takes.
@@ -28,10 +25,8 @@ class RunLog:
   def open(self, active: bool, keep_bytes: int | None = None) -> None:
     """Opens the files, if this process writes them.
 
-    Args:
-      active: whether this process writes; only process 0 does.
-      keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues; later
-        events are removed. None: all are kept.
+    `keep_bytes` is the size of metrics.jsonl at the checkpoint from which the run continues; later
+    events are removed.
     """
     self.events = EventLog(self._run_dir, active, keep_bytes)
     self._live = LiveLine(active, runtime.is_terminal())

@@ -148,11 +148,8 @@ class RunState:
   def save(self, metrics_position: int) -> None:
     """Writes a checkpoint. Every process calls it.
 
-    If the state is the best so far, the checkpoint is also linked into run_dir/best.
-
-    Args:
-      metrics_position: the number of bytes of metrics.jsonl that belong to the state; only process
-        0's value counts.
+    If the state is the best so far, the checkpoint is also linked into run_dir/best. On process 0,
+    `metrics_position` is the number of bytes of metrics.jsonl that belong to the state.
     """
     self.note_model()
     self.progress.step = self._step.steps
@@ -206,12 +203,9 @@ class RunState:
       self.progress.forget_best()
 
   def restore(self, best: bool = False) -> bool:
-    """Restores the newest intact checkpoint. Any number of processes may have written it.
+    """Restores the newest intact checkpoint or, if `best`, the best state. Returns whether it did.
 
-    Args:
-      best: whether to restore the best state rather than the last.
-    Returns:
-      Whether there was a checkpoint.
+    Any number of processes may have written it.
     """
     return self._restore(self._best if best else self._checkpoints)
 
@@ -225,11 +219,7 @@ class RunState:
     return self._saved.batch > 0
 
   def go_back(self) -> bool:
-    """Restores the newest checkpoint that was saved between two passes. Every process calls it.
-
-    Returns:
-      Whether there was one.
-    """
+    """Restores the newest checkpoint that was saved between two passes. Returns whether it did."""
     return self._restore(self._checkpoints, between_passes=True)
 
   def take_best(self) -> bool:
@@ -248,8 +238,7 @@ class RunState:
   def back_to_best(self) -> None:
     """Restores the weights of the best state; the place in the data stays the present one.
 
-    Raises:
-      UserError: if run_dir/best is gone.
+    Raises UserError if run_dir/best is gone.
     """
     kept, ledger, steps = self.progress, self.ledger, self._step.steps
     if not self.restore(best=True):
@@ -262,12 +251,8 @@ class RunState:
   def start_from(self, run_dir: str) -> str:
     """Takes over the features and layers of another run, but not its place in the data.
 
-    It takes the best state of that run, or the last state if there is no best one.
-
-    Returns:
-      The path of the checkpoint that was read.
-    Raises:
-      UserError: if the run has no checkpoint, or its model is too different.
+    It takes the best state of that run, or the last state if there is no best one. Returns the path
+    of the checkpoint. A UserError says that there is none, or that its model is too different.
     """
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
 

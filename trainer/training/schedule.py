@@ -28,7 +28,7 @@ class Rates:
 
 
 def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:
-  """Returns the factor of a schedule for the configured learning rates, float32 [].
+  """Returns the factor of a schedule after `steps` steps, float32 []; 1 without a schedule.
 
   With t = steps − warmup_steps, and the other names as in train.schedule, it is:
 
@@ -36,10 +36,6 @@ def factor(schedule: Schedule | None, steps: TensorLike) -> tf.Tensor:
     cosine    floor + (1 − floor)·(1 + cos(π·min(1, t / period))) / 2   (Loshchilov & Hutter 2017)
     step      factor^⌊t / period⌋
     constant  1
-
-  Args:
-    schedule: train.schedule; None: the factor is 1.
-    steps: whole number [], the number of steps before this one.
   """
   if schedule is None:
     return tf.ones([])

@@ -109,11 +109,9 @@ class Step(abc.ABC):
     """Trains on this process's share of a step.
 
     Args:
-      staged: this process's samples of the step.
       routed: the routing of `staged`, from `route` or from the previous call of `train`.
       following: the samples of the next step, whose keys are routed while this step runs. None if
         there is no next step; then every process must pass None.
-      flags: the flags of this process.
     Returns:
       The sums over all processes, and the routing of `following`.
     Raises:
@@ -121,19 +119,15 @@ class Step(abc.ABC):
     """
 
   def predict(self, staged: Staged) -> np.ndarray:
-    """Returns probabilities, float32 [B]; [B, T] with several tasks.
-
-    Every process calls it, even one that has no samples.
-    """
+    """Returns probabilities, float32 [B]; [B, T] with several tasks. Every process calls it."""
     return self.predict_and_know(staged)[0]
 
   @abc.abstractmethod
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
     """Predicts, and finds which features of the batch the model was trained on.
 
-    Returns:
-      The result of `predict`; and bool [nnz], true for each feature of the batch that has factors
-      or a linear weight other than 0.
+    Returns the result of `predict`; and bool [nnz], true for each feature of the batch that has
+    factors or a linear weight other than 0.
     """
 
   def consolidate(self) -> None:
@@ -149,10 +143,7 @@ class Step(abc.ABC):
         variable.assign(total / self._communicator.size)
 
   def traffic(self) -> dict[str, float]:
-    """Returns fields for metrics.jsonl: the bytes per sample exchanged with parameter servers.
-
-    Without servers, the result is {}.
-    """
+    """Returns fields for metrics.jsonl: the bytes per sample exchanged with parameter servers."""
     return {}
 
   @property
@@ -195,14 +186,12 @@ def check_finite(
   loss: float,
   communicator: Communicator = SingleProcess(),
 ) -> None:
-  """Checks that the loss and the gradients of a step are finite.
+  """Raises BadPass, which names the likely cause, if the loss or a gradient is not finite.
 
   Args:
     step: int64 [], the number of the step. Reading it takes 0.3 ms, so only an error reads it.
     loss: Σ weight·loss, NaN if any gradient is not finite.
     communicator: of the processes that take the step together, and have the same `loss`.
-  Raises:
-    BadPass: if the loss is not finite; the message names the likely cause.
   """
   if np.isfinite(loss):
     return

@@ -7,28 +7,20 @@ same. Every process keeps the ledger, which records what became of each pass.
 import contextlib
 import dataclasses
 import math
-import os
 import time
-from collections.abc import Callable, Sequence
-
-from absl import logging
+from collections.abc import Callable
 
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import look_at
-from trainer.data.log_files import exists, is_remote, modified, refusing
+from trainer.data.log_files import exists, refusing
 from trainer.data.passes import (
   Pass,
-  announced,
   day_after,
-  days_ahead,
   days_between,
-  in_order,
-  is_date,
-  passes,
 )
 from trainer.data.prepared import is_prepared
-from trainer.errors import BadPass, UserError, printable
+from trainer.errors import BadPass, UserError
 from trainer.plain_data import JsonObject
 from trainer.training.ledger import (
   TRAINED,
@@ -37,17 +29,12 @@ from trainer.training.ledger import (
   entry_of,
   refused_entry,
   stamp,
-  stamp_if_any,
 )
+from trainer.training.ready_passes import ReadyPasses
 from trainer.training.run_state import RunState
 
 # The beginning of a pass of this size or more is checked before all of it is read.
 LARGE_BYTES = 1 << 30
-SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
-# A look at a local directory is followed by the next one after this many times its own duration, or
-# after as long as at a remote directory. So looking takes 2 % of the time, however many passes lie
-# there.
-DURATIONS_BETWEEN_LOOKS = 50
 DAY_SECONDS = 24 * 3600
 
 
@@ -115,29 +102,16 @@ class Stream:
     self._cfg, self._communicator, self._state = cfg, communicator, state
     self._tell, self._clock = tell, clock
     self.limit = cfg.data.max_refused_passes
-    self._listed: list[Pass] | None = None
-    self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
-    self._said: set[str] = set()
-    self._look_again = -math.inf  # when the result of the last look counts no longer
-    self._announcement: tuple[list[Pass], list[str], dict[str, str]] = [], [], {}
-    self._announced_at: dict[str, float | None] = {}  # the times of markers of ready passes
-    self._checked: set[str] = set()  # paths of remote passes, found unchanged since training
-    # Stamp and content of files that have changed, by path.
-    self._read: dict[str, tuple[tuple, tuple]] = {}
+    self._passes = ReadyPasses(cfg, state, clock)
     self._trains: Entry | None = None  # the pass that is being trained on
     self._refusal: str | None = None  # why the last pass was refused; None if it was not
     self._following: list[Pass] | None = None  # passes that were ready behind the last TrainPass
-    # By directory, the names of those passes there of which the ledger keeps a hash only.
-    self._settled: dict[str, set[str]] = {}
 
   def next(self, stop: bool = False) -> Action:
     """Returns what to do next. Every process calls it, and all get the same answer.
 
-    Args:
-      stop: whether this process was asked to stop; only the argument of process 0 counts.
-    Raises:
-      UserError: on every process, if a pass is late and data.late is fail, or if more passes in a
-        row were refused than data.max_refused_passes allows.
+    Only the `stop` of process 0 counts: whether it was asked to stop. A UserError, on all of them,
+    says that a pass is late and data.late is fail, or that too many passes in a row were refused.
     """
     progress = self._state.progress
     if self._cfg.data.close_day_after_hours is not None:
@@ -181,8 +155,7 @@ class Stream:
   def refused(self, error: BadPass) -> None:
     """Records that the pass of the last TrainPass or EndDay cannot be read. Every process calls it.
 
-    Raises:
-      UserError: if more passes in a row were refused than data.max_refused_passes allows.
+    Raises UserError if more passes in a row were refused than data.max_refused_passes allows.
     """
     if not self.limit:
       raise self.refusal_error(str(error))
@@ -202,18 +175,14 @@ class Stream:
   def went_back(self, unsaved: Ledger, error: BadPass, in_pass: bool) -> bool:
     """Refuses the pass that ruined the state, after an earlier state was restored.
 
-    Every process calls it.
+    Every process calls it. BadPass, on all of them, ends the run if none or too many were refused.
 
     Args:
       unsaved: the ledger before the restoration.
-      error: what is wrong.
       in_pass: whether training failed on the pass of the last TrainPass. If not, the state could
         not be saved after it was trained on all passes since the restored state.
     Returns:
       Whether a pass was refused; false if several passes were trained on since.
-    Raises:
-      BadPass: `error`, if no pass was; or if more passes in a row were refused than
-        data.max_refused_passes allows.
     """
     ledger, suspects = self._state.ledger, [self._trains]
     if not in_pass:
@@ -221,7 +190,7 @@ class Stream:
       trained = [entry for entry in unsaved if entry.fate in TRAINED]
       suspects = [entry for entry in trained if (entry.epoch, entry.path) not in before]
     self._trains = self._following = None
-    self._settled, self._checked = {}, set()
+    self._passes.went_back()
     if not suspects:
       raise error
     if len(suspects) > 1:
@@ -237,24 +206,16 @@ class Stream:
     return entry
 
   def _count_refused(self, entry: Entry) -> None:
-    """Counts a refused pass; a pass whose file has vanished does not count.
-
-    Raises:
-      BadPass: if data.max_refused_passes is 0.
-    """
+    """Counts a refused pass, unless its file has vanished; BadPass if no pass may be refused."""
     self._state.progress.refused_in_a_row += entry.size is not None
     self._refusal = entry.reason
     if not self.limit:
       raise self.refusal_error(entry.reason)
 
   def _check_refused(self, is_last: bool = False) -> None:
-    """Ends the run if too many passes were refused.
+    """Raises BadPass if too many passes in a row were refused or, at the end, none was trained on.
 
-    Args:
-      is_last: whether data.train has ended.
-    Raises:
-      BadPass: if more passes in a row were refused than are allowed, or data.train has ended and no
-        pass of it was trained on.
+    `is_last` says that data.train has ended.
     """
     refused, why = self._state.progress.refused_in_a_row, self._refusal
     if why is not None and refused > self.limit:
@@ -263,12 +224,7 @@ class Stream:
       raise BadPass(f'{why}; no pass of data.train was trained on')
 
   def refusal_error(self, reason: str, refused: int = 1) -> UserError:
-    """Returns the error that ends a run because passes were refused.
-
-    Args:
-      reason: why the last pass was refused.
-      refused: how many passes in a row were refused.
-    """
+    """Returns the error that ends a run because passes were refused, the last for `reason`."""
     if not self.limit:
       return BadPass(reason)
     count = '1 pass was' if refused <= 1 else f'{refused} passes in a row were'
@@ -287,16 +243,14 @@ class Stream:
 
   def epoch_begins(self) -> None:
     """Starts over with the first pass, for the next epoch. Every process calls it."""
-    self._listed, self._following, self._settled = None, None, {}
+    self._following = None
+    self._passes.begin_epoch()
     self._state.progress.closed_day = None
 
   def upcoming(self, most: int | None = None) -> list[Pass]:
-    """Returns the passes that are ready and not yet in the ledger, in order.
+    """Returns at most `most` passes that are ready and not yet in the ledger, in order.
 
     These are the passes that process 0 saw when it last looked. Every process calls it.
-
-    Args:
-      most: the largest number of passes to return; None: all.
     """
 
     def look() -> list[JsonObject]:
@@ -308,36 +262,28 @@ class Stream:
   # What follows runs on process 0 alone.
 
   def lag(self) -> JsonObject:
-    """Returns how many passes wait behind the last action, and since when the oldest was announced.
+    """Returns the fields `waiting` and `seconds_behind` of an event.
 
-    Returns:
-      The fields `waiting` and `seconds_behind` of an event.
+    They say how many passes wait behind the last action, and since when the oldest was announced.
     """
     behind = self._waiting()
-    return {'waiting': len(behind), 'seconds_behind': self._seconds_behind(behind) if behind else 0}
+    return {
+      'waiting': len(behind),
+      'seconds_behind': self._passes.seconds_behind(behind) if behind else 0,
+    }
 
   def _waiting(self) -> list[Pass]:
     """Returns the passes that were ready behind the last action."""
     if self._following is None:
-      self._following = self._ready()[0]
+      self._following = self._passes.look()[0]
     return self._following
-
-  def _seconds_behind(self, ready: Sequence[Pass]) -> float | None:
-    """Returns how long ago the oldest of some passes was announced; None if nothing did."""
-    markers = [data_pass.marker for data_pass in ready if data_pass.marker is not None]
-    if is_remote(self._cfg.data.watch or ''):  # looking costs a request; the first is likely oldest
-      markers = markers[:1]
-    known = self._announced_at
-    self._announced_at = {m: known[m] if m in known else modified(m) for m in markers}
-    times = [time for time in self._announced_at.values() if time is not None]
-    return round(max(0.0, self._clock() - min(times)), 3) if times else None
 
   def _decide(self, stop: bool) -> tuple[str, JsonObject, list[JsonObject]]:
     """Returns the name of the next action, its fields, and the new entries of the ledger."""
     if stop:
       return 'End', {'is_finished': False}, []
     cfg, progress = self._cfg.data, self._state.progress
-    ready, settled = self._ready()
+    ready, settled = self._passes.look()
     self._following = None
 
     def decided(action: Action, **more: JsonObject) -> tuple[str, JsonObject, list[JsonObject]]:
@@ -345,7 +291,7 @@ class Stream:
       return type(action).__name__, fields, [dataclasses.asdict(entry) for entry in settled]
 
     for place, data_pass in enumerate(ready):
-      if too_far := self._too_far_ahead(data_pass):
+      if too_far := self._passes.too_far_ahead(data_pass):
         entry = refused_entry(data_pass, progress.epoch, too_far)
         entry.modified = None  # it is tried again when its day is near
         settled.append(entry)
@@ -379,7 +325,7 @@ class Stream:
         return decided(ending, entry=dataclasses.asdict(entry))
       settled.append(entry)
       self._following = ready[place + 1 :]
-      behind = self._seconds_behind(ready[place:])
+      behind = self._passes.seconds_behind(ready[place:])
       return decided(TrainPass(data_pass, late, len(ready) - place - 1, behind))
     self._following = []
     if (ending := self._ends(None)) is not None:
@@ -388,124 +334,12 @@ class Stream:
       return decided(Wait(f"waiting for a pass in '{cfg.watch}'"))
     return decided(End(is_finished=True))
 
-  def _ready(self) -> tuple[list[Pass], list[Entry]]:
-    """Returns the passes that may be trained on now, in order, and entries for misnamed passes.
-
-    A pass may be trained on if it is not in the ledger, or was refused and has since been repaired.
-    """
-    cfg, epoch = self._cfg, self._state.progress.epoch
-    if self._listed is None:
-      wrong = self._mistakes if self.limit else None
-      self._listed = passes(cfg, cfg.data.train, 'data.train', wrong)
-    self._listed = [data_pass for data_pass in self._listed if not self._is_settled(data_pass.path)]
-    watched, mistakes = [], self._mistakes
-    if cfg.data.watch:
-      try:
-        watched, missing, misnamed = self._look()
-      except OSError as e:
-        self._say(f'{cfg.data.watch}: {e.strerror}; waiting for it')
-        return [], []
-      mistakes = mistakes | misnamed
-      for path in missing:
-        if self._state.ledger.of(Pass('', path), epoch) is None:  # trained passes may be deleted
-          self._say(f'{path}: is announced but not there; waiting for it')
-    wrong = []
-    for path, text in mistakes.items():
-      if self._state.ledger.of(Pass('', path), epoch) is None:
-        name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
-        wrong.append(refused_entry(Pass(name, path), epoch, text))
-    by_path = {data_pass.path: data_pass for data_pass in (*watched, *self._listed)}
-    self._checked &= by_path.keys()
-    for path in self._read.keys() - by_path.keys():
-      del self._read[path]
-    ready = []
-    for data_pass in by_path.values():
-      known = self._state.ledger.of(data_pass, epoch)
-      if known is None or (known.fate == 'refused' and self._is_repaired(data_pass, known)):
-        ready.append(data_pass)
-      elif known.fate in TRAINED:
-        self._warn_if_changed(data_pass, known)
-    # What is announced is in order already.
-    return (in_order(ready) if cfg.data.watch and self._listed else ready), wrong
-
-  def _is_settled(self, path: str) -> bool:
-    """Returns whether the ledger keeps only a hash of the entry of this pass."""
-    return self._state.ledger.has_folded(path, self._state.progress.epoch)
-
-  def _look(self) -> tuple[list[Pass], list[str], dict[str, str]]:
-    """Returns what data.watch announces: passes, absent paths, and {path: mistake in its name}.
-
-    The result of an earlier look is used again for a while.
-    """
-    began = self._clock()
-    if not self._look_again - SECONDS_BETWEEN_REMOTE_LOOKS <= began < self._look_again:
-      self._announcement = announced(self._cfg, self._is_settled, self._settled)
-      pause = SECONDS_BETWEEN_REMOTE_LOOKS
-      if not is_remote(self._cfg.data.watch):
-        pause = min(pause, DURATIONS_BETWEEN_LOOKS * (self._clock() - began))
-      self._look_again = self._clock() + pause
-    return self._announcement
-
   def _renewed(self, data_pass: Pass, begun: Entry) -> JsonObject:
     """Returns the fields of the entry of a pass that was begun, with what the pass holds now."""
     with contextlib.suppress(OSError, UserError):  # who reads it next will tell
       if stamp(data_pass.path) != (begun.size, begun.modified):
         begun = dataclasses.replace(entry_of(data_pass, begun.epoch), reason=begun.reason)
     return dataclasses.asdict(begun)
-
-  def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
-    """Returns whether a refused pass has changed and its day is not too far ahead."""
-    if self._too_far_ahead(data_pass):
-      return False
-    if refused.crc32 is None:
-      return stamp_if_any(data_pass.path) != (refused.size, refused.modified)
-    return self._new_content(data_pass, refused) is not None
-
-  def _warn_if_changed(self, data_pass: Pass, trained: Entry) -> None:
-    if data_pass.path in self._checked:
-      return
-    if content := self._new_content(data_pass, trained):
-      lengths = f'{trained.size:,} bytes then, {content[0]:,} now'
-      ignored = 'ignored, unless the state goes back to before it'
-      self._say(f'{data_pass.path}: has changed since it was trained on ({lengths}): {ignored}')
-
-  def _new_content(self, data_pass: Pass, known: Entry) -> tuple | None:
-    """Returns the size and checksum of a pass that has changed since its entry was made.
-
-    It returns None if the pass has not changed, or cannot be read.
-    """
-    path = data_pass.path
-    try:
-      changed = stamp(path)
-      if changed == (known.size, known.modified):
-        if is_remote(path) and known.fate in TRAINED:  # looking again would cost a request
-          self._checked.add(path)
-        return None
-      if self._read.get(path, (None, None))[0] != changed:
-        self._read[path] = changed, entry_of(data_pass, known.epoch).content
-    except (OSError, UserError):
-      return None
-    content = self._read[path][1]
-    return None if content == known.content else content
-
-  def _too_far_ahead(self, data_pass: Pass) -> str | None:
-    """Returns a text if the day of a pass is so far ahead that it is most likely wrong; else None.
-
-    The day is compared with the newest day so far or, if there is none yet, with today.
-    """
-    most, reached, which = self._cfg.data.max_days_ahead, self._newest_day, 'the newest day so far'
-    if reached is None and is_date(data_pass.day):
-      reached, which = int(time.strftime('%Y%m%d', time.localtime(self._clock()))), 'today'
-    if None in (most, reached) or (days := days_ahead(reached, data_pass.day)) <= most:
-      return None
-    far = f'its day {data_pass.day} is {days:,} days after {reached}, {which}'
-    return f'{data_pass.path}: {far}; data.max_days_ahead allows {most}'
-
-  @property
-  def _newest_day(self) -> int | None:
-    """The open day or, between days, the day that ended last; None before the first day."""
-    progress = self._state.progress
-    return progress.closed_day if progress.day is None else progress.day
 
   def _is_late(self, data_pass: Pass) -> bool:
     progress = self._state.progress
@@ -517,17 +351,13 @@ class Stream:
 
   def _why_over(self, late: Pass) -> str:
     """Returns why the day of a late pass is over, as the end of a sentence."""
-    if late.day < self._newest_day:
-      return f': the newest day so far is {self._newest_day}'
+    if late.day < self._passes.newest_day:
+      return f': the newest day so far is {self._passes.newest_day}'
     when = self._state.progress.closed_when  # not known of a day that an earlier version ended
     return f': it ended when {when}' if when else ''
 
   def _ends(self, following: Pass | None) -> EndDay | None:
-    """Returns the day that must end before the next pass is trained on; None if there is none.
-
-    Args:
-      following: the next pass; None if no pass is ready.
-    """
+    """Returns the day that must end before `following`, the next ready pass, or None."""
     cfg, progress = self._cfg.data, self._state.progress
     if cfg.day_pattern is None:
       return None
@@ -549,11 +379,6 @@ class Stream:
     if not is_due:
       return None
     return EndDay(day_after(progress.closed_day), is_empty=True, when=_idle(DAY_SECONDS / 3600))
-
-  def _say(self, text: str) -> None:
-    if text not in self._said:
-      self._said.add(text)
-      logging.warning('%s', text)
 
 
 def _idle(hours: float) -> str:

@@ -69,8 +69,7 @@ class Validation:
   def evaluate_epoch(self) -> JsonObject:
     """Evaluates data.valid, if any pass was trained on since the last time; applies train.plateau.
 
-    Returns:
-      The metrics of data.valid; empty if it was not evaluated.
+    Returns the metrics of data.valid; {} if it was not evaluated.
     """
     progress, values = self._state.progress, {}
     if self._passes['valid'] and progress.unvalidated:
@@ -144,11 +143,8 @@ class Validation:
   def finish(self, took_best: bool) -> JsonObject:
     """Evaluates data.test with the state that the run keeps; measures the importance of columns.
 
-    Args:
-      took_best: whether that state is an earlier one than the last.
-    Returns:
-      The metrics of data.test or, if the config has none, those of data.valid for this state; empty
-      if this process has not evaluated it.
+    `took_best` says that this state is an earlier one than the last. Returns the metrics of
+    data.test or, without it, those of data.valid for this state; {} if not evaluated here.
     """
     valid, test = self._passes['valid'], self._passes['test']
     values = self._valid_of_best if took_best else self._valid_of_last
@@ -181,7 +177,7 @@ class Validation:
     shown = name or (prepared[0].name if len(prepared) == 1 else f'{len(prepared)} passes')
     started = time.monotonic()
     with self._log.clock.of('evaluate'):
-      values = self._evaluation.evaluate(prepared, in_log=split == 'next')
+      values = dict(self._evaluation.figures(prepared, in_log=split == 'next'))
     rate = values['examples'] / max(time.monotonic() - started, 1e-9)
     if self._evaluation.predictions is not None:
       histograms = {'predictions': self._evaluation.predictions}

@@ -131,11 +131,7 @@ def _lay_out(
 
 
 def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
-  """Returns which columns of a table's factors are of kind 'plain' (fm, dnn) and 'field' (ffm).
-
-  Returns:
-    {kind of an ops.row_store.FactorPart: range of columns}.
-  """
+  """Returns {kind of an ops.row_store.FactorPart: range of columns} of a table's factors."""
   ends = list(itertools.accumulate(part.width for part in spec.parts))
   return {p.kind: range(end - p.width, end) for p, end in zip(spec.parts, ends)}
 

@@ -1,8 +1,7 @@
-"""Evaluates a model with model.retrieval by ranking the whole catalogue for each query."""
+"""Ranks the catalogue of a model with model.retrieval for queries."""
 
-import collections
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,7 +13,6 @@ from trainer.data.prepared import PreparedPass
 from trainer.data.values import ranges
 from trainer.errors import UserError
 from trainer.model import ranking
-from trainer.plain_data import Json
 from trainer.training.inputs import Inputs
 
 _SAMPLES_AT_ONCE = 65536
@@ -22,69 +20,32 @@ _VECTORS_AT_ONCE = 8192
 _SECONDS_BETWEEN_LINES = 0.5
 
 
-class RankingEvaluation:
-  """Ranks the catalogue for the users of passes. A job uses it in place of `Evaluation`.
+class Ranker:
+  """Finds the best items of the catalogue for queries.
 
   Every process calls each method. A process computes the vectors of its share of the queries and of
   its share of the items. It receives the vectors of all queries, and ranks its items for each. The
   best items of all processes then make the ranking.
 
-  Positives are kept as a table of distinct pairs: int64 columns `user` and `item`, sorted by user.
+  Pairs of a user and an item are tables with int64 columns `user` and `item`, sorted by user and
+  without duplicates.
 
   Attributes:
     catalogue: the items at the time of the last ranking.
-    predictions: None, because there are no probabilities.
-    slots_before: empty.
   """
-
-  predictions = None
 
   def __init__(self, inputs: Inputs):
     self._cfg, self._inputs = inputs.cfg, inputs
     self._communicator, self._step = inputs.communicator, inputs.step
     self.catalogue = inputs.step.dense.catalogue
-    self._eval_at = inputs.cfg.model.retrieval.eval_at
     self._pairs_by_path: dict[tuple[str, bool], pd.DataFrame] = {}
-    self.slots_before: collections.deque[Mapping[str, Json]] = collections.deque(maxlen=0)
 
-  def evaluate(
-    self, prepared: Sequence[PreparedPass], in_log: bool = False
-  ) -> dict[str, float | int]:
-    """Measures how high the rankings place the positives that users have in the passes.
-
-    The items that a user has as positives in other passes of data.train and data.valid are neither
-    ranked for the user nor counted as positives. With data.watch, all items are ranked.
-
-    Args:
-      in_log: has no effect.
-    Returns:
-      The metrics of trainer.model.ranking.judge, and three counts: `queries` (users), `items` (of
-      the catalogue) and `examples` (positives).
-    Raises:
-      UserError: if a K of model.retrieval.eval_at is above the size of the catalogue, or if no
-        positive is left.
-    """
-    del in_log
-    self._refresh()
-    keys, most = self.catalogue.keys, max(self._eval_at)
-    self._check_k('model.retrieval.eval_at', most)
-    seen = self._pairs(self._seen_passes(prepared))
-    merged = self._pairs(prepared).merge(seen, 'left', indicator='source')
-    wanted = merged[merged['source'] == 'left_only']
-    if not len(wanted):
-      where = ', '.join(data_pass.name for data_pass in prepared)
-      raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
-    users, counts = np.unique(wanted['user'], return_counts=True)
-    queries = self.query_vectors(prepared, users)
-    ranked, _ = self.rank(queries, self._left_out(users, seen), most, self.item_vectors())
-    of_query = np.searchsorted(users, wanted['user'])
-    place = self.catalogue.places(wanted['item'].to_numpy())
-    pairs = of_query[place >= 0], place[place >= 0]
-    values = ranking.judge(ranked, pairs, counts, self.catalogue.shows, self._eval_at)
-    return values | {'queries': len(users), 'items': len(keys), 'examples': len(wanted)}
-
-  def tell_unknown(self) -> None:
-    """Does nothing; rankings do not measure unknown features."""
+  def refresh(self, key: str | None = None, k: int = 0) -> None:
+    """Reads the catalogue anew; a UserError names `key` if it has fewer than k items."""
+    self.catalogue.table = self._inputs.items()
+    self.catalogue.refresh(self._step.store, self._communicator)
+    if k > (count := len(self.catalogue.keys)):
+      raise UserError(f'{key}: found {k}; wanted at most {count:,}, the items of the catalogue')
 
   def recommend(
     self, prepared: Sequence[PreparedPass], k: int
@@ -102,14 +63,12 @@ class RankingEvaluation:
     Raises:
       UserError: if k is above the size of the catalogue.
     """
-    self._refresh()
-    self._check_k('k', k)
+    self.refresh('k', k)
     unknown: list[int] = []  # numbers of samples
     before = 0  # samples of earlier passes
     rank, size = self._communicator.rank, self._communicator.size
     keys, items = np.append(self.catalogue.keys, -1), self.item_vectors()
-    has_all = self._cfg.model.retrieval.leave_out == 'seen'
-    seen = self._pairs(self._seen_passes(prepared), has_all)
+    seen = self.seen(prepared, self._cfg.model.retrieval.leave_out == 'seen')
     for data_pass in prepared:
       for start in range(0, data_pass.num_samples, _VECTORS_AT_ONCE):
         samples = np.arange(start, min(start + _VECTORS_AT_ONCE, data_pass.num_samples))
@@ -117,7 +76,7 @@ class RankingEvaluation:
         queries, users = self._vectors(batch), batch.group
         if size > 1:
           queries, users = map(np.concatenate, zip(*self._communicator.gather([queries, users])))
-        left_out = self._left_out(users, seen)
+        left_out = self.left_out(users, seen)
         places, scores = self.rank(queries, left_out, k, items)
         is_unknown = ~queries.any(1)
         places[is_unknown] = len(keys) - 1
@@ -127,14 +86,6 @@ class RankingEvaluation:
     if unknown and rank == 0:
       told = 'no items for %d of %d samples, whose queries have no feature with a row: sample %d%s'
       logging.warning(told, len(unknown), before, unknown[0], ' and others' * (len(unknown) > 1))
-
-  def _refresh(self) -> None:
-    self.catalogue.table = self._inputs.items()
-    self.catalogue.refresh(self._step.store, self._communicator)
-
-  def _check_k(self, key: str, k: int) -> None:
-    if k > (count := len(self.catalogue.keys)):
-      raise UserError(f'{key}: found {k}; wanted at most {count:,}, the items of the catalogue')
 
   def rank(
     self, queries: np.ndarray, left_out: tuple[np.ndarray, np.ndarray], k: int, items: np.ndarray
@@ -203,7 +154,7 @@ class RankingEvaluation:
     Items with a vector of 0 are left out. The item with the most shows comes first. The result is
     the same on every process.
     """
-    self._refresh()
+    self.refresh()
     vectors = np.concatenate(self._communicator.gather(self.item_vectors()))
     order = np.argsort(-self.catalogue.shows, kind='stable')
     order = order[ranking.is_trained(vectors)[order]]
@@ -241,7 +192,7 @@ class RankingEvaluation:
     self._inputs.progress_made()
     return self._step.predict(self._step.stage(batch))[:, 0]
 
-  def _left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+  def left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns the pairs of a query and an item that the query's user has seen.
 
     Args:
@@ -255,22 +206,18 @@ class RankingEvaluation:
     place = self.catalogue.places(seen['item'].to_numpy()[ranges(low, high - low)])
     return query[place >= 0], place[place >= 0]
 
-  def _seen_passes(self, prepared: Sequence[PreparedPass]) -> list[PreparedPass]:
+  def seen(self, prepared: Sequence[PreparedPass], has_all: bool = False) -> pd.DataFrame:
+    """Returns the `pairs` of other passes of data.train and data.valid; none with data.watch."""
     data, seen = self._cfg.data, []
-    if data.watch:
-      return []
-    evaluated = {data_pass.meta['source']['path'] for data_pass in prepared}
-    for split in ('train', 'valid'):
+    for split in () if data.watch else ('train', 'valid'):
       listed = passes(self._cfg, getattr(data, split), f'data.{split}')
       seen += self._inputs.prepared(listed, split)
-    return [data_pass for data_pass in seen if data_pass.meta['source']['path'] not in evaluated]
+    judged = {data_pass.meta['source']['path'] for data_pass in prepared}
+    others = [other for other in seen if other.meta['source']['path'] not in judged]
+    return self.pairs(others, has_all)
 
-  def _pairs(self, prepared: Sequence[PreparedPass], has_all: bool = False) -> pd.DataFrame:
-    """Returns the distinct pairs of a user and an item in passes, sorted.
-
-    Args:
-      has_all: whether to return those of all samples; otherwise those of the positives.
-    """
+  def pairs(self, prepared: Sequence[PreparedPass], has_all: bool = False) -> pd.DataFrame:
+    """Returns the pairs of passes: those of the positives or, if `has_all`, of all samples."""
     known = self._pairs_by_path
     for data_pass in prepared:
       if (key := (data_pass.path, has_all)) not in known:

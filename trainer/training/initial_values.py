@@ -1,0 +1,32 @@
+"""What a new model takes from the first passes: statistics of dense columns, and biases."""
+
+import numpy as np
+
+from trainer import config
+from trainer.data.features import dense_stats
+from trainer.data.item_table import ItemTable
+from trainer.data.prepared import PreparedPass
+from trainer.model.click_model import first_biases
+from trainer.training.run_state import Progress
+from trainer.training.step import Step
+
+
+def set_statistics(
+  cfg: config.Config, step: Step, prepared: PreparedPass, items: ItemTable | None
+) -> None:
+  """Lets the statistics of a run's first pass standardise dense columns in all passes."""
+  click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
+  measured = prepared.meta['dense'] | (items.dense if items is not None else {})
+  step.dense.embedding.stats.assign(dense_stats(cfg.data.dense, measured, click_rate))
+
+
+def set_biases(cfg: config.Config, step: Step, prepared: PreparedPass, progress: Progress) -> None:
+  """Lets the model begin at the mean label of the first pass that has one of each class.
+
+  Otherwise the rows of features would learn it, and a feature that is new would lack its share.
+  """
+  names, unset = [label.name for label in cfg.labels], progress.unset_biases
+  biases = first_biases(cfg, prepared.mean_labels())
+  biases[[name not in unset for name in names]] = np.nan
+  step.set_biases(biases)
+  progress.unset_biases = [n for n, b in zip(names, biases) if n in unset and np.isnan(b)]
