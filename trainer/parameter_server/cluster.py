@@ -129,3 +129,14 @@ class Cluster:
 def _check(valid: object, key: str, value: object, wanted: str) -> None:
   if not valid:
     raise UserError(f"{_VARIABLE}: key '{key}': found {short(value)}; wanted {wanted}")
+
+
+def cpu_config(**options: object) -> tf.compat.v1.ConfigProto:
+  """Returns session options that use no GPU, and as many threads as this process's TensorFlow."""
+  options['intra_op_parallelism_threads'] = tf.config.threading.get_intra_op_parallelism_threads()
+  return tf.compat.v1.ConfigProto(device_count={'GPU': 0}, **options)
+
+
+def on_server(server: int) -> str:
+  """Returns the device of a server."""
+  return f'/job:ps/task:{server}/device:CPU:0'

@@ -38,10 +38,9 @@ from trainer.errors import UserError
 from trainer.parameter_server import membership
 from trainer.parameter_server.asynchronous_job import AsynchronousJob
 from trainer.parameter_server.client import CoordinatorClient
-from trainer.parameter_server.cluster import CONTINUE, Cluster
+from trainer.parameter_server.cluster import CONTINUE, Cluster, cpu_config, on_server
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.geo import GeoStep
-from trainer.parameter_server.servers import cpu_config
 from trainer.parameter_server.worker_step import ServerStep
 from trainer.training.job import Job
 
@@ -109,7 +108,7 @@ def _on_signals(stop: Callable[[int], None]) -> None:
 
 def _coordinator_variable() -> tf.Variable:
   """Adds a variable on server 0 to the graph; it holds the coordinator's address and secret."""
-  with tf.device('/job:ps/task:0/device:CPU:0'):
+  with tf.device(on_server(0)):
     return v1.get_variable('coordinator', initializer='', use_resource=True, trainable=False)
 
 

@@ -24,7 +24,7 @@ from trainer.embedding.row_table import counts_of
 from trainer.embedding.stores import make_store
 from trainer.errors import BadPass, one_line
 from trainer.parameter_server.client import CoordinatorClient
-from trainer.parameter_server.cluster import Cluster
+from trainer.parameter_server.cluster import Cluster, cpu_config, on_server
 from trainer.parameter_server.sync_replicas import synced_step
 from trainer.training.dense_part import DensePart, dense_optimizer
 from trainer.training.schedule import Rates
@@ -91,7 +91,7 @@ class Servers:
       self._optimizer._create_all_weights(self._dense)  # private: see DensePart
       self.stores = []
       for i in range(self.count):
-        with tf.device(_on_server(i)):
+        with tf.device(on_server(i)):
           self.stores.append(make_store(cfg, dense.embedding, 'rows'))
       pulls = {train: self._pull_graph(train) for train in (True, False)}
       if self._in_lockstep:
@@ -119,8 +119,8 @@ class Servers:
   @contextlib.contextmanager
   def _placed(self, server: int) -> Iterator[None]:
     """Places the ops of the `with` block on a server, in the job's TensorFlow container."""
-    container = _container(self._communicator.generation)
-    with self._graph.as_default(), self._graph.container(container), tf.device(_on_server(server)):
+    container = f'generation{self._communicator.generation}'
+    with self._graph.as_default(), self._graph.container(container), tf.device(on_server(server)):
       yield
 
   def _free_earlier_rows(self, target: str, options: v1.ConfigProto) -> None:
@@ -129,7 +129,7 @@ class Servers:
     with tf.Graph().as_default() as graph:
       for generation in range(1, self._communicator.generation):
         for i in range(self.count):
-          with graph.container(_container(generation)), tf.device(_on_server(i)):
+          with graph.container(f'generation{generation}'), tf.device(on_server(i)):
             make_store(self._cfg, self._embedding, 'rows')
       handles = [t for op in graph.get_operations() for t in op.outputs if t.dtype == tf.resource]
       for handle in handles:
@@ -145,7 +145,7 @@ class Servers:
     for i, shape in enumerate(shapes):
       server = sizes.index(min(sizes))
       sizes[server] += shape.num_elements()
-      with tf.device(_on_server(server)):
+      with tf.device(on_server(server)):
         variables.append(tf.Variable(tf.zeros(shape), name=f'dense_{i}'))
     return variables
 
@@ -161,7 +161,7 @@ class Servers:
       parts = tf.split(keys, sent, num=self.count)
     buffers, counts = [], []
     for i, (store, part) in enumerate(zip(self.stores, parts)):
-      with tf.device(_on_server(i)):
+      with tf.device(on_server(i)):
         rows, size = store.pull(part, train), tf.size(part)
         buffers.append(packing.pack_rows(rows, tf.range(size), size[None], self._dtype).buffer)
         if self._reads_counts:
@@ -210,7 +210,7 @@ class Servers:
     types = [tf.int64, tf.float32, tf.float32, self._dtype]
     queues, waiting = [], []
     for i, part in enumerate(parts):
-      with tf.device(_on_server(i)):
+      with tf.device(on_server(i)):
         names = [f'gradients_{rank}' for rank in range(workers)]
         queues.append([v1.FIFOQueue(1, types, shared_name=name) for name in names])
         waiting.append(queues[i][self._communicator.rank].enqueue(part))
@@ -226,7 +226,7 @@ class Servers:
       hyper = self._embedding.hyper(rate)
       pushes = []
       for i, store in enumerate(self.stores):
-        with tf.device(_on_server(i)):
+        with tf.device(on_server(i)):
           # In the order of the workers, not in the order of arrival.
           keys, shows, clicks, buffers = zip(*(q.dequeue() for q in queues[i]))
           sizes = tf.stack([tf.size(k) for k in keys])
@@ -270,7 +270,7 @@ class Servers:
     hyper = self._embedding.hyper(rate)
     pushes = []
     for i, (store, (keys, shows, clicks, buffer)) in enumerate(zip(self.stores, parts)):
-      with tf.device(_on_server(i)):
+      with tf.device(on_server(i)):
         # Gradients are packed as rows, which say which features have factors: another worker may
         # admit a feature between this worker's pull and push.
         size = tf.size(keys)[None]
@@ -431,21 +431,6 @@ class Servers:
     run = functools.partial(self.session.run, fetches, dict(zip(feeds, arrays)))
     result = self._repeat(run) if only_reads else run()
     return None if result is None else tf.nest.map_structure(tf.constant, result)
-
-
-def cpu_config(**options: object) -> v1.ConfigProto:
-  """Returns session options that use no GPU, and as many threads as this process's TensorFlow."""
-  threads = tf.config.threading.get_intra_op_parallelism_threads()
-  return v1.ConfigProto(device_count={'GPU': 0}, intra_op_parallelism_threads=threads, **options)
-
-
-def _container(generation: int) -> str:
-  """Returns the TensorFlow container of the resources of a job that has formed so often."""
-  return f'generation{generation}'
-
-
-def _on_server(server: int) -> str:
-  return f'/job:ps/task:{server}/device:CPU:0'
 
 
 def _within(seconds: float) -> v1.RunOptions:
