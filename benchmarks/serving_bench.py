@@ -39,7 +39,7 @@ from tests.support.scorer import Client
 from trainer import config, runtime
 from trainer.data.features import hash_keys
 from trainer.model.builder import build
-from trainer.serving import http
+from trainer.serving import http, http_server
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scores
 from trainer.serving.versioned_store import open_store
@@ -285,7 +285,8 @@ class SavedModel:
 
 def serve_saved_model(path: str) -> None:
   runtime.start_serving()
-  server, listener = http.server(http.App(SavedModel(path), 'ctr', http.Limits()), '127.0.0.1', 0)
+  app = http.App(SavedModel(path), 'ctr', http.Limits())
+  server, listener = http_server.server(app, '127.0.0.1', 0)
   print(f'serving http://127.0.0.1:{listener.getsockname()[1]}/', flush=True)
   server.run(sockets=[listener])
 
