@@ -29,7 +29,7 @@ from trainer import config
 from trainer.data.features import hash_keys
 from trainer.model import ranking
 from trainer.model.builder import build
-from trainer.storage import export
+from trainer.storage import export_writer
 from trainer.storage import items as item_files
 from trainer.storage.items import Items
 
@@ -102,7 +102,7 @@ def server(items: np.ndarray, users: np.ndarray, figures: dict[str, float]) -> I
     of_user = dict(zip(keys.tolist(), users))
     all_items = Items(hash_keys(texts, 2).numpy(), np.array(texts, object), items)
     began = time.perf_counter()
-    export.write(
+    export_writer.write(
       cfg,
       'items',
       {'number': 1},

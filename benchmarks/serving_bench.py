@@ -43,7 +43,7 @@ from trainer.serving import http, http_server
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scores
 from trainer.serving.versioned_store import open_store
-from trainer.storage import export
+from trainer.storage import export_writer
 
 ROWS = flags.DEFINE_integer('rows', 500_000, 'Features of the model.')
 SECONDS = flags.DEFINE_integer('seconds', 10, 'Length of each measurement.')
@@ -67,7 +67,7 @@ CONTEXT = ('user', 'query', 'hour', 'device', 'age')
 
 
 class Rows:
-  """Stands for a RowTable that trainer.storage.export reads.
+  """Stands for a RowTable that trainer.storage.export_writer reads.
 
   Args:
     cfg: the config.
@@ -128,7 +128,7 @@ class Exports:
     stats = np.stack([np.zeros(2), np.ones(2)]).astype(np.float32)
     position = {'number': self.number}
     more = {'store': self.rows, 'model': self.model, 'dense_stats': stats}
-    done = export.write(self.cfg, kind, position, ancestors=self.ancestors, **more)
+    done = export_writer.write(self.cfg, kind, position, ancestors=self.ancestors, **more)
     self.ancestors = [done.checksum]
     return done.path
 

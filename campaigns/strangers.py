@@ -25,7 +25,7 @@ from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
 from trainer.serving.versioned_store import open_store
-from trainer.storage import export
+from trainer.storage import export_writer
 from trainer.storage.items import Items
 from trainer.training.step import TrainStep
 
@@ -122,7 +122,7 @@ def _recommend(draw: random.Random, folder: str, shared: str) -> Found:
   step, rng = TrainStep(cfg, SingleProcess()), np.random.default_rng(draw.randrange(2**32))
   texts = np.array([f'i{i}' for i in range(ITEMS)], object)
   vectors = rng.normal(size=[ITEMS, cfg.sparse.tables['default'].width]).astype(np.float32)
-  export.write(
+  export_writer.write(
     cfg,
     'items',
     {'number': 1},

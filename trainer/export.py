@@ -66,7 +66,7 @@ def _check_integer_slots(cfg: config.Config) -> None:
 def main() -> None:
   import tensorflow as tf
 
-  from trainer.storage import export
+  from trainer.storage import export_writer
   from trainer.storage.chain import MODEL_KINDS
   from trainer.storage.items import INDEX, has_faiss
   from trainer.training.finished_run import open_run
@@ -85,7 +85,7 @@ def main() -> None:
     position |= {'examples': run.progress.examples, 'day': run.progress.day}
     if KIND.value == 'items':  # an export with an index is not the same as one without
       position['index'] = has_faiss()
-    done = export.write(
+    done = export_writer.write(
       run.cfg,
       KIND.value,
       position,

@@ -330,7 +330,7 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
 
 def _table(study: optuna.Study, folder: str) -> pd.DataFrame:
   """Returns the table that `tune` returns, and writes it to trials.csv."""
-  from trainer.model.slices import auc_interval
+  from trainer.model.slice_metrics import auc_interval
 
   rows, metric = [], study.user_attrs['metric']
   sign = config.direction(metric)

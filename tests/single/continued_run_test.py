@@ -19,7 +19,7 @@ from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
-from trainer.storage import chain, export
+from trainer.storage import chain, export_writer
 from trainer.training.finished_run import open_run
 
 USERS = [f'u{i}' for i in range(12)]
@@ -75,7 +75,7 @@ class ContinuedRunTest(tf.test.TestCase):
   def export(self, kind: str, checkpoint: str) -> None:
     """As ctr-export does."""
     with open_run(self.run_dir, checkpoint=checkpoint) as run:
-      export.write(
+      export_writer.write(
         run.cfg,
         kind,
         {'step': run.step.steps, 'command': 'test'},

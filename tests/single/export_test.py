@@ -25,7 +25,7 @@ from tests.support.steps import make_config
 from tests.support.threads import in_thread, on_threads
 from trainer import config, files
 from trainer.errors import DataLoss, UserError
-from trainer.storage import chain, export, row_files
+from trainer.storage import chain, export_writer, row_files
 
 # Powers of two, so that the shadow's sums are the table's to the last bit.
 POLICY = Policy(
@@ -206,7 +206,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     cfg = self.cfg.model_copy(update={'run_dir': run_dir or self.run_dir})
     written = on_threads(
       len(stores),
-      lambda communicator: export.write(
+      lambda communicator: export_writer.write(
         cfg,
         kind,
         position,
@@ -219,7 +219,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
         replay=replay,
       ),
     )
-    if checkpoint is None and isinstance(written[0], export.WrittenExport):
+    if checkpoint is None and isinstance(written[0], export_writer.WrittenExport):
       for store in stores:
         store.ancestors = [written[0].checksum]
     return written
@@ -508,7 +508,7 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
     store, folder = Store(), os.path.join(self.get_temp_dir(), 'elsewhere')
     store.push(*make_pass(np.random.default_rng(8)))
     found = [
-      export.write(
+      export_writer.write(
         self.cfg.model_copy(update={'run_dir': '/proc/nothing'}),
         kind,
         {'last': 'p1'},
@@ -606,14 +606,16 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
 
     def write(number, **options):
       at = {'number': number}
-      done = export.write(cfg, 'base', at, store=store, model=MODEL, dense_stats=STATS, **options)
+      done = export_writer.write(
+        cfg, 'base', at, store=store, model=MODEL, dense_stats=STATS, **options
+      )
       return os.path.basename(done.path), done.rows
 
     writing = [in_thread(lambda n=n: write(n)) for n in range(4)]
     found = sorted(one.result(60) for one in writing)
     self.assertEqual(found, [(f'00000{n}-base', 20) for n in range(1, 5)])
-    with files.exclusive(os.path.join(cfg.run_dir, export.LOCK)):
-      with mock.patch.object(export, 'PATIENCE', 0.1):
+    with files.exclusive(os.path.join(cfg.run_dir, export_writer.LOCK)):
+      with mock.patch.object(export_writer, 'PATIENCE', 0.1):
         wanted = (
           rf'exports.lock: process {os.getpid()} on host \S+ has held it for 0 s; wanted that'
         )

@@ -34,7 +34,7 @@ from trainer.serving.recommend import Recommender
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
 from trainer.serving.versioned_store import open_store
-from trainer.storage import chain, export
+from trainer.storage import chain, export_writer
 from trainer.storage import items as item_files
 from trainer.storage.chain import RowExport
 from trainer.storage.items import Change, Items
@@ -54,7 +54,7 @@ def service_of(run_dir: str) -> Service:
 
 
 def exported(step, cfg, kind, number, items=None, folder=None):
-  return export.write(
+  return export_writer.write(
     cfg,
     kind,
     {'number': number},

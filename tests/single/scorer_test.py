@@ -38,7 +38,7 @@ from trainer.serving.scorer import BadRequest, Scorer
 from trainer.serving.service import Service
 from trainer.serving.sparing_log import SparingLog
 from trainer.serving.versioned_store import open_store
-from trainer.storage import export
+from trainer.storage import export_writer
 from trainer.training.step import TrainStep
 
 BATCH = 64
@@ -164,7 +164,7 @@ class ScorerTest(tf.test.TestCase):
     cls.step.store.decay()
     cls.step.store.evict()
     cls.step.store.age()
-    done = export.write(
+    done = export_writer.write(
       cls.cfg,
       kind,
       {'number': cls.written},
@@ -938,8 +938,8 @@ class TasksTest(tf.test.TestCase):
     wanted = step.predict(step.stage(batches[0]))
     stats = step.dense.embedding.stats
     model = {'store': step.store, 'model': step.dense.model, 'dense_stats': stats}
-    export.write(cfg, 'base', {'number': 1}, **model)
-    path = export.write(cfg, 'saved_model', {'number': 1}, **model).path
+    export_writer.write(cfg, 'base', {'number': 1}, **model)
+    path = export_writer.write(cfg, 'saved_model', {'number': 1}, **model).path
     store = MemoryStore()
     service = Service(store, Publisher(f'{folder}/exports', store).advance)
     service.refresh()

@@ -22,7 +22,7 @@ from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
 from trainer.serving.versioned_store import VersionedStore, open_store
-from trainer.storage import export
+from trainer.storage import export_writer
 from trainer.training.step import TrainStep
 
 CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
@@ -100,7 +100,7 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     return PreparedPass(path + '.pass', self.cfg).batches(BATCH)
 
   def export(self, kind='base', cfg=None, store=None, number=1):
-    return export.write(
+    return export_writer.write(
       cfg or self.cfg,
       kind,
       {'number': number},

@@ -15,7 +15,7 @@ from trainer import config, errors, files
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
-from trainer.storage import export, warmup
+from trainer.storage import export_writer, warmup
 from trainer.training.step import TrainStep
 
 BATCH = 64
@@ -223,7 +223,7 @@ class ServingTest(tf.test.TestCase):
         )
       )
       self.assertGreater(np.std(wanted[-1]), 1e-3)
-      done = export.write(
+      done = export_writer.write(
         cfg,
         'saved_model',
         {'case': name},
@@ -249,7 +249,7 @@ class ServingTest(tf.test.TestCase):
     missing = [row | {'user': '', 'ad': '', 'price': ''} for row in rows[:BATCH]]
     (batch,) = self._prepared(cfg, missing, 'missing').batches(BATCH)
     settings = {'model': step.dense.model, 'dense_stats': step.dense.embedding.stats}
-    done = export.write(
+    done = export_writer.write(
       cfg, 'saved_model', {}, store=step.store, integer_slots=['user'], **settings
     )
     found = tf.saved_model.load(done.path).signatures['serving_default'](
@@ -373,7 +373,7 @@ class ServingTest(tf.test.TestCase):
   def _exported(self, cfg, step, kind='saved_model', **more):
     """An export of the step's state; each call's is another one."""
     self.exported += 1
-    return export.write(
+    return export_writer.write(
       cfg,
       kind,
       {'number': self.exported},
@@ -388,15 +388,15 @@ class ServingTest(tf.test.TestCase):
     step = TrainStep(cfg, SingleProcess())
     model = {'store': step.store, 'model': step.dense.model}
     model |= {'dense_stats': step.dense.embedding.stats}
-    done = export.write(cfg, 'saved_model', {}, **model)
+    done = export_writer.write(cfg, 'saved_model', {}, **model)
     self.assertEqual(done.rows, 0)
     # The same state at the same place is not written again; another one is, and told.
-    again = export.write(cfg, 'saved_model', {}, **model)
+    again = export_writer.write(cfg, 'saved_model', {}, **model)
     self.assertEqual((again.path, again.told), (done.path, None))
     self.assertLen(os.listdir(os.path.dirname(done.path)), 1)
     bias = step.dense.model.variables[0]
     bias.assign(bias + 1)
-    other = export.write(cfg, 'saved_model', {}, **model)
+    other = export_writer.write(cfg, 'saved_model', {}, **model)
     self.assertRegex(
       other.told, 'saved_model/1 is of a state .* has: saved_model/2 takes its place$'
     )
@@ -408,7 +408,7 @@ class ServingTest(tf.test.TestCase):
   def test_a_value_that_is_no_number_leaves_its_feature_out(self):
     cfg = self._config(MANY, ['linear'], dense=DENSE)
     step = self._trained(cfg, make_rows(np.random.default_rng(1), 2 * BATCH))
-    done = export.write(
+    done = export_writer.write(
       cfg,
       'saved_model',
       {},
@@ -436,7 +436,7 @@ class ServingTest(tf.test.TestCase):
     cfg = self._config(SINGLE, ['linear'])
     step = TrainStep(cfg, SingleProcess())
     with self.assertRaisesRegex(errors.UserError, "integer slot 'usr': is not among data.slots"):
-      export.write(
+      export_writer.write(
         cfg,
         'saved_model',
         {},

@@ -12,7 +12,7 @@ from tests.support.threads import on_threads
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
-from trainer.model.slices import auc_interval, slice_errors, slice_figures
+from trainer.model.slice_metrics import auc_interval, slice_errors, slice_figures
 from trainer.reporting.evaluated import in_words, json_text, slice_table, warnings
 from trainer.training.slices import ALL, BLANK, OTHER, slices
 

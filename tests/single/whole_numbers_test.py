@@ -25,7 +25,7 @@ from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import BadRequest
 from trainer.serving.service import Service
-from trainer.storage import export
+from trainer.storage import export_writer
 from trainer.training.finished_run import open_run
 
 WANTED = r'wanted .*a whole number or a text .*dtype=str'
@@ -245,8 +245,8 @@ class WholeNumbersTest(tf.test.TestCase):
     with open_run(run.run_dir) as job:
       model = {'store': job.step.store, 'model': job.step.dense.model}
       model |= {'dense_stats': job.step.dense.embedding.stats}
-      export.write(job.cfg, 'base', {'number': 1}, **model)
-      path = export.write(job.cfg, 'saved_model', {'number': 1}, **model).path
+      export_writer.write(job.cfg, 'base', {'number': 1}, **model)
+      path = export_writer.write(job.cfg, 'saved_model', {'number': 1}, **model).path
     store = MemoryStore()
     service = Service(store, Publisher(f'{run.run_dir}/exports', store).advance)
     service.refresh()

@@ -15,7 +15,7 @@ from tests.support.steps import make_config
 from trainer.data.features import hash_keys
 from trainer.model.builder import build
 from trainer.serving.versioned_store import VersionedStore
-from trainer.storage import export
+from trainer.storage import export_writer
 
 WIDTH = 3
 
@@ -79,7 +79,7 @@ class Run:
     self._bias.assign([number / 100])
     sequence = number
     if self.directory:
-      done = export.write(
+      done = export_writer.write(
         self._cfg,
         kind,
         {'number': number},

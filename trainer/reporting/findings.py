@@ -9,7 +9,7 @@ import pandas as pd
 
 from trainer import config
 from trainer.errors import ConfigError
-from trainer.model.slices import Z, auc_interval_of
+from trainer.model.slice_metrics import Z, auc_interval_of
 from trainer.reporting.metric_text import (
   clicks_of,
   counted,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from trainer.model.slices import Z, auc_interval_of
+from trainer.model.slice_metrics import Z, auc_interval_of
 from trainer.plain_data import Json
 
 FEW_CLICKS = 1000  # with fewer, AUC is told with ±

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from markupsafe import Markup
 
 from trainer import config, files
-from trainer.model.slices import Z, auc_interval_of
+from trainer.model.slice_metrics import Z, auc_interval_of
 from trainer.reporting import comparison, figures, findings, summary
 from trainer.reporting.events import SCALARS
 from trainer.reporting.live_line import short_name

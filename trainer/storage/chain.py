@@ -1,6 +1,6 @@
 """Reads exports: which ones a directory holds, which chains they form, and what rows they hold.
 
-    exports/000012-base/  000013-delta/ …      rows; `trainer.storage.export` describes the files
+    exports/000012-base/  000013-delta/ …      rows; export_writer.py describes the files
     exports/saved_model/14/  dense_model/15/   models, in TensorFlow Serving's layout NAME/VERSION
     exports/items/16/                          a base of a run with model.retrieval, with the
                                                vectors of its items (`trainer.storage.items`)

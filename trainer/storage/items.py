@@ -1,6 +1,6 @@
 """Writes and reads the items of a run with model.retrieval: their vectors, and an index of them.
 
-    exports/items/12/   000013-delta/  beside the rows of the query tower (`trainer.storage.export`)
+    exports/items/12/   000013-delta/  beside the rows of the query tower (export_writer.py)
       items.parquet     item string, key int64, vector list<float32>; the most shown first. In a
                         delta: the items that are new or have another vector, then those that left,
                         with neither text nor vector

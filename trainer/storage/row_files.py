@@ -1,4 +1,4 @@
-"""Writes the rows of bases and deltas as Parquet; `trainer.storage.export` describes the files."""
+"""Writes the rows of bases and deltas as Parquet; export_writer.py describes the files."""
 
 import zlib
 from collections.abc import Iterable, Iterator

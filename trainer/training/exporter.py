@@ -5,7 +5,7 @@ import time
 import numpy as np
 
 from trainer.data.log_files import modified
-from trainer.storage import chain, export
+from trainer.storage import chain, export_writer
 from trainer.storage.items import Items
 from trainer.storage.kept_texts import texts_by_key
 from trainer.training.inputs import Inputs
@@ -66,7 +66,7 @@ class Exporter:
       position['kept_at'] = kept_at
     with self._log.clock.of('export'):
       has_items = self._cfg.model.retrieval and kind != 'saved_model'
-      written = export.write(
+      written = export_writer.write(
         self._cfg,
         kind,
         position,

@@ -10,7 +10,7 @@ from trainer.data.prepared import PreparedPass
 from trainer.data.values import ranges
 from trainer.model import influence
 from trainer.model.influence import Measured
-from trainer.model.slices import Z
+from trainer.model.slice_metrics import Z
 from trainer.plain_data import JsonObject
 from trainer.training.inputs import Inputs
 

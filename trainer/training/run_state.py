@@ -57,7 +57,7 @@ class Progress:
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)
   metrics_position: int = 0  # bytes of metrics.jsonl that belong to this state
   # What led to this state: the last base or delta and the checkpoints since, as their checksums
-  # (trainer.storage.export). A delta may follow an export of these alone.
+  # (trainer.storage.export_writer). A delta may follow an export of these alone.
   ancestors: list[int] = dataclasses.field(default_factory=list)
   # Tasks whose bias has not been set yet, as no pass had labels of both classes.
   unset_biases: list[str] = dataclasses.field(default_factory=list)

@@ -8,7 +8,7 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.parse import BLANK_GROUP
-from trainer.model.slices import slice_errors, slice_figures
+from trainer.model.slice_metrics import slice_errors, slice_figures
 from trainer.plain_data import JsonObject
 
 # In place of a key: samples without a value, samples whose value has no own slice, and all samples.
@@ -57,7 +57,7 @@ def slices(
       samples with other values form the slice OTHER.
   Returns:
     {name: slices}. A slice has `key` (a key, or BLANK, OTHER or ALL), `task` (None if there is only
-    one) and the figures of trainer.model.slices.
+    one) and the figures of trainer.model.slice_metrics.
 
     For each task the worst slices come first. For clicks, a slice is worse if the upper confidence
     limit of its AUC is lower; so no slice is first just because it is small. For squared error, it
