@@ -25,7 +25,7 @@ from absl import flags
 
 from trainer import command_line, config, files, runtime
 from trainer.comm.heartbeat import Heartbeat
-from trainer.data.log_files import is_remote
+from trainer.data.file_system import is_remote
 from trainer.errors import UserError
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds

@@ -12,7 +12,7 @@ import numpy as np
 from absl import flags
 
 from trainer import command_line, config, files
-from trainer.data.log_files import is_remote
+from trainer.data.file_system import is_remote
 from trainer.errors import UserError
 
 # The kinds of exports of a run, by the section that its model has.

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import config, files
-from trainer.data.log_files import first_line
+from trainer.data.file_system import first_line
 from trainer.errors import UserError, short
 
 Frame = pd.DataFrame | pa.Table  # or a Polars frame, or anything else that exports an Arrow stream

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from trainer import command_line, files
-from trainer.data.log_files import is_directory
+from trainer.data.file_system import is_directory
 from trainer.errors import UserError
 
 if TYPE_CHECKING:

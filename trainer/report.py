@@ -10,7 +10,7 @@ import os
 from absl import flags
 
 from trainer import api, command_line
-from trainer.data.log_files import is_remote
+from trainer.data.file_system import is_remote
 from trainer.errors import UserError, plain_errors
 
 OUT = flags.DEFINE_string(

@@ -7,7 +7,7 @@ Run again with the same run_dir, it continues from the last checkpoint.
 from absl import flags
 
 from trainer import api, command_line, runtime
-from trainer.data.log_files import is_directory, normal
+from trainer.data.file_system import is_directory, normal
 from trainer.errors import UserError
 from trainer.parameter_server import membership
 

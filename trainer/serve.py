@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from absl import flags, logging
 
 from trainer import command_line, config, files, runtime
-from trainer.data.log_files import attempt_for, is_directory
+from trainer.data.file_system import attempt_for, is_directory
 from trainer.errors import UserError, nearest, plain_errors
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from absl import logging
 
 from trainer import config, frames, runtime
 from trainer.config import rules
-from trainer.data.log_files import is_directory, is_remote, matching, normal
+from trainer.data.file_system import is_directory, is_remote, matching, normal
 from trainer.errors import ConfigError, UserError, short
 from trainer.plain_data import Json
 from trainer.reporting import trackers

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from absl import flags
 
 from trainer import command_line, config, files
-from trainer.data import log_files, pass_files
+from trainer.data import file_system, pass_files
 from trainer.errors import UserError, one_line, plain_errors, renamed
 
 DATA = flags.DEFINE_string('data', None, 'The log.', required=True)
@@ -211,7 +211,7 @@ def _copy_lines(places: np.ndarray, paths: Sequence[str]) -> None:
 def _copy_rows(places: np.ndarray, paths: Sequence[str]) -> None:
   row = 1
   with contextlib.ExitStack() as stack:
-    file = pq.ParquetFile(stack.enter_context(log_files.open_file(DATA.value)))
+    file = pq.ParquetFile(stack.enter_context(file_system.open_file(DATA.value)))
     outs = [stack.enter_context(pq.ParquetWriter(path, file.schema_arrow)) for path in paths]
     for batch in file.iter_batches():
       own = places[row : row + len(batch)]
@@ -296,8 +296,8 @@ def main() -> None:
   if (BY_TIME.value is None) == (BY_HASH.value is None):
     found = 'neither' if BY_TIME.value is None else 'both'
     raise UserError(f'found {found}; wanted --by_time COLUMN or --by_hash COLUMN')
-  suffix = log_files.suffix_of(DATA.value)
-  kind = log_files.SUFFIXES.get(suffix, 'csv')
+  suffix = file_system.suffix_of(DATA.value)
+  kind = file_system.SUFFIXES.get(suffix, 'csv')
   if kind in ('orc', 'tfrecord'):
     raise UserError(f'--data {DATA.value}: found {kind}; wanted text in lines, or Parquet')
   for flag, is_used, found, wanted in (
@@ -309,11 +309,11 @@ def main() -> None:
   ):
     if flag.value and not is_used:
       raise UserError(f'--{flag.name}: found with {found}; wanted {wanted}')
-  if log_files.is_directory(DATA.value):
+  if file_system.is_directory(DATA.value):
     raise UserError(f'--data {DATA.value}: found a directory; wanted a file')
   before = pass_files.files_of(DATA.value)
   places, counts, told = _places(kind, BY_TIME.value or BY_HASH.value)
-  known = suffix in log_files.SUFFIXES
+  known = suffix in file_system.SUFFIXES
   paths = [os.path.join(OUT.value, split + (suffix if known else '.csv')) for split in SPLITS]
   replaced = {path for path in paths if os.path.exists(path)}
   for path in replaced:

@@ -17,7 +17,7 @@ from tests.support.s3 import S3
 from trainer import config
 from trainer.config.formats import FORMATS
 from trainer.data.conversion import prepare_pass
-from trainer.data.log_files import SUFFIXES
+from trainer.data.file_system import SUFFIXES
 from trainer.data.passes import passes
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tests.support.s3 import S3
 from trainer import config
 from trainer.comm.communicator import SingleProcess
-from trainer.data import log_files, pass_files
+from trainer.data import file_system, pass_files
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass, announced, passes
 from trainer.errors import BadPass, ConfigError, UserError
@@ -43,7 +43,7 @@ class RemoteTest(tf.test.TestCase):
     super().setUp()
     self.bucket = self.id().rpartition('.')[2].replace('_', '-')  # pyarrow's clients live for ever
     self.client.create_bucket(Bucket=self.bucket)
-    self.enter_context(mock.patch.object(log_files, 'SECONDS_BETWEEN_ATTEMPTS', 0))
+    self.enter_context(mock.patch.object(file_system, 'SECONDS_BETWEEN_ATTEMPTS', 0))
 
   def put(self, name, body=b''):
     self.client.put_object(Bucket=self.bucket, Key=name, Body=body)
@@ -142,24 +142,25 @@ class RemoteTest(tf.test.TestCase):
     self.assertEqual(found[1].marker, self.url('watched/h/_SUCCESS'))
     self.assertEqual((missing, wrong), ([self.url('watched/x.csv')], {}))
     self.assertLess(
-      abs(log_files.modified(found[0].marker) - log_files.modified(self.url('watched/d.csv'))), 60
+      abs(file_system.modified(found[0].marker) - file_system.modified(self.url('watched/d.csv'))),
+      60,
     )
 
   def test_a_bucket_that_does_not_exist(self):
     """Pyarrow's client of gs:// then says so as if a file were missing."""
-    with mock.patch.object(log_files, 'open_to_write', side_effect=FileNotFoundError):
+    with mock.patch.object(file_system, 'open_to_write', side_effect=FileNotFoundError):
       with self.assertRaisesRegex(UserError, 'run_dir gs://none/run: there is no such bucket'):
         Bucket('gs://none/run', self.get_temp_dir()).take()
 
   def test_a_bucket_that_accepts_and_never_answers(self):
     """A process that is to stop tries once, and the client gives up after some seconds."""
-    self.addCleanup(log_files.attempt_for, math.inf)
+    self.addCleanup(file_system.attempt_for, math.inf)
     with socket.create_server(('127.0.0.1', 0)) as silent:
       endpoint = {'AWS_ENDPOINT_URL': f'http://127.0.0.1:{silent.getsockname()[1]}'}
       self.enter_context(mock.patch.dict(os.environ, endpoint))
-      log_files.attempt_for(0)
+      file_system.attempt_for(0)
       with self.assertRaisesRegex(UserError, 's3://silent/x: cannot be read after 1 attempt: .*'):
-        log_files.exists('s3://silent/x')
+        file_system.exists('s3://silent/x')
 
   def test_a_run_that_another_has_claimed(self):
     bucket = Bucket(self.url('run'), self.get_temp_dir())
@@ -233,7 +234,7 @@ class RemoteTest(tf.test.TestCase):
       passes(make_config(format='prepared'), [self.put('x.csv')], 'data.train')
 
   def test_a_connection_that_stays_lost(self):
-    self.enter_context(mock.patch.object(log_files, 'ATTEMPTS', 1))
+    self.enter_context(mock.patch.object(file_system, 'ATTEMPTS', 1))
     bodies = {'x.csv': b'click,user,item\n' + b'1,2,3\n' * 99, 'x.parquet': b'PAR1' * 99}
     for name, body in bodies.items():
       remote = self.put(name, body)

@@ -15,9 +15,9 @@ import pyarrow as pa
 from absl import logging
 
 from trainer import config
-from trainer.data import csv_format, log_files, parquet_format
+from trainer.data import csv_format, file_system, parquet_format
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import WHOLE, LogFile, Part
+from trainer.data.file_system import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
 from trainer.data.pass_files import files_of, partition_columns
 from trainer.data.passes import pass_day
@@ -36,7 +36,7 @@ OnBlock = Callable[[int], None]
 
 def format_of(data: config.Data, path: str) -> str:
   """Returns the format of a raw file: data.format, else the format of its suffix, else csv."""
-  return data.format or log_files.SUFFIXES.get(log_files.suffix_of(path), 'csv')
+  return data.format or file_system.SUFFIXES.get(file_system.suffix_of(path), 'csv')
 
 
 def reader(kind: str) -> ModuleType:
@@ -289,7 +289,7 @@ def _meta(
     'day': pass_day(cfg, raw_path) or 0,
     'reading': reading(cfg) | {'labelled': labelled},
     'source': {
-      'path': log_files.absolute(raw_path),
+      'path': file_system.absolute(raw_path),
       'files': len(files),
       'bytes': sum(f.bytes for f in files),
       'mtime_ns': max(f.mtime_ns for f in files),

@@ -22,7 +22,7 @@ import pyarrow.csv
 
 from trainer import config
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import WHOLE, Part, suffix_of
+from trainer.data.file_system import WHOLE, Part, suffix_of
 from trainer.data.schema import CARRIED, check_columns
 from trainer.data.text_blocks import MAX_LINE_BYTES, text_blocks
 from trainer.data.values import float_or_none

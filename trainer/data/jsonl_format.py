@@ -19,7 +19,7 @@ import pyarrow.json
 
 from trainer import config
 from trainer.data.block import BadRecord, Block
-from trainer.data.log_files import WHOLE, Part
+from trainer.data.file_system import WHOLE, Part
 from trainer.data.schema import check_columns
 from trainer.data.text_blocks import text_blocks
 from trainer.data.values import WHOLE_NUMBER, column_at

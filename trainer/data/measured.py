@@ -13,7 +13,7 @@ from trainer.data.block import Block
 from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowReader, only_unicode
 from trainer.data.conversion import blocks_of_pass, config_of_table
-from trainer.data.log_files import exists, normal
+from trainer.data.file_system import exists, normal
 from trainer.data.parse import parse
 from trainer.data.passes import announced, passes, paths_of_log
 from trainer.data.prepared import PreparedPass, is_prepared, read_meta

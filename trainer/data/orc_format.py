@@ -8,7 +8,7 @@ import pyarrow.orc
 
 from trainer import config
 from trainer.data.block import Block
-from trainer.data.log_files import WHOLE, Part, open_table
+from trainer.data.file_system import WHOLE, Part, open_table
 from trainer.data.parquet_format import BLOCK_ROWS, known_columns, record_block, to_read
 from trainer.data.schema import check_columns
 

@@ -14,7 +14,7 @@ import pyarrow.parquet
 
 from trainer import config
 from trainer.data.block import Block
-from trainer.data.log_files import WHOLE, Part, open_table
+from trainer.data.file_system import WHOLE, Part, open_table
 from trainer.data.schema import check_columns
 from trainer.data.values import column_at, has_column, offsets_of
 from trainer.errors import UserError

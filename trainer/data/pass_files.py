@@ -6,7 +6,7 @@ import stat
 
 import pyarrow.fs
 
-from trainer.data.log_files import LogFile, info_of, infos_below, is_remote, natural_key, retried
+from trainer.data.file_system import LogFile, info_of, infos_below, is_remote, natural_key, retried
 from trainer.errors import BadPass, UserError, plain_errors
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 
 from trainer.config import DAY_GROUPS, Config
-from trainer.data.log_files import (
+from trainer.data.file_system import (
   CODECS,
   SUFFIXES,
   matching,

@@ -19,7 +19,7 @@ from ops.library import PATH, load
 from ops.samples import SampleArrays
 from trainer import config
 from trainer.data.features import SlotBatch
-from trainer.data.log_files import is_remote
+from trainer.data.file_system import is_remote
 from trainer.data.parse import Parsed
 from trainer.data.schema import schema
 from trainer.data.values import ranges

@@ -12,7 +12,7 @@ from trainer import config
 from trainer.config.formats import FORMATS
 from trainer.data.conversion import format_of, reader
 from trainer.data.csv_format import header_lines
-from trainer.data.log_files import LogFile, Part, codec_of, open_file
+from trainer.data.file_system import LogFile, Part, codec_of, open_file
 from trainer.data.pass_files import files_of
 from trainer.data.prepared import CHUNK
 from trainer.errors import UserError

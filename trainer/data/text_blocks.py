@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from trainer.data.log_files import WHOLE, Part, first_line, open_stream
+from trainer.data.file_system import WHOLE, Part, first_line, open_stream
 from trainer.errors import BadPass
 
 BLOCK_BYTES = 8 << 20  # how much of a text is read at once

@@ -12,7 +12,7 @@ from trainer.data.columns import cross
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.conversion import blocks_of_pass
 from trainer.data.features import hash_keys
-from trainer.data.log_files import exists
+from trainer.data.file_system import exists
 from trainer.data.slot_features import feature_texts
 
 

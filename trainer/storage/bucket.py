@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 from trainer import files
-from trainer.data import log_files
+from trainer.data import file_system
 from trainer.errors import UserError, printable
 from trainer.storage import run_lock
 
@@ -56,10 +56,10 @@ def followed(run_dir: str, parts: Iterable[str]) -> Iterator[tuple[str, Callable
   If the run_dir is a URL, its `parts`, such as EXPORTS, are copied by the first call into a
   directory that is empty before, and again by a call if the last copy is a second old.
   """
-  if not log_files.is_remote(run_dir):
+  if not file_system.is_remote(run_dir):
     yield run_dir, lambda: None
     return
-  if not log_files.exists(run_dir):
+  if not file_system.exists(run_dir):
     raise UserError(f'--run_dir {run_dir}: no such directory; wanted the run_dir of a run')
   with files.temporary_directory() as directory:
     bucket, looked = Bucket(run_dir, directory), -_SECONDS_BETWEEN_LOOKS
@@ -90,7 +90,7 @@ class Bucket:
     A run's files that only the directory has are removed: a job may have been killed before it
     copied them, and the run have continued elsewhere. A process that trains here is a UserError.
     """
-    names = log_files.listed(self.run_dir)
+    names = file_system.listed(self.run_dir)
     if foreign := [name for name in names if not _NAME.fullmatch(name) and name != _OWNER]:
       more = f' and {len(foreign) - 1:,} more' if len(foreign) > 1 else ''
       raise UserError(
@@ -110,8 +110,8 @@ class Bucket:
   def refresh(self, parts: Iterable[str]) -> None:
     """Makes parts of the directory equal to the bucket. Unlike `download`, it takes no lock."""
     there = []
-    for name in sorted(set(log_files.listed(self.run_dir, recursive=False)).intersection(parts)):
-      below = log_files.listed(self._url(name)) if name in _FOLDERS else None
+    for name in sorted(set(file_system.listed(self.run_dir, recursive=False)).intersection(parts)):
+      below = file_system.listed(self._url(name)) if name in _FOLDERS else None
       there += [name] if below is None else [f'{name}/{file}' for file in below]
     self._copy_here(there, [name for name in self._names() if name.split('/')[0] in parts])
 
@@ -140,11 +140,11 @@ class Bucket:
     """Claims the run_dir for this process; the next `upload` of an earlier claimant then fails."""
 
     def take() -> None:
-      with log_files.open_to_write(self._url(_OWNER)) as f:
+      with file_system.open_to_write(self._url(_OWNER)) as f:
         f.write(self._owner)
 
     try:
-      log_files.retried(self.run_dir, take, 'written')
+      file_system.retried(self.run_dir, take, 'written')
     except FileNotFoundError:  # from gs://; s3:// raises an OSError
       raise UserError(f'run_dir {self.run_dir}: there is no such bucket') from None
 
@@ -157,7 +157,7 @@ class Bucket:
       if self._reports.get(name) != checksum:
         self._put(name)
         self._reports[name] = checksum
-    for folder in sorted(local, key=log_files.natural_key):
+    for folder in sorted(local, key=file_system.natural_key):
       marker = self._marker(folder)
       if marker is not None and marker != self._markers.get(folder):
         self._delete(folder)
@@ -208,20 +208,23 @@ class Bucket:
 
   def _read(self, name: str) -> bytes:
     def read() -> bytes:
-      with log_files.open_file(self._url(name)) as f:
+      with file_system.open_file(self._url(name)) as f:
         return f.read()
 
-    return log_files.retried(self._url(name), read)
+    return file_system.retried(self._url(name), read)
 
   def _get(self, name: str) -> None:
     path = self._path(name)
     os.makedirs(os.path.dirname(path), exist_ok=True)
 
     def get() -> None:
-      with log_files.open_file(self._url(name)) as source, open(path + files.UNFINISHED, 'wb') as f:
+      with (
+        file_system.open_file(self._url(name)) as source,
+        open(path + files.UNFINISHED, 'wb') as f,
+      ):
         shutil.copyfileobj(source, f, _BLOCK_BYTES)
 
-    log_files.retried(self._url(name), get)
+    file_system.retried(self._url(name), get)
     os.replace(path + files.UNFINISHED, path)
 
   def _get_folder(self, folder: str, names: Iterable[str]) -> None:
@@ -233,16 +236,16 @@ class Bucket:
 
   def _put(self, name: str) -> None:
     def put() -> None:
-      with open(self._path(name), 'rb') as f, log_files.open_to_write(self._url(name)) as target:
+      with open(self._path(name), 'rb') as f, file_system.open_to_write(self._url(name)) as target:
         shutil.copyfileobj(f, target, _BLOCK_BYTES)
 
-    log_files.retried(self.run_dir, put, 'written')
+    file_system.retried(self.run_dir, put, 'written')
 
   def _delete(self, folder: str) -> None:
     """Deletes a directory of the bucket, its DONE marker first."""
     if folder in self._markers:
-      log_files.delete(self._url(f'{folder}/{files.DONE}'))
-      log_files.delete(self._url(folder))
+      file_system.delete(self._url(f'{folder}/{files.DONE}'))
+      file_system.delete(self._url(folder))
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:

@@ -4,7 +4,7 @@ import time
 
 import numpy as np
 
-from trainer.data.log_files import modified
+from trainer.data.file_system import modified
 from trainer.storage import chain, export_writer
 from trainer.storage.items import Items
 from trainer.storage.kept_texts import texts_by_key

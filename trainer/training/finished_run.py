@@ -10,7 +10,7 @@ from trainer import config, files, runtime
 from trainer.comm import horovod
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
-from trainer.data.log_files import is_remote
+from trainer.data.file_system import is_remote
 from trainer.errors import OtherModel, UserError
 from trainer.reporting.events import read_events
 from trainer.storage import bucket

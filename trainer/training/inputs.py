@@ -19,8 +19,8 @@ from trainer.data.conversion import (
   prepare_pass,
 )
 from trainer.data.features import SlotBatch
+from trainer.data.file_system import LogFile, exists, normal, refusing
 from trainer.data.item_table import ItemTable, config_of_items
-from trainer.data.log_files import LogFile, exists, normal, refusing
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import META, PreparedPass, is_prepared

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 
-from trainer.data.log_files import LogFile, absolute, exists, is_remote, open_file
+from trainer.data.file_system import LogFile, absolute, exists, is_remote, open_file
 from trainer.data.pass_files import files_of
 from trainer.data.passes import Pass
 from trainer.data.prepared import META

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from trainer import config
-from trainer.data.log_files import is_remote, modified
+from trainer.data.file_system import is_remote, modified
 from trainer.data.passes import Pass, announced, days_ahead, in_order, is_date, passes
 from trainer.errors import UserError, printable
 from trainer.training.ledger import TRAINED, Entry, entry_of, refused_entry, stamp, stamp_if_any

@@ -4,7 +4,7 @@ import math
 import signal
 from types import FrameType
 
-from trainer.data import log_files
+from trainer.data import file_system
 
 SECONDS_FOR_BUCKETS = 5.0  # how long a job that is to stop goes on trying to reach a bucket
 
@@ -25,11 +25,11 @@ class StopRequest:
 
   def listen(self) -> None:
     """Handles SIGTERM and SIGINT from now on. Only the main thread may call it."""
-    log_files.attempt_for(math.inf)
+    file_system.attempt_for(math.inf)
     for number in (signal.SIGTERM, signal.SIGINT):
       signal.signal(number, self._on_signal)
 
   def _on_signal(self, number: int, _: FrameType | None) -> None:
     if not self.signal:
-      log_files.attempt_for(SECONDS_FOR_BUCKETS)
+      file_system.attempt_for(SECONDS_FOR_BUCKETS)
     self.signal = min(number, self.signal or number)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import look_at
-from trainer.data.log_files import exists, refusing
+from trainer.data.file_system import exists, refusing
 from trainer.data.passes import (
   Pass,
   day_after,
