@@ -8,6 +8,7 @@ from ops.chunks import Chunk
 from ops.library import TensorLike
 from ops.policy import Policy
 from ops.row_store import PulledRows, TableSpec
+from trainer.comm.communicator import Communicator
 
 
 class RowTable(Protocol):
@@ -46,3 +47,13 @@ def counts_of(store: RowTable, keys: TensorLike) -> tf.Tensor:
   """Returns the shows and clicks of each key's feature, float32 [u, 2]; 0 for an absent feature."""
   columns = store.lookup(keys)
   return tf.cast(tf.stack([columns['show'], columns['click']], 1), tf.float32)
+
+
+def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
+  """Returns {'features': …, 'admitted': …, 'table_bytes': …}, sums over all processes.
+
+  Admitted are the features that have factors. Every process calls it.
+  """
+  own = np.array([store.size(), store.admitted_size(), store.bytes()], np.int64)
+  total = communicator.sum_arrays({'counts': own})['counts'].tolist()
+  return dict(zip(('features', 'admitted', 'table_bytes'), total))

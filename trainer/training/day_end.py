@@ -5,21 +5,10 @@ import shutil
 import numpy as np
 
 from trainer import files
-from trainer.comm.communicator import Communicator
 from trainer.data.features import HASH_BITS
-from trainer.embedding.row_table import RowTable
+from trainer.embedding.row_table import table_counts
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog
-
-
-def table_counts(store: RowTable, communicator: Communicator) -> dict[str, int]:
-  """Returns {'features': …, 'admitted': …, 'table_bytes': …}, sums over all processes.
-
-  Admitted are the features that have factors. Every process calls it.
-  """
-  own = np.array([store.size(), store.admitted_size(), store.bytes()], np.int64)
-  total = communicator.sum_arrays({'counts': own})['counts'].tolist()
-  return dict(zip(('features', 'admitted', 'table_bytes'), total))
 
 
 def end_day(inputs: Inputs, log: RunLog, day: int, is_empty: bool) -> None:

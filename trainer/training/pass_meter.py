@@ -13,7 +13,7 @@ from trainer.model.metrics import State, result
 from trainer.plain_data import JsonObject
 from trainer.reporting.live_line import short_name
 from trainer.training import gate
-from trainer.training.day_end import table_counts
+from trainer.embedding.row_table import table_counts
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text
 from trainer.training.run_state import Progress

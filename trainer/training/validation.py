@@ -11,7 +11,7 @@ from trainer.plain_data import JsonObject
 from trainer.reporting.metric_text import no_judge, worse_than_constant
 from trainer.training import gate, plateau
 from trainer.training.advice import FEW_STEPS, few_clicks, why_worse_than_constant
-from trainer.training.day_end import table_counts
+from trainer.embedding.row_table import table_counts
 from trainer.training.evaluation import evaluation_of
 from trainer.training.importance import MOST_AT_END, slot_importance
 from trainer.training.inputs import Inputs
