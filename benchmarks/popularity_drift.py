@@ -18,8 +18,8 @@ from absl import app, flags, logging
 from benchmarks.page import markdown_table
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.job.job import Job
 from trainer.model import ranking
-from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
 SEEDS = flags.DEFINE_integer('seeds', 3, 'Seeds 0, 1, … of the stream and the model.')

@@ -80,7 +80,7 @@ def _checkpoints(draw: random.Random, folder: str, shared: str) -> Found:
   """
   path, _ = undisturbed('single', shared)
   from trainer.comm.communicator import SingleProcess
-  from trainer.training.job import Job as TrainingJob
+  from trainer.job.job import Job as TrainingJob
   from trainer.training.step import TrainStep
 
   source, run_dir = f'{os.path.dirname(path)}/run/checkpoints', f'{folder}/run'

@@ -13,7 +13,7 @@ from campaigns.processes import SOON, Fault, Job
 from campaigns.streams import write_config
 from campaigns.units import Found, Kind, fork, in_child, killed_in_the_end, told
 from tests.support.states import state_of
-from trainer.training.stream import Stream
+from trainer.job.stream import Stream
 
 ROUNDS = 5  # of a stream: its job is started again
 _SAMPLES = 120  # of a pass

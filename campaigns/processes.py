@@ -44,9 +44,9 @@ from tests.support.parameter_servers import free_addresses
 from tests.support.states import state_of
 from trainer import files
 from trainer.comm import horovod  # noqa: F401 before the forks
+from trainer.job import job as training_job  # noqa: F401
 from trainer.parameter_server import run as parameter_server_run  # noqa: F401
 from trainer.storage import chain
-from trainer.training import job as training_job  # noqa: F401
 
 # Plotly imports most of itself when it first draws; forks then have it, too.
 go.Figure([go.Scatter(x=[0]), go.Bar(x=[0]), go.Heatmap(z=[[0]])]).to_html(include_plotlyjs=False)
@@ -56,7 +56,7 @@ BOUND = 90  # seconds in which a job that has lost a process must have ended
 SOON = 900  # seconds in which a job that is left alone must have ended, on a busy machine
 FAULTS = 6  # in a row, before the job is left alone
 STARTS = 12  # units that share the places of a start
-_STARTED = 'training/stream.py:Stream.next'  # called first when a job has started
+_STARTED = 'job/stream.py:Stream.next'  # called first when a job has started
 DAYS, SAMPLES, BATCH = 3, 500, 100
 MODES = ('single', 'ranks', 'ps', 'ps_async', 'ps_geo')
 EXACT = ('single', 'ranks', 'ps')  # modes whose runs are the same each time

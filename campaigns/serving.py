@@ -40,10 +40,10 @@ from tests.support.fuzz import requests
 from tests.support.scorer import Client
 from trainer import config
 from trainer.data.features import hash_keys
+from trainer.job import job  # noqa: F401 likewise
 from trainer.serving import embedded_store, redis_store  # noqa: F401 before the forks
 from trainer.serving.versioned_store import open_store
 from trainer.storage import chain
-from trainer.training import job  # noqa: F401 likewise
 
 KILLS = flags.DEFINE_integer('kills', 100, 'The number of kills.')
 FUZZ = flags.DEFINE_integer('fuzz', 0, 'Sends this number of broken requests instead of kills.')

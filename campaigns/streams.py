@@ -22,9 +22,9 @@ from tests.support.states import state_of
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import BadPass
+from trainer.job.stream import End, EndDay, Stream, TrainPass, Wait
 from trainer.training.ledger import Ledger
 from trainer.training.run_state import Progress
-from trainer.training.stream import End, EndDay, Stream, TrainPass, Wait
 
 STREAMS = 25  # of a unit
 MOMENTS = 30  # of a stream, at each of which something happens

@@ -6,7 +6,7 @@ of impressions and clicks in which it occurred, and a *row*: its linear weight, 
 *admission* its *factors* (the embedding). The process that keeps a row is its *owner*. Each process
 owns some of the 4,096 *logical shards*, into which a hash divides all keys.
 
-trainer/run.py starts a job, training/job.py goes through its passes and days, and training/step.py
+trainer/run.py starts a job, job/job.py goes through its passes and days, and training/step.py
 takes one step. embedding/exchange.py reads and updates rows, model/builder.py makes the layers.
 
 `trainer.fit`, `trainer.load`, `trainer.Run`, `trainer.Callback` and `trainer.tune` are imported
@@ -21,7 +21,7 @@ from typing import Any
 __all__ = ['Callback', 'Run', 'fit', 'load', 'tune']
 _PLACES = dict.fromkeys(('fit', 'load', 'Run'), 'trainer.api') | {
   'tune': 'trainer.tuning',
-  'Callback': 'trainer.training.callback',
+  'Callback': 'trainer.job.callback',
 }
 
 

@@ -29,8 +29,8 @@ from trainer.source import Source
 if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checked before it
   from trainer.data.passes import Pass
   from trainer.data.prepared import PreparedPass
-  from trainer.training.callback import Callback
-  from trainer.training.finished_run import FinishedRun
+  from trainer.evaluation.finished_run import FinishedRun
+  from trainer.job.callback import Callback
 
 Data = str | os.PathLike | Sequence[str | os.PathLike] | Frame
 SPLITS = ('train', 'valid', 'test')
@@ -79,7 +79,7 @@ class Run:
     Columns: task, metric, first (this run's), other, difference (other − first), low and high. The
     difference may be chance if 0 lies between low and high. `data` is as for `evaluate`.
     """
-    from trainer.training.paired import differences, scored
+    from trainer.evaluation.paired import differences, scored
 
     data, found = self.cfg.data.test or None if data is None else data, []
     for run in (self, other):
@@ -96,7 +96,7 @@ class Run:
     model.retrieval.leave_out: seen, all items of the user there. `data` is as for `evaluate`; only
     the columns of queries and data.group are read.
     """
-    from trainer.training.recommendations import recommendations
+    from trainer.evaluation.recommendations import recommendations
 
     self._wants_retrieval('recommend')
     _check_count(k)
@@ -108,7 +108,7 @@ class Run:
 
     Columns: item, key, and one for each dimension.
     """
-    from trainer.training.recommendations import items_of
+    from trainer.evaluation.recommendations import items_of
 
     self._wants_retrieval('vectors')
     with self._open() as run:
@@ -127,7 +127,7 @@ class Run:
     rmse_plus_minus. A plus_minus is half the width of the 95 % interval of its worse_by. If it is
     the larger of the two, the effect may be chance. `data` is as for `evaluate`.
     """
-    from trainer.training.importance import importance_table
+    from trainer.evaluation.importance import importance_table
 
     config.refuse_retrieval(self.cfg.model.retrieval, f'importance: run_dir {self.run_dir}')
     with self._prepared(data) as (run, prepared):
@@ -178,7 +178,7 @@ class Run:
   def _open(
     self, overrides: Sequence[str] = ()
   ) -> contextlib.AbstractContextManager['FinishedRun']:
-    from trainer.training.finished_run import open_run
+    from trainer.evaluation.finished_run import open_run
 
     return open_run(self.run_dir, overrides, self.checkpoint)
 
@@ -310,7 +310,7 @@ def fit(
 
 
 def _check_callbacks(callbacks: Sequence['Callback']) -> None:
-  from trainer.training.callback import Callback
+  from trainer.job.callback import Callback
 
   is_list = isinstance(callbacks, Sequence)
   wrong = [c for c in callbacks if not isinstance(c, Callback)] if is_list else [callbacks]
@@ -352,10 +352,10 @@ def train_here(
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
     _start(cfg, here, heartbeat and heartbeat.end)
     from trainer.comm import horovod
+    from trainer.job.job import Job
     from trainer.model.builder import check_layers
     from trainer.storage.bucket import Bucket
     from trainer.training import dense_dtype
-    from trainer.training.job import Job
     from trainer.training.step import TrainStep
 
     communicator = horovod.communicator(here, cfg.sync)

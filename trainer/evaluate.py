@@ -21,7 +21,7 @@ from trainer.plain_data import JsonObject
 
 if TYPE_CHECKING:
   from trainer.data.passes import Pass
-  from trainer.training.finished_run import FinishedRun
+  from trainer.evaluation.finished_run import FinishedRun
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 DATA = flags.DEFINE_multi_string('data', [], 'Files; without it data.test. May be repeated.')
@@ -39,8 +39,8 @@ JSON = flags.DEFINE_bool(
 
 @command_line.command
 def main() -> None:
+  from trainer.evaluation.finished_run import open_run
   from trainer.reporting.evaluated import in_words, json_text, warnings
-  from trainer.training.finished_run import open_run
 
   here = runtime.launched()
   as_json = not runtime.is_terminal() if JSON.value is None else JSON.value
@@ -75,7 +75,7 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared
   from trainer.data.values import one_each
-  from trainer.training.evaluation import evaluation_of
+  from trainer.evaluation.evaluators import evaluation_of
 
   slots = {slot.name for slot in run.cfg.ordered_slots}
   if of_slots := [name for name in BY.value if name in slots]:
@@ -100,7 +100,7 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
 
 def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[JsonObject]]:
   """Returns {PASS: the metrics of each pass, in order}; {} if --by does not name PASS."""
-  from trainer.training.slices import ALL, OTHER, slices
+  from trainer.evaluation.slices import ALL, OTHER, slices
 
   if PASS not in BY.value or any(slot.name == PASS for slot in run.cfg.ordered_slots):
     return {}
@@ -130,7 +130,7 @@ def slices_by_text(
   Every rank must call this; only rank 0 receives the texts.
   """
   from trainer.data.texts import texts_of
-  from trainer.training.slices import ALL, BLANK, OTHER, slices
+  from trainer.evaluation.slices import ALL, BLANK, OTHER, slices
 
   prepared = run.inputs.prepared(passes, 'evaluate')
   scored = itertools.chain.from_iterable(map(run.evaluation.predict, prepared))

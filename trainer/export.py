@@ -66,11 +66,11 @@ def _check_integer_slots(cfg: config.Config) -> None:
 def main() -> None:
   import tensorflow as tf
 
+  from trainer.evaluation.finished_run import open_run
+  from trainer.evaluation.recommendations import items_of
   from trainer.storage import export_writer
   from trainer.storage.chain import MODEL_KINDS
   from trainer.storage.items import INDEX, has_faiss
-  from trainer.training.finished_run import open_run
-  from trainer.training.recommendations import items_of
 
   if is_remote(RUN_DIR.value) and not OUT.value:
     raise UserError(f'--run_dir {RUN_DIR.value}: is in a bucket; wanted --out, a directory here')

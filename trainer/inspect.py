@@ -167,8 +167,8 @@ def _features(reader: 'CheckpointReader', slot: str) -> tuple['pd.DataFrame', st
 
 def _importances(reader: 'CheckpointReader') -> tuple['pd.DataFrame', str]:
   """Returns the table of --importance, also as text, which says which effects may be chance."""
-  from trainer.training.finished_run import open_run
-  from trainer.training.importance import importance_table
+  from trainer.evaluation.finished_run import open_run
+  from trainer.evaluation.importance import importance_table
 
   config.refuse_retrieval(reader.cfg.model.retrieval, f'--importance: run_dir {reader.run_dir}')
   with open_run(reader.run_dir, (), CHECKPOINT.value, runtime.launched()) as run:

@@ -44,9 +44,9 @@ def _copy_standard_input(path: str) -> None:
 def main() -> None:
   from trainer.data import carried
   from trainer.data.prepared import is_prepared
+  from trainer.evaluation.finished_run import open_run
+  from trainer.evaluation.recommendations import recommendations
   from trainer.files import temporary_directory, whole_file
-  from trainer.training.finished_run import open_run
-  from trainer.training.recommendations import recommendations
 
   here = runtime.launched()
   if here.size > 1 and ('-' in DATA.value or OUT.value == '-'):

@@ -23,7 +23,7 @@ from tests.support.steps import (
 from trainer.comm.communicator import SingleProcess
 from trainer.config import Config
 from trainer.data.features import empty_batch
-from trainer.training.job import Job
+from trainer.job.job import Job
 from trainer.training.step import StepFlags, TrainStep
 
 

@@ -12,9 +12,9 @@ from tests.support.ranks import ranks
 from tests.support.retrieval import make_config
 from tests.support.steps import rows_of
 from trainer.comm.communicator import SingleProcess
+from trainer.job.job import Job
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
 HISTORY = {

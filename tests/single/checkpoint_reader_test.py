@@ -17,10 +17,10 @@ from trainer import api, config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.errors import UserError
+from trainer.job.job import Job
 from trainer.reporting import figures, report
 from trainer.reporting.runs import read_run
 from trainer.storage.checkpoint_reader import CheckpointReader
-from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

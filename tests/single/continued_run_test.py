@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from trainer import api
 from trainer.data.features import hash_keys
+from trainer.evaluation.finished_run import open_run
 from trainer.reporting.events import read_events
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
 from trainer.storage import chain, export_writer
-from trainer.training.finished_run import open_run
 
 USERS = [f'u{i}' for i in range(12)]
 

@@ -9,9 +9,9 @@ import yaml
 
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.job.job import Job
 from trainer.reporting import findings
 from trainer.reporting.runs import read_run
-from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
 DAYS, SAMPLES = 5, 2000

@@ -11,9 +11,9 @@ from tests.support.states import state_of
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import UserError
+from trainer.job.job import Job
 from trainer.storage import checkpoint
 from trainer.training import dense_part
-from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
 

@@ -7,10 +7,10 @@ import pandas as pd
 import tensorflow as tf
 
 from trainer import api
+from trainer.evaluation.finished_run import open_run
+from trainer.evaluation.importance import importance_table, slot_importance
 from trainer.model import influence
 from trainer.reporting.events import read_events
-from trainer.training.finished_run import open_run
-from trainer.training.importance import importance_table, slot_importance
 
 COLUMNS = ('hour', 'tags', 'noise', 'price')
 

@@ -17,6 +17,8 @@ ORDER = (
   'source',
   'frames',
   'parameter_server',
+  'job',
+  'evaluation',
   'training',
   'reporting',
   'serving',

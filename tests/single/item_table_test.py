@@ -26,15 +26,15 @@ from trainer.data import statistics
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError, UserError
+from trainer.evaluation import dry_run
+from trainer.job.job import Job
 from trainer.reporting import findings, report
 from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
-from trainer.training import dry_run
 from trainer.training.inputs import Inputs
-from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
 

@@ -24,6 +24,9 @@ from trainer.config import rules
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import passes
 from trainer.errors import BadPass, UserError
+from trainer.evaluation import finished_run
+from trainer.job import job
+from trainer.job.job import Job
 from trainer.reporting import findings
 from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
@@ -31,9 +34,8 @@ from trainer.serving.publisher import Publisher
 from trainer.serving.versioned_store import open_store
 from trainer.storage import chain, checkpoint, row_files, saved_model
 from trainer.storage.run_lock import RunLock
-from trainer.training import finished_run, inputs, job
+from trainer.training import inputs
 from trainer.training.advice import why_worse_than_constant
-from trainer.training.job import Job
 from trainer.training.step import TrainStep
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.support.steps import make_config
 from trainer.comm.communicator import SingleProcess
-from trainer.training.job import Job
+from trainer.job.job import Job
 from trainer.training.step import TrainStep
 
 PASSES, PASSES_OF_A_DAY, WARM_UP = 50, 5, 20

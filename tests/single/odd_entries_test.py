@@ -24,9 +24,10 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import BadPass
 from trainer.files import to_json
+from trainer.job import job, stream
+from trainer.job.job import Job
 from trainer.reporting import closing
-from trainer.training import inputs, job, stream
-from trainer.training.job import Job
+from trainer.training import inputs
 from trainer.training.step import TrainStep
 
 

@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests.support import commands
 from trainer import api
 from trainer.errors import UserError
-from trainer.training.paired import differences
+from trainer.evaluation.paired import differences
 
 
 def rmse(y, p, sample_weight):

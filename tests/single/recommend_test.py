@@ -26,6 +26,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError, UserError
+from trainer.evaluation.ranker import Ranker
 from trainer.serving.http import Limits
 from trainer.serving.item_search import ItemSearch
 from trainer.serving.memory_store import MemoryStore
@@ -39,7 +40,6 @@ from trainer.storage import items as item_files
 from trainer.storage.chain import RowExport
 from trainer.storage.items import Change, Items
 from trainer.training.inputs import Inputs
-from trainer.training.ranker import Ranker
 from trainer.training.step import TrainStep
 
 PATH = '/v1/models/ctr:recommend'

@@ -21,10 +21,10 @@ from trainer.data import file_system, pass_files
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass, announced, passes
 from trainer.errors import BadPass, ConfigError, UserError
+from trainer.job.stream import Stream, TrainPass, Wait
 from trainer.storage.bucket import Bucket
 from trainer.training import ledger
 from trainer.training.run_state import Progress
-from trainer.training.stream import Stream, TrainPass, Wait
 
 
 def make_config(**data):

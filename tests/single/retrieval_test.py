@@ -29,13 +29,13 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.data.passes import passes
 from trainer.errors import ConfigError, UserError
+from trainer.evaluation.finished_run import open_run
+from trainer.evaluation.ranker import Ranker
+from trainer.evaluation.recommendations import recommendations
+from trainer.job.job import Job
 from trainer.model import ranking
 from trainer.model.retrieval_losses import bpr, leave_out, softmax
 from trainer.storage import items as item_files
-from trainer.training.finished_run import open_run
-from trainer.training.job import Job
-from trainer.training.ranker import Ranker
-from trainer.training.recommendations import recommendations
 from trainer.training.step import TrainStep
 
 LOSSES = (

@@ -15,7 +15,7 @@ from absl import logging
 from trainer import api, config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import UserError
-from trainer.training.finished_run import open_run
+from trainer.evaluation.finished_run import open_run
 from trainer.training.run_state import RunState
 from trainer.training.step import TrainStep
 

@@ -11,8 +11,8 @@ import yaml
 
 from tests.support import commands
 from trainer import api, config, errors
+from trainer.evaluation.finished_run import open_run
 from trainer.training.continuing import check_continues
-from trainer.training.finished_run import open_run
 from trainer.training.run_state import check_run_dir
 
 

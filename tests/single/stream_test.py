@@ -13,16 +13,16 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data import passes
 from trainer.errors import BadPass, UserError
-from trainer.training import ready_passes
+from trainer.job import ready_passes
+from trainer.job.stream import End, EndDay, Stream, TrainPass, Wait
 from trainer.training.ledger import FILE, Ledger
 from trainer.training.run_state import Progress
-from trainer.training.stream import End, EndDay, Stream, TrainPass, Wait
 
 HOUR = 3600.0
 
 
 class StreamTest(tf.test.TestCase):
-  """Drives a stream as trainer.training.job does, without training."""
+  """Drives a stream as trainer.job.job does, without training."""
 
   def setUp(self):
     super().setUp()

@@ -18,6 +18,7 @@ from trainer.data.features import empty_batch
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError
+from trainer.evaluation.evaluators import Evaluation, group_auc
 from trainer.model.builder import build
 from trainer.model.click_model import logit_of_product
 from trainer.model.layers.mmoe import MMoE, SharedBottom
@@ -26,7 +27,6 @@ from trainer.model.losses import per_sample_loss
 from trainer.model.metrics import MetricSums, result
 from trainer.storage import saved_model
 from trainer.storage.chain import Rows
-from trainer.training.evaluation import Evaluation, group_auc
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 

@@ -14,8 +14,8 @@ from trainer.data.features import HASH_BITS
 from trainer.data.passes import passes as listed
 from trainer.embedding.layer_inputs import slot_vectors, vector_width
 from trainer.errors import UserError
-from trainer.training.evaluation import Evaluation
-from trainer.training.job import Job
+from trainer.evaluation.evaluators import Evaluation
+from trainer.job.job import Job
 from trainer.training.step import TrainStep
 
 COLUMNS = ('user', 'item', 'query')

@@ -20,13 +20,13 @@ from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, UserError
+from trainer.evaluation.finished_run import open_run
 from trainer.serving import rest
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import BadRequest
 from trainer.serving.service import Service
 from trainer.storage import export_writer
-from trainer.training.finished_run import open_run
 
 WANTED = r'wanted .*a whole number or a text .*dtype=str'
 

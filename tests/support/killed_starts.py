@@ -26,7 +26,7 @@ STAGES = {
   'before the first step': {
     'ps 0': 'parameter_server/coordinator.py:Coordinator.wait',
     'ps 1': 'parameter_server/client.py:CoordinatorClient.wait',
-    'worker 0': 'training/stream.py:Stream.next',
+    'worker 0': 'job/stream.py:Stream.next',
   },
 }
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from campaigns.units import command, fork, killed_in_the_end, text_of, wait
 from tests.support import jobs
-from trainer.training import job  # noqa: F401 before the forks
+from trainer.job import job  # noqa: F401 before the forks
 
 SECONDS = 60  # that a call may take
 AT_ONCE = 6

@@ -9,7 +9,7 @@ import numpy as np
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import SlotBatch
-from trainer.training.job import Job
+from trainer.job.job import Job
 from trainer.training.step import Step, TrainStep
 
 TREE = {

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
-from trainer.training.job import Job
+from trainer.job.job import Job
 from trainer.training.loop import wants_checkpoint
 from trainer.training.step import StepFlags
 

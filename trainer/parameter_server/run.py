@@ -35,6 +35,7 @@ from trainer.comm.messages import MessageConnection, address_text
 from trainer.config import Config, flatten
 from trainer.embedding.stores import store_class
 from trainer.errors import UserError
+from trainer.job.job import Job
 from trainer.parameter_server import membership
 from trainer.parameter_server.asynchronous_job import AsynchronousJob
 from trainer.parameter_server.client import CoordinatorClient
@@ -42,7 +43,6 @@ from trainer.parameter_server.cluster import CONTINUE, Cluster, cpu_config, on_s
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.worker_step import ServerStep
-from trainer.training.job import Job
 
 v1 = tf.compat.v1
 

@@ -15,24 +15,24 @@ from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, UserError
+from trainer.evaluation import drift
+from trainer.evaluation.validation import Validation
+from trainer.job.callback import Callback
+from trainer.job.day_end import end_day
+from trainer.job.exporter import Exporter
+from trainer.job.initial_values import set_biases, set_statistics
+from trainer.job.pass_meter import PassMeter
+from trainer.job.stop_request import StopRequest
+from trainer.job.stream import End, EndDay, Stream, TrainPass, Wait
 from trainer.reporting import closing
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
-from trainer.training import drift
 from trainer.training.advice import nothing_left
-from trainer.training.callback import Callback
-from trainer.training.day_end import end_day
-from trainer.training.exporter import Exporter
-from trainer.training.initial_values import set_biases, set_statistics
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
-from trainer.training.pass_meter import PassMeter
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress, RunState, check_run_dir
 from trainer.training.step import Step
-from trainer.training.stop_request import StopRequest
-from trainer.training.stream import End, EndDay, Stream, TrainPass, Wait
-from trainer.training.validation import Validation
 
 SECONDS_BETWEEN_LOOKS = 0.5  # between looks at the watched directory
 

@@ -12,9 +12,9 @@ from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
 from trainer.data.file_system import is_remote
 from trainer.errors import OtherModel, UserError
+from trainer.evaluation.evaluators import Evaluation, RankingEvaluation, evaluation_of
 from trainer.reporting.events import read_events
 from trainer.storage import bucket
-from trainer.training.evaluation import Evaluation, RankingEvaluation, evaluation_of
 from trainer.training.inputs import Inputs
 from trainer.training.run_state import Progress, RunState
 from trainer.training.step import TrainStep

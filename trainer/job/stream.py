@@ -21,6 +21,7 @@ from trainer.data.passes import (
 )
 from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError
+from trainer.job.ready_passes import ReadyPasses
 from trainer.plain_data import JsonObject
 from trainer.training.ledger import (
   TRAINED,
@@ -30,7 +31,6 @@ from trainer.training.ledger import (
   refused_entry,
   stamp,
 )
-from trainer.training.ready_passes import ReadyPasses
 from trainer.training.run_state import RunState
 
 # The beginning of a pass of this size or more is checked before all of it is read.

@@ -5,12 +5,12 @@ import time
 import numpy as np
 
 from trainer.data.file_system import modified
+from trainer.evaluation.ranker import Ranker
+from trainer.evaluation.recommendations import texts_of_items
 from trainer.storage import chain, export_writer
 from trainer.storage.items import Items
 from trainer.storage.kept_texts import texts_by_key
 from trainer.training.inputs import Inputs
-from trainer.training.ranker import Ranker
-from trainer.training.recommendations import texts_of_items
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import RunState
 

@@ -7,9 +7,9 @@ import pandas as pd
 
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
+from trainer.evaluation.finished_run import FinishedRun
 from trainer.model import influence
 from trainer.model.slice_metrics import Z
-from trainer.training.finished_run import FinishedRun
 
 Scored = dict[tuple[str, bool], np.ndarray]
 

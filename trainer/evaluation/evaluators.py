@@ -20,6 +20,7 @@ from trainer.data.features import SlotBatch
 from trainer.data.parse import BLANK_GROUP
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
+from trainer.evaluation.ranker import Ranker
 from trainer.model.calibration import (
   SlotCalibration,
   deciles,
@@ -32,7 +33,6 @@ from trainer.model.metrics import MetricSums, group_auc_sums, result
 from trainer.model.ranking import judge
 from trainer.plain_data import Json, JsonObject
 from trainer.training.inputs import Inputs
-from trainer.training.ranker import Ranker
 
 
 class Evaluation:

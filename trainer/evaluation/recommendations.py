@@ -9,10 +9,10 @@ from absl import logging
 from trainer import config
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
+from trainer.evaluation.finished_run import FinishedRun
+from trainer.evaluation.ranker import Ranker
 from trainer.storage.checkpoint_reader import CheckpointReader
 from trainer.storage.items import Items
-from trainer.training.finished_run import FinishedRun
-from trainer.training.ranker import Ranker
 
 
 def texts_of_items(cfg: config.Config, keys: np.ndarray, texts: Mapping[int, str]) -> np.ndarray:

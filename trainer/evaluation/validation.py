@@ -7,13 +7,13 @@ from absl import logging
 
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
+from trainer.embedding.row_table import table_counts
+from trainer.evaluation import gate, plateau
+from trainer.evaluation.evaluators import evaluation_of
+from trainer.evaluation.importance import MOST_AT_END, slot_importance
 from trainer.plain_data import JsonObject
 from trainer.reporting.metric_text import no_judge, worse_than_constant
-from trainer.training import gate, plateau
 from trainer.training.advice import FEW_STEPS, few_clicks, why_worse_than_constant
-from trainer.embedding.row_table import table_counts
-from trainer.training.evaluation import evaluation_of
-from trainer.training.importance import MOST_AT_END, slot_importance
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text
 from trainer.training.run_state import RunState
