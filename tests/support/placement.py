@@ -1,19 +1,21 @@
-"""Trains with a second logical CPU device in place of a GPU, and tells what crosses in a step.
+"""Trains on a GPU, or a second logical CPU device in place of one; tells what crosses in a step.
 
-`python -m tests.support.placement` prints a JSON object for each of MODELS. It is a process of its
-own because logical devices are made before the first op.
+`python -m tests.support.placement [DEVICE]` prints a JSON object for each of MODELS. It is a
+process of its own because logical devices are made before the first op.
 """
 
 import inspect
 import itertools
 import json
+import sys
 from unittest import mock
 
 import numpy as np
 import tensorflow as tf
 
-# Private: nothing public tells what TensorFlow sends between devices.
+# Private: nothing public tells what TensorFlow sends between devices, and which kernels it has.
 from tensorflow.python.eager import context
+from tensorflow.python.framework import kernels
 
 from tests.support.batches import make_batch
 from tests.support.steps import HISTORY, HISTORY_IDS, TASKS, make_config, train
@@ -22,12 +24,14 @@ from trainer.data.features import SlotBatch
 from trainer.runtime import HOST
 from trainer.training import dense_part, step
 
-GPU = 'CPU:1'
+GPU = sys.argv[1] if sys.argv[1:] else 'CPU:1'
 MODELS = {
   'deepfm': {},
   'ffm': {'model.interactions': ['linear', 'ffm']},
   'tasks': TASKS | {'model.shared': {'mmoe': {'experts': 2, 'hidden': [8]}}},
   'history': HISTORY,
+  'dcnv2': {'model.interactions': [{'cross': {'layers': 2}}, {'dnn': {'hidden': [8, 4]}}]},
+  'dlrm': {'model.interactions': [{'dlrm': {'bottom': [8], 'hidden': [8, 4]}}]},
 }
 STEPS, SAMPLES = 3, 20
 
@@ -51,6 +55,11 @@ class Observed(step.TrainStep):
     """Returns the devices of the ops of our library."""
     return {n.device[-5:] for n in self._nodes if n.op.startswith('Ctr')}
 
+  def without_kernel(self) -> set[str]:
+    """Returns the ops that layers, loss and optimizer want on the GPU and TensorFlow has not."""
+    nodes = self._graph.graph.as_graph_def().node
+    return {n.op for n in nodes if n.device.endswith(GPU) and not _runs_on_gpu(n)}
+
   def crossing(self) -> dict[str, list[list[int]]]:
     """Returns {'to' or 'from' the GPU: [shape of each tensor]}; it takes the step once more."""
     ops, sends = {n.name: n.op for n in self._nodes}, {}
@@ -71,8 +80,23 @@ class Observed(step.TrainStep):
     return found
 
 
-def tell(name: str, dtype: str = 'float32') -> None:
-  """Trains one model on both devices, and prints what was found."""
+def _runs_on_gpu(node: tf.compat.v1.NodeDef) -> bool:
+  """Returns whether TensorFlow has a kernel for GPUs of a node's op and dtypes."""
+  return any(
+    kernel.device_type in ('GPU', 'DEFAULT')
+    and all(node.attr[c.name].type in c.allowed_values.list.type for c in kernel.constraint)
+    for kernel in kernels.get_registered_kernels_for_op(node.op).kernel
+  )
+
+
+def tell(name: str, products: str = 'float32') -> None:
+  """Trains one model on both devices, and prints what was found.
+
+  Args:
+    products: the dtype of matrix products, or tf32: float32 as TensorFlow multiplies it on GPUs by
+      default, with factors that are rounded to 10 bits.
+  """
+  tf.config.experimental.enable_tensor_float_32_execution(products == 'tf32')
   random = np.random.default_rng(1)
   ids, tasks = HISTORY_IDS if name == 'history' else (1, 2, 3), 2 if name == 'tasks' else 1
   batches = [
@@ -82,7 +106,7 @@ def tell(name: str, dtype: str = 'float32') -> None:
   cfg, steps = make_config(MODELS[name] | optimizer), []
   for device in (GPU, HOST):
     with mock.patch.object(dense_part, 'dense_device', return_value=device):
-      steps.append(Observed(cfg, SingleProcess(), dtype))
+      steps.append(Observed(cfg, SingleProcess(), products.replace('tf32', 'float32')))
   there, here = steps
   before = here.dense_state()
   there.observe(batches[0])
@@ -96,10 +120,11 @@ def tell(name: str, dtype: str = 'float32') -> None:
   variables = [*there.dense.model.variables, *there.dense.optimizer.weights]
   told = {
     'model': name,
-    'dtype': dtype,
+    'products': products,
     'devices': sorted({v.device[-5:] for v in variables}),
     'dtypes': sorted({v.dtype.name for v in variables}),
     'own_ops': sorted(there.own_ops()),
+    'without_kernel': sorted(there.without_kernel()),
     'moved': max(float(np.abs(a - before[k]).max(initial=0)) for k, a in states[1].items()),
     'apart': max(float(np.abs(a - states[1][k]).max(initial=0)) for k, a in states[0].items()),
     'pooled': [t.shape.as_list() for t in inputs.of_rows()],
@@ -117,6 +142,7 @@ def main() -> None:
   # Where there is a GPU, products in bfloat16 are TensorFlow's own.
   with mock.patch.object(tf.config, 'get_visible_devices', return_value=['a GPU']):
     tell('deepfm', 'bfloat16')
+  tell('deepfm', 'tf32')
 
 
 if __name__ == '__main__':
