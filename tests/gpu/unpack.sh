@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# unpack.sh [PARTS [KIT]]: joins what pack.sh made. If a part is missing or damaged, it names it and ends with status 1; nothing is
-# unpacked then. Afterwards KIT/python is the interpreter. It needs bash, tar, and Python 3.9 or later.
+# unpack.sh [PARTS [KIT]]: joins what pack.sh made. If a part is missing or damaged, it names it and fails; nothing is unpacked
+# then. Afterwards KIT/python is the interpreter. It needs bash, tar, and Python 3.9 or later.
 set -euo pipefail
 parts=${1:-build/gpu_kit} kit=${2:-/tmp/gpu_kit}
 rm -rf "$kit"

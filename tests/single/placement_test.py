@@ -48,8 +48,8 @@ class PlacementTest(tf.test.TestCase):
     sums = [[samples, slots], [samples, slots, width], [samples, width], [samples]]
     labels, norm, dense = [samples], [samples, slots], [samples, columns]
     wanted = {
-      'dcnv2': ([*sums[1:2], *[[samples]] * 2, dense], [sums[1], labels]),
-      'dlrm': ([*sums[1:2], *[[samples]] * 2, dense], [sums[1], labels]),
+      'dcnv2': ([sums[1], labels, labels, norm, dense], [sums[1], labels]),
+      'dlrm': ([sums[1], labels, labels, norm, dense], [sums[1], labels]),
       'deepfm': ([*sums, labels, labels, norm, dense], [*sums, labels]),
       # Pairs of fields are summed on the host; [samples]: field_squares, and the pairs.
       'ffm': (
