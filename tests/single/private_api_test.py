@@ -26,6 +26,7 @@ NAMED_TUPLE = {'_asdict', '_fields', '_make', '_replace'}  # public, whatever th
 # Where each is used; a reason stands beside the use.
 ALLOWED = {
   'tensorflow.python.eager': {'tests/support/placement.py'},
+  'tensorflow.python.framework': {'tests/support/placement.py'},
   'tensorflow.python.ops': {'ops/library.py'},
   '_call_flat': {'trainer/training/step.py'},
   '_create_all_weights': {'trainer/training/dense_part.py', 'trainer/parameter_server/servers.py'},
