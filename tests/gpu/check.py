@@ -125,7 +125,8 @@ def placement(options: Options) -> Told:
     checks = {
       'devices': (one['devices'], one['own_ops']) == ([device], ['CPU:0']),
       'weights': one['apart'] < limit,
-      'crossing': all(large(one[way]) == large(other[way]) for way in ('to', 'from')),
+      'crossing': not one['unknown']
+      and all(large(one[way]) == large(other[way]) for way in ('to', 'from')),
       'kernels': not one['without_kernel'],
     }
     name = f'{one["model"]} {one["products"]}'

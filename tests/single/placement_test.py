@@ -64,6 +64,7 @@ class PlacementTest(tf.test.TestCase):
       ),
     }
     for told in self.models:
+      self.assertEqual(told['unknown'], [])
       for way, shapes in zip(('to', 'from'), wanted[told['model']]):
         # Learning rate, weight, loss, counts, and where dropout's draws begin.
         large = [shape for shape in told[way] if math.prod(shape) > 5]

@@ -60,21 +60,28 @@ class Observed(step.TrainStep):
     nodes = self._graph.graph.as_graph_def().node
     return {n.op for n in nodes if n.device.endswith(GPU) and not _runs_on_gpu(n)}
 
-  def crossing(self) -> dict[str, list[list[int]]]:
-    """Returns {'to' or 'from' the GPU: [shape of each tensor]}; it takes the step once more."""
+  def crossing(self) -> dict[str, list]:
+    """Returns {'to' or 'from' the GPU: [shape of each tensor]}; it takes the step once more.
+
+    'unknown' has the names of tensors that TensorFlow made itself, whose shapes cannot be told.
+    """
     ops, sends = {n.name: n.op for n in self._nodes}, {}
     for node in self._nodes:  # a constant is sent to keep an order
       if node.op in ('_Send', '_HostSend') and ops[node.input[0].split(':')[0]] != 'Const':
         tensor = node.input[0] if ':' in node.input[0] else f'{node.input[0]}:0'
         sends[tensor] = 'from' if node.device.endswith(GPU) else 'to'
     graph = self._graph.graph
+    written = {node.name for node in graph.as_graph_def().node}
+    unknown = [tensor for tensor in sends if tensor.split(':')[0] not in written]
+    for tensor in unknown:
+      del sends[tensor]
 
     def again(*inputs: tf.Tensor) -> list[tf.Tensor]:
       given = {t.name: x for t, x in zip(graph.inputs, inputs)}
       return tf.graph_util.import_graph_def(graph.as_graph_def(), given, list(sends), name='')
 
     values = tf.function(again)(*tf.nest.flatten(self._arguments), *self._graph.captured_inputs)
-    found = {'to': [], 'from': []}
+    found = {'to': [], 'from': [], 'unknown': unknown}
     for way, value in zip(sends.values(), values):
       found[way].append(value.shape.as_list())
     return found
