@@ -250,10 +250,23 @@ class FeatureLifecycle:
     """Returns how many bytes of memory the table and its rows take, int64 []."""
     return self._reads.ctr_lifecycle_bytes(self.handle)
 
-  def export_state(self, shards: range = range(SHARDS)) -> Iterator[chunks.Chunk]:
+  def count_changes(self) -> tf.Tensor:
+    """Returns how many features have changed since the last `keep_changes`, int64 []; -1 if that is
+    not known: there was none, a feature was deleted, a day has ended, or about half have changed.
+    """
+    return self._reads.ctr_lifecycle_count_changes(self.handle)
+
+  def keep_changes(self) -> None:
+    """Begins to note changes anew; call it once a checkpoint has the features as they are."""
+    return self._ops.ctr_lifecycle_keep_changes(self.handle)
+
+  def export_state(
+    self, shards: range = range(SHARDS), changed: bool = False
+  ) -> Iterator[chunks.Chunk]:
     """Yields all columns of the features of these logical shards, without loss. Eager only.
 
-    A chunk (ops/chunks.py) has at most 65536 features and about 16 MiB.
+    A chunk (ops/chunks.py) has at most 65536 features and about 16 MiB. With `changed`, only the
+    features that `count_changes` counts.
     """
     most = max(1, min(CHUNK_FEATURES, CHUNK_BYTES // (64 + 4 * self._row_floats())))
     # The shards of the table to read; the first and the last may also hold other logical shards.
@@ -261,7 +274,7 @@ class FeatureLifecycle:
     is_whole = shards.start % IN_TABLE_SHARD == shards.stop % IN_TABLE_SHARD == 0
     while shard < stop:
       span = np.array([shard, place, stop, most])
-      columns = self._reads.ctr_lifecycle_export(self.handle, span)._asdict()
+      columns = self._reads.ctr_lifecycle_export(self.handle, span, changed=changed)._asdict()
       shard, place = columns.pop('next').numpy().tolist()
       chunk = {name: column.numpy() for name, column in columns.items()}
       if not is_whole:

@@ -199,7 +199,9 @@ class RowStore(FeatureLifecycle):
   def _row_floats(self) -> int:
     return max(t.floats for t in self.tables)
 
-  def export_state(self, shards: range = range(SHARDS)) -> Iterator[chunks.Chunk]:
+  def export_state(
+    self, shards: range = range(SHARDS), changed: bool = False
+  ) -> Iterator[chunks.Chunk]:
     """Yields chunks of n features, as `FeatureLifecycle` does, with the columns of their rows.
 
     linear: float32 [n, 1 + k], the linear weight, then its optimizer state.
@@ -207,7 +209,7 @@ class RowStore(FeatureLifecycle):
     factors_NAME: [m, width + state] of `TableSpec.factors_dtype`: the factors of table NAME's m
     admitted features, then their state.
     """
-    for chunk in super().export_state(shards):
+    for chunk in super().export_state(shards, changed):
       linear, last_step, factors = self._reads.ctr_row_store_export(
         self.handle, chunk['key'], chunk['admitted'], dtypes=[t.factors_dtype for t in self.tables]
       )

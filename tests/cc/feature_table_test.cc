@@ -418,7 +418,7 @@ TEST(ExportsAndImportsEverything) {
   Observe(&table, {7919, 2 * 7919}, 500.5, 0.25);
   FeatureColumns columns;
   for (int s = 0; s < kShards; ++s) {
-    for (int64_t next = 0; next >= 0;) next = table.Export(s, next, 7, &columns);
+    for (int64_t next = 0; next >= 0;) next = table.Export(s, next, 7, false, &columns);
   }
   CHECK_EQ(columns.key.size(), keys.size());
   FeatureTable copy(MakePolicy(""));
@@ -482,13 +482,76 @@ TEST(ThreadsDoNotLoseOneAnother) {
   }
   for (std::thread& thread : threads) thread.join();
   FeatureColumns columns;
-  for (int s = 0; s < kShards; ++s) CHECK_EQ(table.Export(s, 0, 1 << 20, &columns), -1);
+  for (int s = 0; s < kShards; ++s) CHECK_EQ(table.Export(s, 0, 1 << 20, false, &columns), -1);
   double total = 0;
   for (const double show : columns.show) total += show;
   CHECK_EQ(total, static_cast<double>(pushed));
 }
 
-// The same with evictions between, whose features nobody may touch afterwards.
+// What the table notes is what a comparison of two full exports finds.
+TEST(NotesWhichFeaturesChange) {
+  FeatureTable table(MakePolicy("delete_threshold=0.2"));
+  std::mt19937_64 random(kSeed);
+  const auto export_of = [&](bool changed) {
+    std::map<int64_t, std::tuple<double, double, double, int>> found;
+    for (int s = 0; s < kShards; ++s) {
+      FeatureColumns columns;
+      for (int64_t next = 0; next >= 0;) next = table.Export(s, next, 3, changed, &columns);
+      for (size_t i = 0; i < columns.key.size(); ++i) {
+        const bool is_new = found
+                                .emplace(columns.key[i],
+                                         std::make_tuple(columns.show[i], columns.click[i],
+                                                         columns.delta_score[i],
+                                                         columns.unseen_days[i]))
+                                .second;
+        CHECK(is_new);
+      }
+    }
+    return found;
+  };
+  CHECK_EQ(table.CountChanges(), -1);
+  std::vector<int64_t> keys(40000);
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i * 31;
+  Observe(&table, keys, 3, 2);
+  CHECK_EQ(table.CountChanges(), -1);
+  table.KeepChanges();
+  CHECK_EQ(table.CountChanges(), 0);
+  for (int round = 0; round < 4; ++round) {
+    const auto before = export_of(false);
+    std::vector<int64_t> some(600);
+    for (int64_t& key : some) key = static_cast<int64_t>(random() % 50000) * 31;
+    Observe(&table, some, 1, 0);
+    if (round == 1) {
+      const std::vector<int64_t> selected = table.Select(Kind::kDelta, Serial);
+      CHECK(selected.size() >= 100);
+      CHECK(table.Commit(Kind::kDelta, selected.data(), 100, Serial).ok());
+    }
+    auto expected = export_of(false);
+    for (const auto& [key, values] : before) {
+      if (expected.at(key) == values) expected.erase(key);
+    }
+    const auto changed = export_of(true);
+    CHECK_EQ(table.CountChanges(), static_cast<int64_t>(changed.size()));
+    CHECK(changed == expected);
+    table.KeepChanges();
+  }
+  Observe(&table, {31}, 1, 0);
+  CHECK_EQ(table.CountChanges(), 1);
+  table.Age(Serial);
+  CHECK_EQ(table.CountChanges(), -1);
+  table.KeepChanges();
+  Observe(&table, {31}, 1, 0);
+  CHECK_EQ(table.CountChanges(), 1);
+  const int64_t id = IdOf(&table, 62);
+  table.shard(id >> 32).Erase(id & 0xffffffff);
+  CHECK_EQ(table.CountChanges(), -1);
+  CHECK_EQ(export_of(true).size() > 0, true);  // all of the shards that do not know
+  table.KeepChanges();
+  Observe(&table, keys, 1, 0);  // most of the features
+  CHECK_EQ(table.CountChanges(), -1);
+}
+
+// Observing in several threads, with evictions between, whose features nobody may touch afterwards.
 TEST(ThreadsObserveAndEvict) {
   FeatureTable table(MakePolicy("delete_threshold=0.2"), 16);
   std::atomic<int64_t> erased{0};

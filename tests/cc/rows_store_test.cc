@@ -229,7 +229,7 @@ void CheckExportAndImport(bool bfloat16) {
   }
   for (int s = 0; s < kShards; ++s) {
     FeatureColumns columns;
-    CHECK(one.Export(s, 0, 1 << 20, &columns) == -1);
+    CHECK(one.Export(s, 0, 1 << 20, false, &columns) == -1);
     const int64_t n = columns.key.size();
     std::vector<float> linear(n * layout.linear_floats());
     std::vector<char> rows[2];

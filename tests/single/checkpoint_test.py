@@ -42,7 +42,18 @@ class Store:
   def __init__(self, columns=None):
     self.chunks = columns or []
 
-  def export_state(self):
+  tables, slot_table = (), ()
+
+  def size(self):
+    return sum(len(chunk['key']) for chunk in self.chunks)
+
+  def count_changes(self):
+    return -1
+
+  def keep_changes(self):
+    pass
+
+  def export_state(self, changed=False):
     return iter(self.chunks)
 
   def within(self, chunk, shards):
@@ -191,7 +202,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     (path,) = checkpoint.candidates(self.directory)
     # Much of the first three quarters of the bytes is damaged, and the reader of the last quarter
     # of the shards does not see it.
-    name = os.path.join(path, 'rows-00000-of-00001.bin')
+    name = os.path.join(path, 'rows-1-00000-of-00001.bin')
     with open(name, 'r+b') as f:
       f.write(b'\xff' * int(os.path.getsize(name) * 0.6))
     own, store = shards_of(3, 4), split(self.chunks, 4)[3]
@@ -206,8 +217,8 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     save(self.directory, split(self.chunks, 1))
     (path,) = checkpoint.candidates(self.directory)
     held = sum(column.nbytes for chunk in self.chunks for column in chunk.values())
-    self.assertEqual(os.path.getsize(os.path.join(path, 'rows-00000-of-00001.bin')), held)
-    rows = {'rows-00000-of-00001.bin', 'rows-00000-of-00001.json'}
+    self.assertEqual(os.path.getsize(os.path.join(path, 'rows-1-00000-of-00001.bin')), held)
+    rows = {'rows-1-00000-of-00001.bin', 'rows-1-00000-of-00001.json'}
     self.assertEqual(
       set(os.listdir(path)),
       rows | {'dense.npz', 'progress.json', 'config.yaml', 'MANIFEST.json', 'DONE'},
@@ -346,7 +357,8 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
   # Damage
 
   def _damage(self, path, kind):
-    part = os.path.join(path, 'rows-00001-of-00002')
+    own = f'rows-{checkpoint.check(path)["serial"]}-'
+    part = os.path.join(path, f'{own}00001-of-00002')
 
     def flip(name, at):
       with open(os.path.join(path, name), 'r+b') as f:
@@ -360,20 +372,20 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     elif kind == 'missing_rows':
       os.remove(part + '.bin')
     elif kind == 'foreign_part':
-      shutil.copy(part + '.bin', os.path.join(path, 'rows-00001-of-00003.bin'))
+      shutil.copy(part + '.bin', os.path.join(path, f'{own}00001-of-00003.bin'))
     elif kind == 'truncated':
       os.truncate(part + '.bin', os.path.getsize(part + '.bin') - 4)
     elif kind == 'not_done':
       os.remove(os.path.join(path, 'DONE'))
     else:
       name, at = kind.rsplit('@', 1)
-      flip(name, int(at))
+      flip(name.replace('rows-', own), int(at))
 
   @parameterized.parameters(
-    ('missing_index', 'rows-00001-of-00002.json: is missing'),
-    ('missing_rows', 'rows-00001-of-00002.bin: is missing'),
-    ('foreign_part', 'rows-00001-of-00003.bin: .* does not list it'),
-    ('truncated', 'rows-00001-of-00002.bin: has .* bytes; wanted'),
+    ('missing_index', '00001-of-00002.json: is missing'),
+    ('missing_rows', '00001-of-00002.bin: is missing'),
+    ('foreign_part', '00001-of-00003.bin: .* does not list it'),
+    ('truncated', '00001-of-00002.bin: has .* bytes; wanted'),
     ('rows-00001-of-00002.bin@-1', '00002.bin: the checksum of its block at byte'),
     ('rows-00001-of-00002.bin@9', '00002.bin: the checksum of its block at byte 0'),
     ('rows-00000-of-00002.bin@30000', '00002.bin: the checksum of its block at byte'),
@@ -511,6 +523,197 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     (path,) = save(self.directory, [Store()])
     with open(os.path.join(path, 'progress.json'), encoding='utf-8') as f:
       self.assertEqual(json.load(f), PROGRESS)
+
+
+TABLES = (
+  TableSpec('a', (FactorPart('plain', 3),), linear='adagrad', factors='adagrad'),
+  TableSpec('b', (FactorPart('plain', 5),), linear='ftrl', factors='adam', dtype='bfloat16'),
+)
+
+
+def first_of(size, action):
+  """What `action` returned to the first process, or the error that it raised."""
+  found = on_threads(size, action)[0]
+  if isinstance(found, Exception):
+    raise found
+  return found
+
+
+class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
+  """A chain of saves that write changed rows alone is read as a save of all rows is."""
+
+  def setUp(self):
+    super().setUp()
+    self.directory = tempfile.mkdtemp(dir=self.get_temp_dir())
+    self.rng = np.random.default_rng(5)
+    self.step = 0
+
+  def stores(self, size):
+    policy = Policy(admission='count', admission_count=2.0, eviction='unseen')
+    table = {'tables': TABLES, 'slot_table': [-1, 0, 1], 'seed': 3}
+    return [RowStore(policy, **table) for _ in range(size)]
+
+  def push(self, stores, keys):
+    """Trains on some features, each on its owner."""
+    self.step += 1
+    tables = [(RowOptimizer(kind=t.linear), RowOptimizer(kind=t.factors)) for t in TABLES]
+    hyper = row_optimizers.hyper(tables)
+    for rank, store in enumerate(stores):
+      own = np.unique(keys)
+      own = own[np.isin(shard_of(own), shards_of(rank, len(stores)))]
+      ones = np.ones([len(own)], np.float32)
+      d = dedupe(own, ones, 0 * ones)
+      rows = store.pull(d.unique)
+      gradients = tf.sin(tf.cast(d.unique % 97 + self.step, tf.float32))
+      factors = tf.cos(tf.range(tf.size(rows.factors), dtype=tf.float32) * 0.1)
+      store.push(d.unique, rows, d.shows, d.clicks, gradients, factors, [1.0], hyper, self.step)
+
+  def keys(self, n, of=6000):
+    keys = self.rng.integers(0, of, n)
+    return (1 + keys % 2) << 52 | keys * 7919
+
+  def save(self, stores, base, most_layers=20, keep=3):
+    return first_of(
+      len(stores),
+      lambda communicator: checkpoint.save(
+        self.directory,
+        self.step,
+        store=stores[communicator.rank],
+        dense=DENSE,
+        progress=PROGRESS,
+        config_text='seed: 1\n',
+        keep=keep,
+        communicator=communicator,
+        base=base,
+        most_layers=most_layers,
+      ),
+    )
+
+  def read(self, path, size):
+    """The rows that a checkpoint gives to so many processes."""
+    stores = self.stores(size)
+    first_of(
+      size,
+      lambda communicator: checkpoint.restore(
+        path, store=stores[communicator.rank], communicator=communicator
+      ),
+    )
+    return self.rows(stores), stores
+
+  def rows(self, stores):
+    rows = {}
+    for store in stores:
+      for chunk in store.export_state():
+        at = {name: 0 for name in chunk if name.startswith('factors_')}
+        for i, key in enumerate(chunk['key'].tolist()):
+          row = [c[i].tobytes() for name, c in chunk.items() if name not in at]
+          name = 'factors_a' if chunk['slot'][i] == 1 else 'factors_b'
+          if chunk['admitted'][i]:
+            row.append(chunk[name][at[name]].tobytes())
+            at[name] += 1
+          self.assertNotIn(key, rows)
+          rows[key] = row
+    return rows
+
+  def layers(self, path):
+    return checkpoint.check(path)['layers']
+
+  def own_bytes(self, path):
+    names = [n for n in os.listdir(path) if n.startswith(f'rows-{self.layers(path)[-1][0]}-')]
+    return sum(os.path.getsize(os.path.join(path, n)) for n in names)
+
+  def test_any_chain_is_read_by_any_number(self):
+    stores = self.stores(1)
+    for _ in range(4):
+      self.push(stores, self.keys(4000))
+    path, sizes = self.save(stores, None), [1, 2, 3, 1, 2]
+    full = self.own_bytes(path)
+    self.assertLen(self.layers(path), 1)
+    for size in sizes:
+      rows, stores = self.read(path, size)
+      for store in stores:
+        store.keep_changes()
+      self.assertEqual(rows, self.rows(stores))
+      for _ in range(2):
+        self.push(stores, self.keys(100, of=7000))
+        before, path = path, self.save(stores, path)
+        self.assertEqual(len(self.layers(path)), 1 + len(self.layers(before)))
+        self.assertLess(self.own_bytes(path), full / 15)
+        for reader in (1, 3):
+          self.assertEqual(self.read(path, reader)[0], self.rows(stores))
+        # The files of the earlier saves are the same, not copies.
+        name = f'rows-{self.layers(path)[0][0]}-00000-of-00001.bin'
+        files = [os.stat(os.path.join(p, name)).st_ino for p in (path, before)]
+        self.assertEqual(*files)
+    self.assertLen(checkpoint.candidates(self.directory), 3)
+
+  def test_when_all_rows_are_written(self):
+    stores = self.stores(2)
+    self.push(stores, self.keys(6000))
+    path = self.save(stores, None)
+
+    def saved(change, most_layers=20):
+      nonlocal path
+      change()
+      path = self.save(stores, path, most_layers)
+      self.assertEqual(self.read(path, 1)[0], self.rows(stores))
+      return len(self.layers(path))
+
+    few = lambda: self.push(stores, self.keys(50))
+    self.assertEqual([saved(few, 3) for _ in range(4)], [2, 3, 1, 2])
+    self.assertEqual(saved(lambda: self.push(stores, self.keys(9000))), 1)
+    self.assertEqual(saved(few), 2)
+
+    def end_of_day():
+      for store in stores:
+        store.decay()
+        store.evict()
+        store.age()
+
+    self.assertEqual(saved(end_of_day), 1)
+    self.assertEqual(saved(few), 2)
+    for store in stores:
+      key = next(store.export_state())['key'][:1]
+      store.erase(key)
+    self.assertEqual(saved(few), 1)
+    path = None  # as after another run's rows were taken over
+    self.assertEqual(saved(few), 1)
+
+  def test_a_save_that_fails_loses_no_change(self):
+    stores = self.stores(1)
+    self.push(stores, self.keys(6000))
+    path = self.save(stores, None)
+    self.push(stores, self.keys(70))
+    with mock.patch.object(checkpoint.files, 'publish', side_effect=OSError(errno.ENOSPC, 'full')):
+      with self.assertRaises(UserError):
+        self.save(stores, path)
+    self.push(stores, self.keys(70))
+    path = self.save(stores, path)
+    self.assertLen(self.layers(path), 2)
+    self.assertEqual(self.read(path, 2)[0], self.rows(stores))
+
+  def test_a_damaged_or_missing_increment_is_refused_by_name(self):
+    stores = self.stores(1)
+    self.push(stores, self.keys(6000))
+    path = self.save(stores, None)
+    for _ in range(3):
+      self.push(stores, self.keys(60))
+      path = self.save(stores, path)
+    name = f'rows-{self.layers(path)[2][0]}-00000-of-00001'
+    for damage, what in (('remove', 'is missing'), ('cut', 'has .* bytes'), ('flip', 'checksum')):
+      for suffix in ('.bin', '.json'):
+        damaged = os.path.join(self.get_temp_dir(), f'{damage}{suffix}')
+        shutil.copytree(path, damaged)
+        file = os.path.join(damaged, name + suffix)
+        if damage == 'remove':
+          os.remove(file)
+        elif damage == 'cut':
+          os.truncate(file, os.path.getsize(file) - 1)
+        else:
+          with open(file, 'r+b') as f:
+            f.write(bytes([f.read(1)[0] ^ 4]) if not f.seek(0) else b'')
+        with self.assertRaisesRegex(errors.DataLoss, f'{name}{suffix}.*{what}'):
+          self.read(damaged, 1)
 
 
 if __name__ == '__main__':

@@ -203,3 +203,7 @@ class Checkpoint(Section):
   """Passes between checkpoints; null: not by passes."""
   keep: PositiveInt = 3
   """How many of the newest are kept."""
+  max_increments: NonNegativeInt = 20
+  """After a checkpoint with all rows, how many may follow that write only the rows that have
+  changed. The next one writes all rows again; so does one after the end of a day, or once the rows
+  of these increments are half as many as the table's."""

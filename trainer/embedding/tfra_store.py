@@ -186,8 +186,11 @@ class TfraStore(FeatureLifecycle):
         rows[admitted, start:-2] = chunk[f'factors_{spec.name}']
       self._rows[t].insert(tf.gather(keys, places), tf.constant(rows))
 
-  def export_state(self, shards: range = range(SHARDS)) -> Iterator[Chunk]:
-    for chunk in super().export_state(shards):
+  def count_changes(self) -> tf.Tensor:
+    return tf.constant(-1, tf.int64)  # checkpoints of this store have all rows each time
+
+  def export_state(self, shards: range = range(SHARDS), changed: bool = False) -> Iterator[Chunk]:
+    for chunk in super().export_state(shards, changed):
       keys = tf.constant(chunk['key'])
       linear = np.zeros([len(keys), max(self._linear_floats)], np.float32)
       last_step = np.zeros([len(keys)], np.int32)

@@ -64,6 +64,13 @@ class RowsOnServers:
   def bytes(self) -> int:
     return sum(int(store.bytes()) for store in self._own())
 
+  def count_changes(self) -> int:
+    counts = [int(store.count_changes()) for store in self._own()]
+    return -1 if min(counts, default=0) < 0 else sum(counts)
+
+  def keep_changes(self) -> None:
+    self._together(lambda store: store.keep_changes())
+
   def decay(self) -> None:
     for store in self._own():
       store.decay()
@@ -127,12 +134,14 @@ class RowsOnServers:
     """Reads rows; the keys must be distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 
-  def export_state(self, shards: range | None = None) -> Iterator[dict[str, np.ndarray]]:
+  def export_state(
+    self, shards: range | None = None, changed: bool = False
+  ) -> Iterator[dict[str, np.ndarray]]:
     shards = self._shards() if shards is None else shards
     for i, remote in enumerate(self._remote):
       own = shards_of(i, self._servers.count)
       both = range(max(own.start, shards.start), min(own.stop, shards.stop))
-      yield from remote.export_state(shards=both)
+      yield from remote.export_state(shards=both, changed=changed)
 
   def within(self, chunk: Chunk, shards: range) -> Chunk:
     return self._remote[0].within(chunk, shards)

@@ -1,16 +1,22 @@
 """Checkpoints: the whole state of a run, readable by any number of processes.
 
     checkpoints/ckpt-000000123/
-      rows-00000-of-00002.bin     what process 0 of 2 owns: the logical shards [0, 2048), block
-                                  by block; a block holds its columns one after another
-      rows-00000-of-00002.json    names, dtypes and row shapes of the columns; for each block, its
+      rows-7-00000-of-00002.bin   what process 0 of 2 owned at the save with serial number 7: the
+                                  logical shards [0, 2048), block by block; a block holds its
+                                  columns one after another
+      rows-7-00000-of-00002.json  names, dtypes and row shapes of the columns; for each block, its
                                   first and last table shard, the lengths of its columns, and its
                                   checksum
+      rows-8-00000-of-00002.bin …    rows that had changed at save 8
       texts-00000-of-00002.parquet   with data.keep_texts, texts of its features (kept_texts.py)
       dense.npz                   variables of layers and optimizer, metrics: name -> array
       progress.json  config.yaml
-      MANIFEST.json               the size and checksum of every file
+      MANIFEST.json               the saves whose rows it holds; every file's size and checksum
       DONE                        marks the checkpoint as complete; holds MANIFEST.json's checksum
+
+A save writes all rows, or those that changed since the checkpoint before it, whose files of rows it
+then links: so a checkpoint is complete in itself, and a feature's row is that of the last save that
+wrote it. `read_rows` yields each row once.
 
 A block is a chunk that the store exports (ops/row_store.py). Its rows are in the order of a table's
 256 shards (ops.sharding). A column `factors_NAME` holds the factors of the admitted features of a
@@ -28,12 +34,13 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 from absl import logging
 
+from ops import chunks
 from ops.chunks import Chunk
 from ops.sharding import IN_TABLE_SHARD, SHARDS, owners_with, shards_of, table_shard_of, within
 from trainer import files
@@ -44,12 +51,20 @@ from trainer.errors import BadPass, DataLoss, OtherModel, UserError, plain_error
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.kept_texts import KeptTexts
 
-_FORMAT = 5
+_FORMAT = 6
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 
-def _part(rank: int, size: int) -> str:
-  return f'rows-{rank:05d}-of-{size:05d}'
+class Layer(NamedTuple):
+  """The rows that one save wrote."""
+
+  serial: int  # of the save
+  parts: int  # how many processes wrote them
+  rows: int
+
+
+def _part(serial: int, rank: int, size: int) -> str:
+  return f'rows-{serial}-{rank:05d}-of-{size:05d}'
 
 
 def _texts(rank: int, size: int) -> str:
@@ -74,15 +89,16 @@ def _bytes_of(array: np.ndarray) -> memoryview:
   return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def _write_rows(path: str, store: RowTable, shards: range, step: int) -> None:
+def _write_rows(path: str, store: RowTable, shards: range, step: int, changed: bool) -> int:
   """Writes a store's rows, as they are after a step, into the files `path`.bin and `path`.json.
 
-  A value that is not finite is BadPass, a row outside of `shards` a ValueError.
+  With `changed`, only those that changed since `keep_changes`. Returns how many it wrote. A value
+  that is not finite is BadPass, a row outside of `shards` a ValueError.
   """
   columns: list[Json] = []
   blocks: list[Json] = []
   with open(path + '.bin', 'wb') as f:
-    for chunk in store.export_state():
+    for chunk in store.export_state(changed=changed):
       if not within(chunk['key'], shards).all():
         raise ValueError(f'the store gave rows of other shards than {shards}, which it owns')
       first, last = table_shard_of(chunk['key'][[0, -1]]).tolist()
@@ -96,6 +112,7 @@ def _write_rows(path: str, store: RowTable, shards: range, step: int) -> None:
       lengths = [len(array) for array in chunk.values()]
       blocks.append({'shards': [first, last], 'lengths': lengths, 'crc32': crc})
   files.write(path + '.json', files.to_json({'columns': columns, 'blocks': blocks}))
+  return sum(block['lengths'][0] for block in blocks)
 
 
 def _serial(path: str) -> int | None:
@@ -135,8 +152,13 @@ def save(
   keep: int,
   communicator: Communicator = SingleProcess(),
   texts: KeptTexts | None = None,
+  base: str | None = None,
+  most_layers: int = 1,
 ) -> str:
   """Writes a checkpoint; every process calls it. Returns its path.
+
+  It writes only the rows that changed since `base`, if that is less to read later: the rows of all
+  increments then are at most half of those of the table.
 
   Args:
     directory: of the checkpoints, on a file system that all processes share.
@@ -145,17 +167,31 @@ def save(
       and `config_text` are written by process 0.
     keep: how many checkpoints to keep, this one included. The newest one between two passes is kept
       in any case, because a bad pass brings the state back there.
+    base: the checkpoint that was saved or restored last, from which the store has noted changes;
+      None if there is none.
+    most_layers: how many saves the rows of a checkpoint may come from.
   Raises:
     UserError: on every process, if any process cannot write; BadPass if one holds values that are
       not finite. Earlier checkpoints stay intact.
   """
   rank, size = communicator.rank, communicator.size
   what = f'cannot save a checkpoint in {directory}'
-  final, serial = communicator.on_first(what, lambda: _begin(directory, step))
+  sizes = communicator.gather([int(store.count_changes()), int(store.size())])
+
+  def begin() -> tuple[str, int, list[Layer]]:
+    layers = _layers_before(base, sizes, most_layers)
+    final, serial = _begin(directory, step, [layer.serial for layer in layers])
+    for name in os.listdir(base) if layers else ():
+      if name.startswith('rows-'):
+        _link_or_copy(os.path.join(base, name), os.path.join(final + files.UNFINISHED, name))
+    return final, serial, layers
+
+  final, serial, before = communicator.on_first(what, begin)
   unfinished = final + files.UNFINISHED
 
-  def write() -> None:
-    _write_rows(os.path.join(unfinished, _part(rank, size)), store, shards_of(rank, size), step)
+  def write() -> int:
+    path = os.path.join(unfinished, _part(serial, rank, size))
+    rows = _write_rows(path, store, shards_of(rank, size), step, changed=bool(before))
     if texts and (dump := texts.dump()) is not None:
       files.write(os.path.join(unfinished, _texts(rank, size)), dump)
     if rank == 0:
@@ -168,19 +204,24 @@ def save(
       ):
         files.write(os.path.join(unfinished, name), data)
     else:  # files.publish syncs the files of process 0
-      own = (_part(rank, size), _texts(rank, size))
+      own = (_part(serial, rank, size), _texts(rank, size))
       files.sync(e.path for e in os.scandir(unfinished) if e.name.startswith(own))
+    return rows
 
   def finish() -> None:
     entries = files.entries(unfinished, unchecked=['.bin'])
     for part in range(size):
-      index = _part(part, size) + '.json'
+      index = _part(serial, part, size) + '.json'
       if index not in entries:
         raise DataLoss(
           f'{os.path.join(unfinished, index)}: is missing; do all processes write to the same '
           f'{directory}?'
         )
-    manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size, 'files': entries}
+    layers = [*before, [serial, size, sum(rows)]]
+    manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size, 'layers': layers}
+    slots = np.array(store.slot_table)
+    slots_of = {t.name: np.flatnonzero(slots == i).tolist() for i, t in enumerate(store.tables)}
+    manifest |= {'table_slots': slots_of, 'files': entries}
     files.publish(unfinished, final, manifest | {'within_pass': progress.get('batch', 0) > 0})
     intact = [path for path, serial in candidates(directory).items() if serial]
     before_pass = next((path for path in intact if is_between_passes(path)), None)
@@ -189,17 +230,37 @@ def save(
         files.remove(old)
 
   try:
-    communicator.together(what, write)
+    rows = communicator.gather(communicator.together(what, write))
     communicator.on_first(what, finish)
   except UserError:
     if rank == 0:
       files.remove(unfinished)  # gives its space back
     raise
+  store.keep_changes()
   return final
 
 
-def _begin(directory: str, step: int) -> tuple[str, int]:
-  """Makes a checkpoint's directory, clears those of crashes; returns its path to be, and serial."""
+def _layers_before(
+  base: str | None, sizes: Sequence[Sequence[int]], most_layers: int
+) -> list[Layer]:
+  """Returns the layers to which a save adds the rows that changed; [] if it must write all rows.
+
+  `sizes` has, for each process, how many of its rows changed (-1: not known), and how many it has.
+  """
+  changed, rows = (sum(column) for column in zip(*sizes))
+  if base is None or min(n for n, _ in sizes) < 0 or not files.is_done(base):
+    return []
+  layers = [Layer(*layer) for layer in files.read_manifest(base)['layers']]
+  increments = sum(layer.rows for layer in layers[1:]) + changed
+  return layers if len(layers) < most_layers and 2 * increments <= rows else []
+
+
+def _begin(directory: str, step: int, others: Sequence[int]) -> tuple[str, int]:
+  """Makes a new checkpoint's directory, and removes what crashes have left.
+
+  Returns the path that the complete checkpoint will have, and its serial number, which is above
+  all `others` too.
+  """
   os.makedirs(directory, exist_ok=True)
   done = candidates(directory)
   for name in os.listdir(directory):
@@ -211,18 +272,19 @@ def _begin(directory: str, step: int) -> tuple[str, int]:
   suffix = f'-{max(same_step) + 1}' if same_step else ''
   final = os.path.join(directory, f'ckpt-{step:09d}{suffix}')
   os.makedirs(final + files.UNFINISHED)
-  return final, 1 + max(filter(None, done.values()), default=0)
+  return final, 1 + max([0, *others, *filter(None, done.values())])
+
+
+def _link_or_copy(source: str, target: str) -> None:
+  """Gives a file a second name; makes a copy where the file system has no hard links."""
+  try:
+    os.link(source, target)
+  except OSError:
+    shutil.copyfile(source, target)
 
 
 def link(path: str, directory: str) -> None:
-  """Makes `directory` hold a checkpoint alone: by hard links, or copies where there are none."""
-
-  def link_or_copy(source: str, target: str) -> None:
-    try:
-      os.link(source, target)
-    except OSError:
-      shutil.copyfile(source, target)
-
+  """Makes `directory` hold a checkpoint alone."""
   os.makedirs(directory, exist_ok=True)
   final = os.path.join(directory, os.path.basename(path))
   done = os.path.join(final, files.DONE)
@@ -231,11 +293,11 @@ def link(path: str, directory: str) -> None:
     files.remove(unfinished)
     files.remove(final)
     skip_done = shutil.ignore_patterns(files.DONE)
-    shutil.copytree(path, unfinished, copy_function=link_or_copy, ignore=skip_done)
+    shutil.copytree(path, unfinished, copy_function=_link_or_copy, ignore=skip_done)
     for folder, _, _ in os.walk(unfinished):
       files.sync_directory(folder)
     os.rename(unfinished, final)
-    link_or_copy(os.path.join(path, files.DONE), done)
+    _link_or_copy(os.path.join(path, files.DONE), done)
     files.sync_directory(final)
     files.sync_directory(directory)
   for name in os.listdir(directory):
@@ -245,10 +307,46 @@ def link(path: str, directory: str) -> None:
 
 def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterator[Chunk]:
   """Yields the blocks that may hold rows of some logical shards; they may hold others too."""
-  parts, listed = manifest['parts'], manifest['files']
-  for rank in owners_with(shards, parts):
-    part = _part(rank, parts)
-    index = json.loads(files.read_checked(path, part + '.json', listed))
+  layers = [Layer(*layer) for layer in manifest['layers']]
+  newer = [np.zeros([0], np.int64)]  # for each layer, from the last: the keys of later ones
+  for layer in layers[:0:-1]:
+    own = [chunk['key'] for chunk in _read_layer(path, manifest, layer, shards, most_columns=1)]
+    keys = np.unique(np.concatenate([*own, newer[-1]]))
+    newer.append(keys[np.argsort(table_shard_of(keys), kind='stable')])
+  for layer, later in zip(layers, reversed(newer)):
+    starts = np.searchsorted(table_shard_of(later), np.arange(SHARDS // IN_TABLE_SHARD + 1))
+    for chunk in _read_layer(path, manifest, layer, shards):
+      yield _without(chunk, later, starts, manifest['table_slots']) if len(later) else chunk
+
+
+def _without(
+  chunk: Chunk, keys: np.ndarray, starts: np.ndarray, table_slots: Mapping[str, Sequence[int]]
+) -> Chunk:
+  """Returns a chunk without the features `keys`, which are ordered by table shard, then by key.
+
+  `starts` has the place in `keys` of each table shard's first key.
+  """
+  first, last = table_shard_of(chunk['key'][[0, -1]]).tolist()
+  near = np.sort(keys[starts[first] : starts[last + 1]])
+  places = np.minimum(np.searchsorted(near, chunk['key']), len(near) - 1)
+  kept = near[places] != chunk['key'] if len(near) else np.ones([len(chunk['key'])], bool)
+  return chunk if kept.all() else chunks.select(chunk, kept, table_slots)
+
+
+def _read_layer(
+  path: str,
+  manifest: Mapping[str, Json],
+  layer: Layer,
+  shards: range,
+  most_columns: int | None = None,
+) -> Iterator[Chunk]:
+  """Yields those blocks of one save that may hold rows of some logical shards.
+
+  With `most_columns`, only the first columns, unchecked.
+  """
+  for rank in owners_with(shards, layer.parts):
+    part = _part(layer.serial, rank, layer.parts)
+    index = json.loads(files.read_checked(path, part + '.json', manifest['files']))
     row_bytes = [
       np.dtype(dtype).itemsize * math.prod(row_shape) for _, dtype, row_shape in index['columns']
     ]
@@ -257,12 +355,12 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
       for block in index['blocks']:
         first, last = block['shards']
         if first * IN_TABLE_SHARD < shards.stop and shards.start < (last + 1) * IN_TABLE_SHARD:
-          yield _read_block(f, start, index['columns'], block)
+          yield _read_block(f, start, index['columns'][:most_columns], block, most_columns is None)
         start += sum(map(operator.mul, block['lengths'], row_bytes))
 
 
 def _read_block(
-  file: BinaryIO, start: int, columns: Sequence[Json], block: Mapping[str, Json]
+  file: BinaryIO, start: int, columns: Sequence[Json], block: Mapping[str, Json], checked: bool
 ) -> Chunk:
   """Returns {column: array} of the block that begins at byte `start` of a file."""
   chunk, crc = {}, 0
@@ -276,7 +374,7 @@ def _read_block(
         raise DataLoss(f'{file.name}: ends {len(left)} bytes too early')
       left = left[n:]
     chunk[name], crc = array, zlib.crc32(data, crc)
-  if crc != block['crc32']:
+  if checked and crc != block['crc32']:
     raise DataLoss(
       f'{file.name}: the checksum of its block at byte {start} is {crc:08x}; wanted '
       f'{block["crc32"]:08x}'
@@ -299,10 +397,11 @@ def check(path: str) -> JsonObject:
   manifest = files.read_manifest(path)
   if manifest['format'] != _FORMAT:
     raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {_FORMAT}')
-  for rank in range(manifest['parts']):
-    name = _part(rank, manifest['parts']) + '.json'
-    if name not in manifest['files']:
-      raise DataLoss(f'{os.path.join(path, name)}: is missing')
+  for serial, parts, _ in manifest['layers']:
+    for rank in range(parts):
+      name = _part(serial, rank, parts) + '.json'
+      if name not in manifest['files']:
+        raise DataLoss(f'{os.path.join(path, name)}: is missing')
   files.check_listed(path, manifest['files'])
   return manifest
 

@@ -169,6 +169,8 @@ class RunState:
       keep=self._cfg.checkpoint.keep,
       communicator=self._communicator,
       texts=self.texts,
+      base=self._path or None,
+      most_layers=1 + self._cfg.checkpoint.max_increments,
     )
     self.last_save = time.monotonic()
     if self._communicator.rank == 0:
@@ -311,7 +313,9 @@ class RunState:
     self.progress = Progress(**progress)
     self._came_through_checkpoint()
     self.fates = []
-    if warm_start.is_needed(before, cfg):
+    if not warm_start.is_needed(before, cfg):
+      self._step.store.keep_changes()
+    else:
       dense, self.fates = warm_start.dense(before, cfg, dense, self._step.dense_state())
     # The place within a pass is kept, rounded down to a batch.
     self.progress.batch = self.progress.batch * before.train.batch_size // cfg.train.batch_size

@@ -12,7 +12,10 @@ constexpr const char* kColumns[] = {"key",         "show",     "click", "delta_s
 
 class LifecycleExportOp : public FeatureTableOpKernel {
  public:
-  using FeatureTableOpKernel::FeatureTableOpKernel;
+  explicit LifecycleExportOp(tensorflow::OpKernelConstruction* context)
+      : FeatureTableOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("changed", &changed_));
+  }
 
  private:
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
@@ -31,7 +34,7 @@ class LifecycleExportOp : public FeatureTableOpKernel {
                     absl::StrCat("span[3]: found ", limit, "; wanted a number >= 1")));
     FeatureColumns columns;
     for (int64_t left = limit; shard < stop && left > 0;) {
-      place = resource->table()->Export(shard, place, left, &columns);
+      place = resource->table()->Export(shard, place, left, changed_, &columns);
       left = limit - static_cast<int64_t>(columns.key.size());
       if (place < 0) {
         ++shard;
@@ -53,6 +56,8 @@ class LifecycleExportOp : public FeatureTableOpKernel {
     output->flat<int64_t>()(0) = shard;
     output->flat<int64_t>()(1) = place;
   }
+
+  bool changed_;
 };
 REGISTER_KERNEL_BUILDER(Name("CtrLifecycleExport").Device(tensorflow::DEVICE_CPU),
                         LifecycleExportOp);

@@ -203,7 +203,14 @@ void FeatureTable::Shard::Compact() {
   free_ = -1;
 }
 
+void FeatureTable::Shard::ForgetChanges() {
+  for (const uint32_t local : changed_) At(local)->marks &= ~kChangedMark;
+  std::vector<uint32_t>().swap(changed_);
+  all_changed_ = true;
+}
+
 void FeatureTable::Shard::Erase(int64_t local) {
+  ForgetChanges();
   Feature* feature = At(local);
   const uint64_t mixed = Mix64(feature->key);
   uint64_t* index = Index();
@@ -290,6 +297,7 @@ Status FeatureTable::Observe(const int64_t* keys, const double* shows, const dou
           click += clicks[position];
         }
         Observe(feature, show, click);
+        shard.NoteChange(places[i] >> 32);
         feature->marks &= ~kBatchMark;
         for (; i < next; ++i) admitted[static_cast<uint32_t>(places[i])] = feature->admitted != 0;
       }
@@ -370,6 +378,7 @@ static std::vector<int64_t> Join(const std::vector<std::vector<int64_t>>& parts)
 
 void FeatureTable::Decay(const ParallelFor& parallel_for) {
   ForEachShard(parallel_for, [&](int64_t, Shard& shard) {
+    shard.ForgetChanges();
     ForEachFeature(shard, [&](int64_t, Feature* feature) {
       const double decay = policy_.For(feature->slot).decay;
       feature->show *= decay;
@@ -380,6 +389,7 @@ void FeatureTable::Decay(const ParallelFor& parallel_for) {
 
 void FeatureTable::Age(const ParallelFor& parallel_for) {
   ForEachShard(parallel_for, [&](int64_t, Shard& shard) {
+    shard.ForgetChanges();
     ForEachFeature(shard, [&](int64_t, Feature* feature) {
       if (feature->unseen_days < kMaxDays) ++feature->unseen_days;
       if (feature->age_days < kMaxDays) ++feature->age_days;
@@ -550,6 +560,7 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
                      Feature* feature = shard.At(local);
                      feature->marks &= ~mark;
                      feature->delta_score -= written;
+                     shard.NoteChange(local);
                      if (!(feature->marks & other_mark)) return;
                      // The open selection of the other kind has the same gain, which must not be
                      // subtracted twice.
@@ -586,22 +597,45 @@ int64_t FeatureTable::Bytes() const {
              shard.chunks_.capacity() * sizeof(char*);
     for (const auto& selected : shard.selected_)
       bytes += selected.capacity() * sizeof(Shard::Selected);
+    bytes += shard.changed_.capacity() * sizeof(uint32_t);
   }
   return bytes;
 }
 
 // Export and import.
 
-int64_t FeatureTable::Export(int s, int64_t begin, int64_t limit, FeatureColumns* columns) const {
+int64_t FeatureTable::Export(int s, int64_t begin, int64_t limit, bool changed,
+                             FeatureColumns* columns) const {
   const Shard& shard = shards_[s];
   std::lock_guard<std::mutex> lock(shard.mutex);
-  int64_t local = std::max<int64_t>(0, begin);
-  for (int64_t taken = 0; local < shard.end_ && taken < limit; ++local) {
-    if (shard.At(local)->key < 0) continue;
-    columns->Append(*shard.At(local));
+  const bool of_list = changed && !shard.all_changed_;
+  const int64_t end = of_list ? static_cast<int64_t>(shard.changed_.size()) : shard.end_;
+  int64_t place = std::max<int64_t>(0, begin);
+  for (int64_t taken = 0; place < end && taken < limit; ++place) {
+    const Feature& feature = *shard.At(of_list ? shard.changed_[place] : place);
+    if (feature.key < 0) continue;
+    columns->Append(feature);
     ++taken;
   }
-  return local < shard.end_ ? local : -1;
+  return place < end ? place : -1;
+}
+
+int64_t FeatureTable::CountChanges() const {
+  int64_t count = 0;
+  for (const Shard& shard : shards_) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    if (shard.all_changed_) return -1;
+    count += shard.changed_.size();
+  }
+  return count;
+}
+
+void FeatureTable::KeepChanges() {
+  for (Shard& shard : shards_) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    shard.ForgetChanges();
+    shard.all_changed_ = false;
+  }
 }
 
 Status FeatureTable::Import(const FeatureColumns& columns) {
@@ -646,6 +680,7 @@ Status FeatureTable::Import(const FeatureColumns& columns) {
                  feature->unseen_days = columns.unseen_days[i];
                  feature->age_days = columns.age_days[i];
                  feature->admitted = columns.admitted[i];
+                 shard.NoteChange(local);
                });
   }
   if (twice < 0) return Status();
@@ -666,6 +701,7 @@ void FeatureTable::Clear(const ParallelFor& parallel_for) {
         on_erase(static_cast<int>(s), shard.Payload(local));
       });
     }
+    shard.ForgetChanges();
     shard.index_ = Block();
     shard.index_entries_ = 0;
     shard.size_ = shard.end_ = 0;

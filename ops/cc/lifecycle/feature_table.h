@@ -45,7 +45,7 @@ struct Feature {
   uint16_t age_days;
   uint16_t slot;
   uint8_t admitted;
-  uint8_t marks;  // used only by the table
+  uint8_t marks;  // used only by the table and its shards
 };
 static_assert(sizeof(Feature) == 40, "the memory bound counts on it");
 
@@ -139,6 +139,15 @@ class FeatureTable {
       }
     }
 
+    // Notes that a feature, or its payload, has another value than at the last KeepChanges. Whoever
+    // changes one calls it.
+    void NoteChange(int64_t local) {
+      if (all_changed_ || At(local)->marks & kChangedMark) return;
+      if (changed_.size() * 2 >= static_cast<size_t>(size_)) return ForgetChanges();
+      At(local)->marks |= kChangedMark;
+      changed_.push_back(static_cast<uint32_t>(local));
+    }
+
     // Deletes a feature that exists; its id becomes free. Does not call on_erase.
     void Erase(int64_t local);
     // If that frees over a third of the chunks, moves the features together and gives these chunks
@@ -157,6 +166,11 @@ class FeatureTable {
       int64_t key;
       double written;  // delta_score at the selection, which a commit subtracts; NaN once committed
     };
+
+    static constexpr uint8_t kChangedMark = 8;
+
+    // From now on, which features have changed is not known.
+    void ForgetChanges();
 
     uint64_t* Index() const { return reinterpret_cast<uint64_t*>(index_.data()); }
     // It ascends with the tag, so that growth, which knows only tags, walks both indices in order.
@@ -184,6 +198,10 @@ class FeatureTable {
     int64_t end_ = 0;
     int64_t free_ = -1;  // first free id below end_; ~key of its feature is the next free id
     std::vector<Selected> selected_[2];  // by Kind; ascending keys
+    // The local ids of the features that have changed since the last KeepChanges, each once; unless
+    // all_changed_: then they are not known, because too many changed, or an erasure moved ids.
+    std::vector<uint32_t> changed_;
+    bool all_changed_ = true;
   };
 
   // payload_bytes: room beside each feature for the row store; its bytes are 0 in a new feature.
@@ -256,9 +274,19 @@ class FeatureTable {
   // How many bytes the table has allocated: for features, index and selections.
   int64_t Bytes() const;
 
-  // Appends at most `limit` features of a shard to `columns`, from place `begin` on. Returns the
-  // place to begin at the next time, -1 at the end.
-  int64_t Export(int shard, int64_t begin, int64_t limit, FeatureColumns* columns) const;
+  // Appends at most `limit` features of a shard to `columns`, from place `begin` on; with
+  // `changed`, only those that CountChanges counts. Returns the place to begin at the next time, -1
+  // at the end.
+  int64_t Export(int shard, int64_t begin, int64_t limit, bool changed,
+                 FeatureColumns* columns) const;
+
+  // The table notes which features change, for checkpoints that write only these. Returns how many
+  // have changed since the last KeepChanges; -1 if that is not known: there was none, a feature was
+  // erased, all features were decayed or aged, or about half of a shard's features changed.
+  int64_t CountChanges() const;
+  // Begins to note changes anew; the features are now as a checkpoint has them.
+  void KeepChanges();
+
   // Adds features. DataLoss if a value is impossible or a key exists already; it names column,
   // index and value.
   Status Import(const FeatureColumns& columns);

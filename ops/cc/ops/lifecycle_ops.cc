@@ -238,9 +238,27 @@ REGISTER_OP("CtrLifecycleBytes")
     .SetShapeFn(Scalar)
     .Doc("Returns how many bytes the table, and the rows beside it, have allocated.");
 
+REGISTER_OP("CtrLifecycleCountChanges")
+    .Input("table: resource")
+    .Output("count: int64")
+    .SetIsStateful()
+    .SetShapeFn(Scalar)
+    .Doc(R"doc(
+Returns how many features, or rows of theirs, have changed since the last CtrLifecycleKeepChanges;
+-1 if that is not known: there was none, a feature was deleted, a day has ended, or about half of
+the features changed.
+)doc");
+
+REGISTER_OP("CtrLifecycleKeepChanges")
+    .Input("table: resource")
+    .SetIsStateful()
+    .SetShapeFn(NoOutput)
+    .Doc("Begins to note anew which features change, because a checkpoint has them as they are.");
+
 REGISTER_OP("CtrLifecycleExport")
     .Input("table: resource")
     .Input("span: int64")
+    .Attr("changed: bool = false")
     .Output("key: int64")
     .Output("show: double")
     .Output("click: double")
@@ -266,6 +284,7 @@ span: [4]: the shard and the place in it to begin at, the shard to stop before, 
   to return, >= 1. Begin at place 0, and then at the `next` of the last call.
 next: [2]: the shard and the place to begin the next call at. At the end it is the shard to stop
   before.
+changed: whether to return only the features that CtrLifecycleCountChanges counts.
 )doc");
 
 REGISTER_OP("CtrLifecycleImport")

@@ -436,6 +436,7 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
           if (train_factors && t.bfloat16)
             RoundByChance(w, t.row_size(), rounding_seed, key, Bits(kept));
           table_->Observe(feature, push.shows[i], push.clicks[i]);
+          shard.NoteChange(local);
           if (feature->admitted && head->factor_row == 0) give_factors(key, table, head);
         }
       }
@@ -477,6 +478,7 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
           if (t.bfloat16) RoundByChance(w, t.row_size(), rounding_seed, feature->key, Bits(kept));
         }
         head->last_step = static_cast<int32_t>(step);
+        shard.NoteChange(local);
       }
     }
   });

@@ -1,0 +1,34 @@
+// Counts the features that have changed since the last checkpoint, and begins to count anew.
+#include "ops/cc/kernels/feature_table_resource.h"
+
+namespace ctr {
+namespace {
+
+class LifecycleCountChangesOp : public FeatureTableOpKernel {
+ public:
+  using FeatureTableOpKernel::FeatureTableOpKernel;
+
+ private:
+  void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
+    tensorflow::Tensor* count;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &count));
+    count->scalar<int64_t>()() = resource->table()->CountChanges();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleCountChanges").Device(tensorflow::DEVICE_CPU),
+                        LifecycleCountChangesOp);
+
+class LifecycleKeepChangesOp : public FeatureTableOpKernel {
+ public:
+  using FeatureTableOpKernel::FeatureTableOpKernel;
+
+ private:
+  void ComputeOn(tensorflow::OpKernelContext*, FeatureTableResource* resource) override {
+    resource->table()->KeepChanges();
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleKeepChanges").Device(tensorflow::DEVICE_CPU),
+                        LifecycleKeepChangesOp);
+
+}  // namespace
+}  // namespace ctr
