@@ -2,8 +2,8 @@
 
     [--full] [--dir DIR]
 
-It saves a checkpoint, loads it, and inspects it by slot as trainer.inspect does; then it saves 20
-times the rows of one in a hundred features, which have changed, and loads that. One process, D = 8, AdaGrad;
+It saves a checkpoint, loads it, and inspects it by slot as trainer.inspect does. Then it changes
+one in a hundred features and saves, 20 times, and loads that. One process, D = 8, AdaGrad;
 `--admitted` is the share of the features that have factors. Saving includes the fsync.
 """
 
