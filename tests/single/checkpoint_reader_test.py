@@ -278,12 +278,12 @@ class CheckpointReaderTest(tf.test.TestCase):
     race = f"""
 import shutil
 from trainer import inspect
-from trainer.storage import checkpoint
-read_rows = checkpoint.read_rows
+from trainer.storage import checkpoint_rows
+read_rows = checkpoint_rows.read_rows
 def racing(path, *rest):
   shutil.rmtree({str(removed)!r}, ignore_errors=True)
   return read_rows(path, *rest)
-checkpoint.read_rows = racing
+checkpoint_rows.read_rows = racing
 inspect.main()
 """
     for arguments in ([], ['--feature=strong=7']):

@@ -27,7 +27,7 @@ from tests.support.threads import on_threads
 from trainer import errors
 from trainer.config import RowOptimizer
 from trainer.errors import UserError
-from trainer.storage import checkpoint
+from trainer.storage import checkpoint, checkpoint_rows
 
 WIDTH = {'small': 4, 'wide': 6}  # floats of an admitted row in each table, optimizer state included
 TABLE_SLOTS = {'small': [1, 3], 'narrow': [1, 3], 'wide': [2]}
@@ -206,12 +206,12 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     with open(name, 'r+b') as f:
       f.write(b'\xff' * int(os.path.getsize(name) * 0.6))
     own, store = shards_of(3, 4), split(self.chunks, 4)[3]
-    found = checkpoint.read_rows(path, checkpoint.check(path), own)
+    found = checkpoint_rows.read_rows(path, checkpoint.check(path), own)
     self.assertEqual(Store([store.within(chunk, own) for chunk in found]).rows(), store.rows())
     with self.assertRaisesRegex(
       errors.DataLoss, '00001.bin: the checksum of its block at byte 0 is .*; wanted'
     ):
-      list(checkpoint.read_rows(path, checkpoint.check(path), range(SHARDS)))
+      list(checkpoint_rows.read_rows(path, checkpoint.check(path), range(SHARDS)))
 
   def test_rows_take_no_more_bytes_than_they_hold(self):
     save(self.directory, split(self.chunks, 1))
@@ -319,7 +319,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       push(1e-6)
       save(self.directory, [store])
       path = os.path.join(self.directory, 'ckpt-000000005')
-      (block,) = checkpoint.read_rows(path, checkpoint.check(path), range(SHARDS))
+      (block,) = checkpoint_rows.read_rows(path, checkpoint.check(path), range(SHARDS))
       sizes[dtype] = block['factors_wide'].nbytes
       self.assertEqual(block['factors_wide'].dtype, spec.factors_dtype)
       push(1e32 if dtype == 'float32' else 1e36)  # finite as float32, but their sum is not

@@ -57,7 +57,7 @@ class CheckpointReader:
 
   def rows(self, shards: range = _ALL) -> Iterator[Chunk]:
     """Yields the chunks that have rows of these logical shards, and maybe of others."""
-    return checkpoint.read_rows(self.path, self._manifest, shards)
+    return checkpoint_rows.read_rows(self.path, self._manifest, shards)
 
   def _widths(self) -> dict[str, int]:
     """Returns {table: the number of factors of a row}."""
