@@ -23,7 +23,7 @@ from trainer.embedding.slot_statistics import SlotStatistics
 from trainer.errors import UserError, nearest
 from trainer.model.builder import build
 from trainer.plain_data import JsonObject
-from trainer.storage import chain, checkpoint
+from trainer.storage import chain, checkpoint, checkpoint_rows
 from trainer.storage.kept_texts import texts_by_key
 
 _ALL = range(SHARDS)
