@@ -498,12 +498,12 @@ TEST(NotesWhichFeaturesChange) {
       FeatureColumns columns;
       for (int64_t next = 0; next >= 0;) next = table.Export(s, next, 3, changed, &columns);
       for (size_t i = 0; i < columns.key.size(); ++i) {
-        const bool is_new = found
-                                .emplace(columns.key[i],
-                                         std::make_tuple(columns.show[i], columns.click[i],
-                                                         columns.delta_score[i],
-                                                         columns.unseen_days[i]))
-                                .second;
+        const bool is_new =
+            found
+                .emplace(columns.key[i],
+                         std::make_tuple(columns.show[i], columns.click[i], columns.delta_score[i],
+                                         columns.unseen_days[i]))
+                .second;
         CHECK(is_new);
       }
     }
