@@ -143,7 +143,8 @@ def right_calls(rng: np.random.Generator) -> list:
   store.admitted(unique)
   store.lookup(unique)
   store.commit('delta', store.select('delta'))
-  for figure in store.size, store.admitted_size, store.bytes:
+  store.keep_changes()
+  for figure in store.size, store.admitted_size, store.bytes, store.count_changes:
     figure()
   state = list(store.export_state())
   store.import_state(state)
