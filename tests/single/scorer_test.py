@@ -683,7 +683,7 @@ class ScorerTest(tf.test.TestCase):
     publisher, service = Publisher(self.exports, store), Service(store)
     publisher.advance()
     service.refresh()
-    stop, ended, answers = threading.Event(), threading.Event(), []
+    stop, ended, answers, came = threading.Event(), threading.Event(), [], threading.Condition()
     follower = threading.Thread(target=service.follow, args=(stop, 0.001))
     follower.start()
     with served(service) as client:
@@ -691,7 +691,10 @@ class ScorerTest(tf.test.TestCase):
       def ask():
         own = Client(client.port)
         while not ended.is_set():
-          answers.append(own.predict(self.rows(self.records)))
+          answer = own.predict(self.rows(self.records))
+          with came:
+            answers.append(answer)
+            came.notify_all()
         own.close()
 
       clients = [threading.Thread(target=ask) for _ in range(2)]
@@ -700,13 +703,18 @@ class ScorerTest(tf.test.TestCase):
       for kind in ('delta', 'delta', 'base', 'delta'):
         self.train_and_export(kind)
         publisher.advance()
+        with came:  # on a busy machine, all might be published before the next answer
+          came.wait_for(
+            lambda: {a.get('model_version') for _, a in answers} >= {max(self.expected, key=int)},
+            60,
+          )
       ended.set()
       for thread in clients:
         thread.join()
     stop.set()
     follower.join()
     self.assertEqual({status for status, _ in answers}, {200})
-    self.assertGreater(len({answer['model_version'] for _, answer in answers}), 1)
+    self.assertGreater(len({answer['model_version'] for _, answer in answers}), 3)
     for _, answer in answers:
       wanted = self.expected[answer['model_version']]
       self.assertAllClose(answer['predictions'], wanted, atol=1e-6, rtol=0)
