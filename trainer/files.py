@@ -302,14 +302,18 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
 
 
 def size_of(path: str) -> int:
-  """Returns the size in bytes of a file, or of all files below a directory."""
+  """Returns the size in bytes of a file, or of all files below a directory, each counted once.
+
+  Checkpoints share files, which then have several names.
+  """
   if os.path.isfile(path):
     return os.path.getsize(path)
-  size = 0
+  sizes = {}
   for name in _names_below(path):
     with contextlib.suppress(FileNotFoundError):  # it may be removed meanwhile
-      size += os.path.getsize(os.path.join(path, name))
-  return size
+      found = os.stat(os.path.join(path, name))
+      sizes[found.st_dev, found.st_ino] = found.st_size
+  return sum(sizes.values())
 
 
 def is_done(path: str) -> bool:
