@@ -104,6 +104,12 @@ LOGS: dict[str, Log] = {
 }
 
 
+def raw(name: str) -> dict[str, Any]:
+  """Writes a log, unless that is done; returns the data section that reads its files."""
+  _, write, columns, _, _ = LOGS[name]
+  return columns | write()
+
+
 def prepared(name: str) -> dict[str, Any]:
   """Prepares a log, unless that is done; returns the data section that reads it."""
   _, write, columns, _, _ = LOGS[name]
