@@ -678,6 +678,10 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual(saved(few), 1)
     path = None  # as after another run's rows were taken over
     self.assertEqual(saved(few), 1)
+    os.remove(os.path.join(path, f'rows-{self.layers(path)[0][0]}-00001-of-00002.bin'))
+    self.assertEqual(saved(few), 1)
+    shutil.rmtree(path)
+    self.assertEqual(saved(few), 1)
 
   def test_a_save_that_fails_loses_no_change(self):
     stores = self.stores(1)

@@ -188,9 +188,12 @@ def _layers_before(
   `sizes` has, for each process, how many of its rows changed (-1: not known), and how many it has.
   """
   changed, rows = (sum(column) for column in zip(*sizes))
-  if base is None or min(n for n, _ in sizes) < 0 or not files.is_done(base):
+  if base is None or min(n for n, _ in sizes) < 0:
     return []
-  layers = [Layer(*layer) for layer in files.read_manifest(base)['layers']]
+  try:
+    layers = [Layer(*layer) for layer in check(base)['layers']]
+  except DataLoss:  # it was removed or damaged meanwhile
+    return []
   increments = sum(layer.rows for layer in layers[1:]) + changed
   return layers if len(layers) < most_layers and 2 * increments <= rows else []
 
