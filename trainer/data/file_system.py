@@ -208,6 +208,12 @@ def open_to_write(path: str) -> pa.NativeFile:
   return filesystem.open_output_stream(inside)
 
 
+def copy(source: str, target: str) -> None:
+  """Copies a file of a bucket to another name in it, without bringing it here."""
+  filesystem, inside = _locate(source)
+  filesystem.copy_file(inside, _locate(target)[1])
+
+
 def delete(path: str) -> None:
   """Deletes a remote file or directory, if it exists."""
   filesystem, inside = _locate(path)

@@ -4,13 +4,15 @@ A job trains into a working directory on its machine. After each checkpoint and 
 that into the bucket, in an order that keeps the bucket consistent at any moment: reports and
 config; then new checkpoints and exports, each with its DONE marker last; then it deletes the
 directories that the job has removed, the marker of each first. Commands that read the run copy what
-they need.
+they need. A file of rows that several checkpoints share travels once, in either direction.
 
 Only names of a run are ever read, written or deleted (`_NAME`), and a job refuses a prefix that
 holds anything else.
 """
 
 import contextlib
+import filecmp
+import glob
 import json
 import os
 import re
@@ -162,8 +164,9 @@ class Bucket:
       if marker is not None and marker != self._markers.get(folder):
         self._delete(folder)
         self._markers[folder] = None
+        there = self._inodes(f for f, done in self._markers.items() if done == self._marker(f))
         for name in _marker_last(local[folder]):
-          self._put(name)
+          self._put(name, there.get(os.stat(self._path(name)).st_ino))
         self._markers[folder] = marker
     for folder in [f for f in self._markers if self._marker(f) is None]:
       self._delete(folder)
@@ -191,6 +194,14 @@ class Bucket:
         folders[:] = _FOLDERS
       names += [os.path.normpath(os.path.join(below, name)) for name in found]
     return [name for name in names if _NAME.fullmatch(name) and files.UNFINISHED not in name]
+
+  def _inodes(self, folders: Iterable[str]) -> dict[int, str]:
+    """Returns, by inode, the files in some local directories that have more than one name."""
+    stats = {}
+    for folder in folders:
+      with contextlib.suppress(FileNotFoundError):  # the job has removed it
+        stats |= {f'{folder}/{e.name}': e.stat() for e in os.scandir(self._path(folder))}
+    return {stat.st_ino: name for name, stat in stats.items() if stat.st_nlink > 1}
 
   def _path(self, name: str) -> str:
     return os.path.join(self._directory, name)
@@ -230,12 +241,30 @@ class Bucket:
   def _get_folder(self, folder: str, names: Iterable[str]) -> None:
     try:
       for name in _marker_last(names):
-        self._get(name)
+        if (twin := self._twin_here(name)) is None:
+          self._get(name)
+        else:
+          os.link(twin, self._path(name))
     except FileNotFoundError:  # a trainer has removed it meanwhile
       files.remove(self._path(folder))
 
-  def _put(self, name: str) -> None:
+  def _twin_here(self, name: str) -> str | None:
+    """Returns a local file with the same rows as a checkpoint's: their index has checksums."""
+    folder, file = os.path.split(self._path(name))
+    for twin in glob.glob(os.path.join(glob.escape(self._directory), '*', 'ckpt-*', file)):
+      indices = [os.path.splitext(path)[0] + '.json' for path in (self._path(name), twin)]
+      is_done = files.is_done(os.path.dirname(twin)) and os.path.dirname(twin) != folder
+      if file.endswith('.bin') and is_done and filecmp.cmp(*indices, shallow=False):
+        return twin
+    return None
+
+  def _put(self, name: str, twin: str | None = None) -> None:
+    """Writes a file into the bucket; `twin` is a name under which the bucket has it already."""
+
     def put() -> None:
+      if twin is not None:
+        with contextlib.suppress(OSError):  # what cannot be copied there is sent again
+          return file_system.copy(self._url(twin), self._url(name))
       with open(self._path(name), 'rb') as f, file_system.open_to_write(self._url(name)) as target:
         shutil.copyfileobj(f, target, _BLOCK_BYTES)
 
@@ -258,4 +287,5 @@ def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _marker_last(names: Iterable[str]) -> list[str]:
-  return sorted(names, key=lambda name: os.path.basename(name) == files.DONE)
+  """Orders files: DONE comes last, and rows come after their index."""
+  return sorted(names, key=lambda n: (os.path.basename(n) == files.DONE, n.endswith('.bin')))
