@@ -301,6 +301,14 @@ def publish(unfinished: str, final: str, manifest: Mapping[str, Json]) -> None:
   sync([final, os.path.dirname(final)])
 
 
+def link_or_copy(source: str, target: str) -> None:
+  """Gives a file a second name; makes a copy where the file system has no hard links."""
+  try:
+    os.link(source, target)
+  except OSError:
+    shutil.copyfile(source, target)
+
+
 def size_of(path: str) -> int:
   """Returns the size in bytes of a file, or of all files below a directory, each counted once.
 

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+import threading
 import warnings
 from unittest import mock
 
@@ -28,6 +29,8 @@ from trainer import errors
 from trainer.config import RowOptimizer
 from trainer.errors import UserError
 from trainer.storage import checkpoint, checkpoint_rows
+from trainer.storage import merger as merger_module
+from trainer.storage.merger import Merger
 
 WIDTH = {'small': 4, 'wide': 6}  # floats of an admitted row in each table, optimizer state included
 TABLE_SLOTS = {'small': [1, 3], 'narrow': [1, 3], 'wide': [2]}
@@ -572,7 +575,7 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
     keys = self.rng.integers(0, of, n)
     return (1 + keys % 2) << 52 | keys * 7919
 
-  def save(self, stores, base, most_layers=20, keep=3):
+  def save(self, stores, base, most_layers=20, keep=3, merger=None):
     return first_of(
       len(stores),
       lambda communicator: checkpoint.save(
@@ -586,6 +589,7 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
         communicator=communicator,
         base=base,
         most_layers=most_layers,
+        merger=None if communicator.rank else merger,
       ),
     )
 
@@ -682,6 +686,60 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual(saved(few), 1)
     shutil.rmtree(path)
     self.assertEqual(saved(few), 1)
+
+  def wait(self, merger):
+    """Waits for a merge, as a run does not."""
+    for thread in threading.enumerate():
+      if thread.name == Merger.THREAD:
+        thread.join()
+    self.assertIsNone(merger.source)
+
+  def test_saves_are_merged_in_the_background(self):
+    stores = self.stores(2)
+    self.push(stores, self.keys(6000))
+    merger = Merger(self.directory)
+    path, counts = self.save(stores, None, 6, merger=merger), []
+    for _ in range(12):
+      self.push(stores, self.keys(40))
+      path = self.save(stores, path, 6, merger=merger)
+      for size in (1, 3):
+        self.assertEqual(self.read(path, size)[0], self.rows(stores))
+      counts.append(len(self.layers(path)))
+      self.wait(merger)
+    # At four of at most six, all four become one, to which the next is added.
+    self.assertEqual(counts, [2, 3, 4, 2, 3, 4, 2, 3, 4, 2, 3, 4])
+    (whole,) = [layer for layer in self.layers(path) if layer[0].endswith('-merged')]
+    self.assertEqual(whole[1:], [1, self.layers(path)[0][2]])
+    # What comes between begins and end of a merge is kept beside it.
+    gate, read = threading.Event(), merger_module.read_rows
+
+    def late(*arguments):
+      gate.wait()
+      yield from read(*arguments)
+
+    with mock.patch.object(merger_module, 'read_rows', late):
+      merger.begin(path, checkpoint.check(path))
+      merged = path
+      for _ in range(2):
+        self.push(stores, self.keys(40))
+        path = self.save(stores, path, 9, keep=1, merger=merger)
+      self.assertLen(self.layers(path), 6)
+      self.assertIn(merged, checkpoint.candidates(self.directory))  # it is being read
+      gate.set()
+      self.wait(merger)
+    path = self.save(stores, path, 9, keep=1, merger=merger)
+    self.assertEqual(
+      [name.partition('-')[2] for name, *_ in self.layers(path)], ['merged', '', '', '']
+    )
+    self.assertEqual(self.read(path, 2)[0], self.rows(stores))
+    self.assertEqual(list(checkpoint.candidates(self.directory)), [path])
+    # A merge that fails costs nothing but a save of all rows.
+    with mock.patch.object(merger_module, 'read_rows', side_effect=OSError(errno.ENOSPC, 'full')):
+      for _ in range(5):
+        self.push(stores, self.keys(40))
+        path = self.save(stores, path, 6, merger=merger)
+        self.wait(merger)
+        self.assertEqual(self.read(path, 2)[0], self.rows(stores))
 
   def test_a_save_that_fails_loses_no_change(self):
     stores = self.stores(1)

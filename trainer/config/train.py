@@ -204,6 +204,7 @@ class Checkpoint(Section):
   keep: PositiveInt = 3
   """How many of the newest are kept."""
   max_increments: NonNegativeInt = 20
-  """After a checkpoint with all rows, how many may follow that write only the rows that have
-  changed. The next one writes all rows again; so does one after the end of a day, or once the rows
-  of these increments are half as many as the table's."""
+  """How many checkpoints in a row may write only the rows that changed since the one before. Once
+  there are half as many, their rows and those of the last that has all are merged into one file in
+  the background. A checkpoint writes all rows if that is not done in time, after the end of a day,
+  and once the changed rows are half as many as the table's."""

@@ -24,6 +24,7 @@ table, as float32, or as uint16 with the bits of bfloat16. A process reads and c
 blocks that may hold its own rows. Rows are written and read one block at a time.
 """
 
+import contextlib
 import filecmp
 import functools
 import json
@@ -46,8 +47,9 @@ from trainer.errors import DataLoss, OtherModel, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.checkpoint_rows import Layer, check_finite, part_name, read_rows, write_rows
 from trainer.storage.kept_texts import KeptTexts
+from trainer.storage.merger import Merger
 
-_FORMAT = 6
+_FORMAT = 7
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 
@@ -94,6 +96,7 @@ def save(
   texts: KeptTexts | None = None,
   base: str | None = None,
   most_layers: int = 1,
+  merger: Merger | None = None,
 ) -> str:
   """Writes a checkpoint; every process calls it. Returns its path.
 
@@ -110,6 +113,7 @@ def save(
     base: the checkpoint that was saved or restored last, from which the store has noted changes;
       None if there is none.
     most_layers: how many saves the rows of a checkpoint may come from.
+    merger: of process 0: merges the rows of saves in the background.
   Raises:
     UserError: on every process, if any process cannot write; BadPass if one holds values that are
       not finite. Earlier checkpoints stay intact.
@@ -119,19 +123,29 @@ def save(
   sizes = communicator.gather([int(store.count_changes()), int(store.size())])
 
   def begin() -> tuple[str, int, list[Layer]]:
-    layers = _layers_before(base, sizes, most_layers)
-    final, serial = _begin(directory, step, [layer.serial for layer in layers])
-    for name in os.listdir(base) if layers else ():
-      if name.startswith('rows-'):
-        _link_or_copy(os.path.join(base, name), os.path.join(final + files.UNFINISHED, name))
+    before: JsonObject = {}
+    if base:
+      with contextlib.suppress(DataLoss):  # it was removed or damaged meanwhile
+        before = check(base)
+    layers, sources = [Layer(*layer) for layer in before.get('layers', [])], [base]
+    if merger:
+      layers, sources = merger.merged(layers), [base, merger.folder]
+    if not _fit(layers, sizes, most_layers):
+      layers = []
+    final, serial = _begin(directory, step, before.get('serial', 0))
+    for layer in layers:
+      for name in layer.files():
+        source = next(path for s in sources if os.path.exists(path := os.path.join(s, name)))
+        files.link_or_copy(source, os.path.join(final + files.UNFINISHED, name))
     return final, serial, layers
 
   final, serial, before = communicator.on_first(what, begin)
   unfinished = final + files.UNFINISHED
 
   def write() -> int:
-    path = os.path.join(unfinished, part_name(serial, rank, size))
-    rows = write_rows(path, store, shards_of(rank, size), step, changed=bool(before))
+    path = os.path.join(unfinished, part_name(str(serial), rank, size))
+    rows = store.export_state(changed=bool(before))
+    written = write_rows(path, rows, shards_of(rank, size), step)
     if texts and (dump := texts.dump()) is not None:
       files.write(os.path.join(unfinished, _texts(rank, size)), dump)
     if rank == 0:
@@ -144,29 +158,31 @@ def save(
       ):
         files.write(os.path.join(unfinished, name), data)
     else:  # files.publish syncs the files of process 0
-      own = (part_name(serial, rank, size), _texts(rank, size))
+      own = (part_name(str(serial), rank, size), _texts(rank, size))
       files.sync(e.path for e in os.scandir(unfinished) if e.name.startswith(own))
-    return rows
+    return written
 
   def finish() -> None:
     entries = files.entries(unfinished, unchecked=['.bin'])
     for part in range(size):
-      index = part_name(serial, part, size) + '.json'
+      index = part_name(str(serial), part, size) + '.json'
       if index not in entries:
         raise DataLoss(
           f'{os.path.join(unfinished, index)}: is missing; do all processes write to the same '
           f'{directory}?'
         )
-    layers = [*before, [serial, size, sum(rows)]]
+    layers = [*(Layer(*layer) for layer in before), Layer(str(serial), size, sum(rows))]
     manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size, 'layers': layers}
     slots = np.array(store.slot_table)
     slots_of = {t.name: np.flatnonzero(slots == i).tolist() for i, t in enumerate(store.tables)}
     manifest |= {'table_slots': slots_of, 'files': entries}
     files.publish(unfinished, final, manifest | {'within_pass': progress.get('batch', 0) > 0})
+    if merger and 2 * len(layers) > most_layers:
+      merger.begin(final, manifest)
     intact = [path for path, serial in candidates(directory).items() if serial]
     before_pass = next((path for path in intact if is_between_passes(path)), None)
     for old in intact[keep:]:
-      if old != before_pass:
+      if old != before_pass and not (merger and old == merger.source):
         files.remove(old)
 
   try:
@@ -180,29 +196,22 @@ def save(
   return final
 
 
-def _layers_before(
-  base: str | None, sizes: Sequence[Sequence[int]], most_layers: int
-) -> list[Layer]:
-  """Returns the layers to which a save adds the rows that changed; [] if it must write all rows.
+def _fit(layers: Sequence[Layer], sizes: Sequence[Sequence[int]], most_layers: int) -> bool:
+  """Returns whether a save may add to some layers the rows that changed, and not write all rows.
 
   `sizes` has, for each process, how many of its rows changed (-1: not known), and how many it has.
   """
   changed, rows = (sum(column) for column in zip(*sizes))
-  if base is None or min(n for n, _ in sizes) < 0:
-    return []
-  try:
-    layers = [Layer(*layer) for layer in check(base)['layers']]
-  except DataLoss:  # it was removed or damaged meanwhile
-    return []
   increments = sum(layer.rows for layer in layers[1:]) + changed
-  return layers if len(layers) < most_layers and 2 * increments <= rows else []
+  is_known = min(n for n, _ in sizes) >= 0
+  return is_known and 0 < len(layers) < most_layers and 2 * increments <= rows
 
 
-def _begin(directory: str, step: int, others: Sequence[int]) -> tuple[str, int]:
+def _begin(directory: str, step: int, other: int) -> tuple[str, int]:
   """Makes a new checkpoint's directory, and removes what crashes have left.
 
   Returns the path that the complete checkpoint will have, and its serial number, which is above
-  all `others` too.
+  `other` too.
   """
   os.makedirs(directory, exist_ok=True)
   done = candidates(directory)
@@ -215,15 +224,7 @@ def _begin(directory: str, step: int, others: Sequence[int]) -> tuple[str, int]:
   suffix = f'-{max(same_step) + 1}' if same_step else ''
   final = os.path.join(directory, f'ckpt-{step:09d}{suffix}')
   os.makedirs(final + files.UNFINISHED)
-  return final, 1 + max([0, *others, *filter(None, done.values())])
-
-
-def _link_or_copy(source: str, target: str) -> None:
-  """Gives a file a second name; makes a copy where the file system has no hard links."""
-  try:
-    os.link(source, target)
-  except OSError:
-    shutil.copyfile(source, target)
+  return final, 1 + max([other, *filter(None, done.values())])
 
 
 def link(path: str, directory: str) -> None:
@@ -236,11 +237,11 @@ def link(path: str, directory: str) -> None:
     files.remove(unfinished)
     files.remove(final)
     skip_done = shutil.ignore_patterns(files.DONE)
-    shutil.copytree(path, unfinished, copy_function=_link_or_copy, ignore=skip_done)
+    shutil.copytree(path, unfinished, copy_function=files.link_or_copy, ignore=skip_done)
     for folder, _, _ in os.walk(unfinished):
       files.sync_directory(folder)
     os.rename(unfinished, final)
-    _link_or_copy(os.path.join(path, files.DONE), done)
+    files.link_or_copy(os.path.join(path, files.DONE), done)
     files.sync_directory(final)
     files.sync_directory(directory)
   for name in os.listdir(directory):
@@ -263,9 +264,8 @@ def check(path: str) -> JsonObject:
   manifest = files.read_manifest(path)
   if manifest['format'] != _FORMAT:
     raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {_FORMAT}')
-  for serial, parts, _ in manifest['layers']:
-    for rank in range(parts):
-      name = part_name(serial, rank, parts) + '.json'
+  for layer in manifest['layers']:
+    for name in Layer(*layer).files():
       if name not in manifest['files']:
         raise DataLoss(f'{os.path.join(path, name)}: is missing')
   files.check_listed(path, manifest['files'])

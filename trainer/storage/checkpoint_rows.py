@@ -5,7 +5,7 @@ import math
 import operator
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
@@ -14,21 +14,24 @@ from ops import chunks
 from ops.chunks import Chunk
 from ops.sharding import IN_TABLE_SHARD, SHARDS, owners_with, table_shard_of, within
 from trainer import files
-from trainer.embedding.row_table import RowTable
 from trainer.errors import BadPass, DataLoss
 from trainer.plain_data import Json
 
 
 class Layer(NamedTuple):
-  """The rows that one save wrote."""
+  """Rows that one save wrote, or that were merged from several saves."""
 
-  serial: int  # of the save
+  name: str  # the serial number of the save, or SERIAL-merged
   parts: int  # how many processes wrote them
   rows: int
 
+  def files(self) -> list[str]:
+    parts = [part_name(self.name, rank, self.parts) for rank in range(self.parts)]
+    return [part + suffix for part in parts for suffix in ('.json', '.bin')]
 
-def part_name(serial: int, rank: int, size: int) -> str:
-  return f'rows-{serial}-{rank:05d}-of-{size:05d}'
+
+def part_name(layer: str, rank: int, size: int) -> str:
+  return f'rows-{layer}-{rank:05d}-of-{size:05d}'
 
 
 def check_finite(step: int, name: str, array: np.ndarray) -> None:
@@ -49,16 +52,15 @@ def _bytes_of(array: np.ndarray) -> memoryview:
   return memoryview(array.reshape(-1).view(np.uint8))
 
 
-def write_rows(path: str, store: RowTable, shards: range, step: int, changed: bool) -> int:
-  """Writes a store's rows, as they are after a step, into the files `path`.bin and `path`.json.
+def write_rows(path: str, chunks_of_rows: Iterable[Chunk], shards: range, step: int) -> int:
+  """Writes rows, as they are after a step, into the files `path`.bin and `path`.json.
 
-  With `changed`, only those that changed since `keep_changes`. Returns how many it wrote. A value
-  that is not finite is BadPass, a row outside of `shards` a ValueError.
+  Returns how many. A value that is not finite is BadPass, a row outside of `shards` a ValueError.
   """
   columns: list[Json] = []
   blocks: list[Json] = []
   with open(path + '.bin', 'wb') as f:
-    for chunk in store.export_state(changed=changed):
+    for chunk in chunks_of_rows:
       if not within(chunk['key'], shards).all():
         raise ValueError(f'the store gave rows of other shards than {shards}, which it owns')
       first, last = table_shard_of(chunk['key'][[0, -1]]).tolist()
@@ -86,7 +88,10 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
   for layer, later in zip(layers, reversed(newer)):
     starts = np.searchsorted(table_shard_of(later), np.arange(SHARDS // IN_TABLE_SHARD + 1))
     for chunk in _read_layer(path, manifest, layer, shards):
-      yield _without(chunk, later, starts, manifest['table_slots']) if len(later) else chunk
+      if len(later):
+        chunk = _without(chunk, later, starts, manifest['table_slots'])
+      if len(chunk['key']):
+        yield chunk
 
 
 def _without(
@@ -115,7 +120,7 @@ def _read_layer(
   With `most_columns`, only the first columns, unchecked.
   """
   for rank in owners_with(shards, layer.parts):
-    part = part_name(layer.serial, rank, layer.parts)
+    part = part_name(layer.name, rank, layer.parts)
     index = json.loads(files.read_checked(path, part + '.json', manifest['files']))
     row_bytes = [
       np.dtype(dtype).itemsize * math.prod(row_shape) for _, dtype, row_shape in index['columns']

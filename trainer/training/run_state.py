@@ -14,6 +14,7 @@ from trainer.errors import DataLoss, UserError
 from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
 from trainer.storage.kept_texts import KeptTexts
+from trainer.storage.merger import Merger
 from trainer.training import continuing, warm_start
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
@@ -91,6 +92,7 @@ class RunState:
     self.last_save = time.monotonic()
     self._saved = dataclasses.replace(self.progress)
     self._path = ''  # the path of the checkpoint that was written or read last
+    self._merger = Merger(self._checkpoints) if communicator.rank == 0 else None
     self._parts = continuing.parts(cfg)
     self._config_text = config.dump(cfg)
 
@@ -171,6 +173,7 @@ class RunState:
       texts=self.texts,
       base=self._path or None,
       most_layers=1 + self._cfg.checkpoint.max_increments,
+      merger=self._merger,
     )
     self.last_save = time.monotonic()
     if self._communicator.rank == 0:
