@@ -126,8 +126,8 @@ class Ledger:
     self._by_content: dict[tuple, str] = {}  # paths of trained passes, by epoch, size and checksum
     self._folded = collections.Counter(state['folded'])  # passes by fate
     self._epoch = state['epoch']  # the epoch of the hashes in _marks
-    marks = base64.b64decode(state['marks'])
-    self._marks = {marks[i : i + _MARK_BYTES] for i in range(0, len(marks), _MARK_BYTES)}
+    marks = base64.b64decode(state['marks'])  # a dict keeps their order: none need be sorted
+    self._marks = {marks[i : i + _MARK_BYTES]: None for i in range(0, len(marks), _MARK_BYTES)}
     for fields in state['entries']:
       self.put(Entry(**fields))
 
@@ -186,15 +186,16 @@ class Ledger:
     old = [key for key, entry in self._entries.items() if entry.fate != 'entered']
     newest = max((epoch for epoch, _ in self._entries), default=0)
     if newest != self._epoch:
-      self._epoch, self._marks = newest, set()
+      self._epoch, self._marks = newest, {}
     for key in old[: max(0, len(old) - whole)]:
       entry = self._entries.pop(key)
       self._folded[entry.fate] += 1
       if entry.epoch != self._epoch:
         continue
-      self._marks.add(_mark('path', entry.path))
+      self._marks[_mark('path', entry.path)] = None
       if entry.fate in TRAINED:
-        self._marks |= {_mark('name', entry.name, entry.day), _mark('content', *entry.content)}
+        self._marks[_mark('name', entry.name, entry.day)] = None
+        self._marks[_mark('content', *entry.content)] = None
         self._by_name.pop((entry.epoch, entry.name, entry.day), None)
         self._by_content.pop((entry.epoch, *entry.content), None)
 
@@ -204,7 +205,7 @@ class Ledger:
       'entries': [dict(vars(entry)) for entry in self],
       'folded': dict(self._folded),
       'epoch': self._epoch,
-      'marks': base64.b64encode(b''.join(sorted(self._marks))).decode(),
+      'marks': base64.b64encode(b''.join(self._marks)).decode(),
     }
 
   def write(self, run_dir: str) -> None:
