@@ -219,14 +219,16 @@ class FeatureLifecycle:
     """Adds 1 to unseen_days and age_days of every feature; call it once a day."""
     return self._ops.ctr_lifecycle_age(self.handle)
 
-  def select(self, kind: str) -> tf.Tensor:
+  def select(self, kind: str, among: TensorLike | None = None) -> tf.Tensor:
     """Returns the keys of the features that belong in an export of this kind, int64 [m].
 
     They are ordered by shard, then by key. For 'delta' and 'base', the table remembers the features
-    and their present delta_score, until `commit` or until the same kind is selected again.
+    and their present delta_score, until `commit` or until the same kind is selected again. With
+    `among`, the keys of some features, int64 [n], it looks at no others.
     """
     _check_kind(kind)
-    return self._reads.ctr_lifecycle_select(self.handle, kind=kind)
+    among = [] if among is None else [_keys(among)]
+    return self._reads.ctr_lifecycle_select(self.handle, among, kind=kind)
 
   def commit(self, kind: str, keys: TensorLike) -> None:
     """Marks selected features as written; call it once their export is complete.
@@ -259,6 +261,14 @@ class FeatureLifecycle:
   def keep_changes(self) -> None:
     """Begins to note changes anew; call it once a checkpoint has the features as they are."""
     return self._ops.ctr_lifecycle_keep_changes(self.handle)
+
+  def take_changes(self) -> np.ndarray | None:
+    """Returns the keys of the features that have changed since the last call, int64 [n].
+
+    None: that is not known, as for `count_changes`. Of changes by `commit` it does not tell.
+    """
+    known, keys = self._ops.ctr_lifecycle_take_changes(self.handle)
+    return np.asarray(keys) if known else None
 
   def export_state(
     self, shards: range = range(SHARDS), changed: bool = False

@@ -86,8 +86,16 @@ class Policy:
   @property
   def filters_exports(self) -> bool:
     """Whether exports may leave out features of any slot."""
-    every = [self, *(self.for_slot(slot) for slot in self.per_slot)]
-    return any(p.base_threshold is not None or p.delta_keep_days is not None for p in every)
+    return any(p.base_threshold is not None or p.delta_keep_days is not None for p in self._every)
+
+  @property
+  def delta_takes_gains(self) -> bool:
+    """Whether a delta holds no feature whose score has not grown since it was written."""
+    return all(p.delta_threshold is None or p.delta_threshold > 0 for p in self._every)
+
+  @property
+  def _every(self) -> list['Policy']:
+    return [self, *(self.for_slot(slot) for slot in self.per_slot)]
 
   def for_slot(self, slot: int) -> 'Policy':
     """Returns the policy with the thresholds of one slot, and with `per_slot` empty."""

@@ -553,6 +553,40 @@ TEST(NotesWhichFeaturesChange) {
   CHECK_EQ(table.CountChanges(), -1);
 }
 
+// A selection among what changed is that of all features, and what a checkpoint keeps is apart.
+TEST(SelectsAmongChanges) {
+  FeatureTable table(MakePolicy("base_threshold=null delta_threshold=null delta_keep_days=null"));
+  std::vector<int64_t> keys(40000), taken;
+  for (size_t i = 0; i < keys.size(); ++i) keys[i] = i * 31;
+  Observe(&table, keys, 3, 2);
+  CHECK(!table.TakeChanges(&taken));
+  CHECK(table.TakeChanges(&taken) && taken.empty());
+  const std::vector<int64_t> all = table.Select(Kind::kDelta, Serial);
+  CHECK_EQ(all.size(), keys.size());
+  CHECK(table.Commit(Kind::kDelta, all.data(), all.size(), Serial).ok());
+  CHECK(table.TakeChanges(&taken) && taken.empty());  // a commit is no change for deltas
+  std::mt19937_64 random(kSeed);
+  for (int round = 0; round < 4; ++round) {
+    std::vector<int64_t> some(600);
+    for (int64_t& key : some) key = static_cast<int64_t>(random() % 50000) * 31;
+    Observe(&table, some, 1, 0);
+    table.KeepChanges();
+    CHECK(table.TakeChanges(&taken));
+    const std::vector<int64_t> expected = table.Select(Kind::kDelta, Serial);
+    taken.insert(taken.end(), {taken[0], 7});  // one twice, one that is absent
+    std::vector<int64_t> selected;
+    CHECK(table.SelectAmong(Kind::kDelta, taken.data(), taken.size(), Serial, &selected).ok());
+    CHECK(selected == expected);
+    CHECK(table.Commit(Kind::kDelta, selected.data(), selected.size(), Serial).ok());
+    CHECK(table.Select(Kind::kDelta, Serial).empty());
+  }
+  std::vector<int64_t> selected;
+  const int64_t negative = -1;
+  CHECK(!table.SelectAmong(Kind::kBase, &negative, 1, Serial, &selected).ok());
+  table.Age(Serial);
+  CHECK(!table.TakeChanges(&taken));
+}
+
 // Observing in several threads, with evictions between, whose features nobody may touch afterwards.
 TEST(ThreadsObserveAndEvict) {
   FeatureTable table(MakePolicy("delete_threshold=0.2"), 16);

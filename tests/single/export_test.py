@@ -4,6 +4,7 @@ replaying base + deltas gives what a shadow of the rules says, crash or not, for
 """
 
 import builtins
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -49,8 +50,8 @@ class Store(FeatureLifecycle):
   linear n, factors [n, −n] once admitted.
   """
 
-  def __init__(self):
-    super().__init__(POLICY)
+  def __init__(self, policy=POLICY):
+    super().__init__(policy)
     self.pushes, self.ancestors = {}, []
 
   def push(self, keys, shows, clicks):
@@ -263,6 +264,57 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(sum(int(s.size()) for s in stores), len(shadow.features))
     for what, count in seen.items():  # the days held every case
       self.assertGreater(count, 0, what)
+
+  @parameterized.parameters(None, 0.75)
+  def test_a_delta_that_looks_at_what_changed_alone_is_that_of_all_features(self, threshold):
+    rng = np.random.default_rng(3)
+    policy = dataclasses.replace(
+      POLICY, base_threshold=None, delta_keep_days=None, delta_threshold=threshold
+    )
+    one, other, kept = Store(policy), Store(policy), chain.Replay()
+    among = []
+    one.select = lambda kind, of=None: among.append(of) or FeatureLifecycle.select(one, kind, of)
+    keys, ones, folder = 1 << 52 | np.arange(30_000), np.ones(30_000), f'{self.run_dir}/other'
+
+    def export(kind, part, fails=False):
+      among.clear()
+      if fails:
+        with mock.patch.object(files, 'publish', side_effect=OSError('disk is full')):
+          (result,) = self._write([one], kind, {'part': part}, replay=kept)
+        self.assertIsInstance(result, UserError)
+        return
+      (seen,) = self._write([one], kind, {'part': part}, replay=kept)
+      (anew,) = self._write([other], kind, {'part': part}, folder)
+      self.assertEqual(
+        files.read_manifest(seen.path)['made_of'], files.read_manifest(anew.path)['made_of']
+      )
+      self.assertEqual(seen.tombstones, anew.tombstones)
+
+    def push(keys):
+      shows = rng.integers(1, 5, len(keys)).astype(np.float64)
+      for store in (one, other):
+        store.push(keys, shows, np.minimum(shows, 1) * (keys % 3 == 0))
+
+    for store in (one, other):
+      store.push(keys, ones, ones)
+    export('base', 0)
+    looked = []
+    for part in range(1, 13):
+      push(rng.choice(1 << 52 | np.arange(31_000), 900, replace=False))
+      if part == 5:
+        export('delta', part, fails=True)  # the next one looks at all
+      if part == 7:
+        for store in (one, other):
+          store.decay()
+          store.evict()
+          store.age()
+      if part == 9:
+        export('base', 'of the day')
+        push(rng.choice(keys, 100, replace=False))
+      export('delta', part)
+      looked.append(among[0] is not None)
+    self.assertEqual(looked, [part not in (5, 7) for part in range(1, 13)])
+    self.assertEqual(replay(self.directory), replay(f'{folder}/exports'))
 
   def test_a_writer_reads_each_export_once_and_notices_what_others_did(self):
     rng, store, replay = np.random.default_rng(7), Store(), chain.Replay()

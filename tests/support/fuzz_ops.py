@@ -143,6 +143,7 @@ def right_calls(rng: np.random.Generator) -> list:
   store.admitted(unique)
   store.lookup(unique)
   store.commit('delta', store.select('delta'))
+  store.commit('delta', store.select('delta', store.take_changes()))
   store.keep_changes()
   for figure in store.size, store.admitted_size, store.bytes, store.count_changes:
     figure()

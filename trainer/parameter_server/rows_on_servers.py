@@ -107,7 +107,10 @@ class RowsOnServers:
 
   # Verbs on features
 
-  def select(self, kind: str) -> np.ndarray:
+  def take_changes(self) -> None:
+    return None  # a delta looks at all features
+
+  def select(self, kind: str, among: TensorLike | None = None) -> np.ndarray:
     servers = sorted({self._server_of(shard) for shard in self._shards()})
     empty = np.zeros([0], np.int64)
     keys = np.concatenate([empty, *(self._remote[i].select(kind) for i in servers)])

@@ -288,14 +288,27 @@ def links_of(directory: str, last: str | None, manifests: Mapping[str, JsonObjec
   return links[::-1]
 
 
+def is_among(ascending: np.ndarray, keys: np.ndarray) -> np.ndarray:
+  """Returns whether each key is one of some keys in ascending order, bool [n]."""
+  if not len(ascending):
+    return np.zeros([len(keys)], bool)
+  places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
+  return ascending[places] == keys
+
+
 class Replay:
   """Applies the deltas of a chain to its base, and keeps the result for the next export.
 
   The keys of the chain, 8 bytes each, and its items stay in memory, so each export is read once. If
   another export has taken the place of one that was read, the chain is read anew.
+
+  Attributes:
+    noted: the last base or delta that was written, as `stamp_of` returns it, since which the table
+      has noted which features change; None: not known.
   """
 
   def __init__(self):
+    self.noted: tuple[str, int] | None = None
     self._known: dict[str, tuple[int, JsonObject]] = {}  # by path: `_done_at` and the manifest
     # By name: the exports that `_replayed` has read, and its result.
     self._results: dict[str, tuple[list[tuple], Result]] = {}
@@ -331,8 +344,11 @@ class Replay:
     """
 
     def added(live: np.ndarray, export: RowExport) -> np.ndarray:
-      gone, rows = (export.keys(content, shards) for content in ('tombstones', 'rows'))
-      return np.union1d(np.setdiff1d(live, gone, assume_unique=True), rows)
+      gone, rows = (np.sort(export.keys(content, shards)) for content in ('tombstones', 'rows'))
+      if len(gone):
+        live = live[~is_among(gone, live)]
+      new = rows[~is_among(live, rows)]
+      return np.insert(live, np.searchsorted(live, new), new)
 
     return self._replayed('keys', links, shards, np.zeros([0], np.int64), added)
 
@@ -367,6 +383,11 @@ class Replay:
       result = added(result, RowExport(path))
     self._results[name] = exports, result
     return result
+
+
+def stamp_of(path: str) -> tuple[str, int]:
+  """Returns what tells an export from another one that may take its place."""
+  return path, _done_at(path)
 
 
 def _done_at(path: str) -> int:

@@ -25,7 +25,7 @@ class Selection(NamedTuple):
 
   rows: np.ndarray  # to write
   tombstones: np.ndarray | None  # to delete; None: this kind of export has none
-  kept: np.ndarray  # that the chain holds after this export
+  kept: np.ndarray | None  # that the chain holds after this export; None if it was not looked for
   commits: dict[str, np.ndarray]  # {base or delta: the keys to pass to `store.commit` afterwards}
 
 
@@ -59,6 +59,7 @@ def select(
   shards: range,
   replay: chain.Replay,
   changed: np.ndarray,
+  touched: np.ndarray | None,
 ) -> Selection:
   """Selects the rows that this process writes and deletes.
 
@@ -66,21 +67,30 @@ def select(
     links: the exports of the chain that a delta continues.
     unchanged: whether the last of them is of this very state.
     changed: the keys of items whose vectors have changed; a delta holds their rows.
+    touched: the keys of the features that have changed since the last of `links`, if that is known.
   """
   if kind == 'dense_model':
     return Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
   if kind == 'saved_model':
     keys = by_shard(np.asarray(store.select('all')))
     return Selection(keys, None, keys, {})
-  kept = base = _served(cfg, np.asarray(store.select('base')))
+  # Of the others, none is to be written or deleted: nothing filters them, and none was erased.
+  among = None
+  if touched is not None and not store.policy.filters_exports and store.policy.delta_takes_gains:
+    among = np.union1d(touched, changed)
+  base = _served(cfg, np.asarray(store.select('base', among)))
+  kept = base if among is None else None
   delta = base[:0]
   if kind == 'delta' and not unchanged:
-    delta = _served(cfg, np.asarray(store.select('delta')))
+    delta = _served(cfg, np.asarray(store.select('delta', among)))
   changed, tombstones = np.intersect1d(base, changed), None
   if kind == 'delta':
     live = replay.live_keys(links, shards)
-    tombstones = by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
-    base = np.setdiff1d(base, live, assume_unique=True)
+    if among is None:
+      tombstones = by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
+    else:
+      tombstones = live[:0]
+    base = base[~chain.is_among(live, base)]
   commits = {'delta': delta, 'base': np.setdiff1d(base, delta, assume_unique=True)}
   rows = np.union1d(np.union1d(base, delta), changed)
   return Selection(by_shard(rows), tombstones, kept, commits)

@@ -261,6 +261,9 @@ def write(
       return _begin(directory, kind, position, _layout(cfg), ancestors, replay)._asdict()
 
     plan = _Plan(**communicator.on_first(what, begin))
+    touched, noted = None, replay.noted
+    if kind in ROW_KINDS:
+      touched, replay.noted = store.take_changes(), None
     unfinished = plan.path + files.UNFINISHED
     none = np.zeros([0], np.int64)
 
@@ -282,7 +285,10 @@ def write(
         changed = communicator.broadcast(none if change is None else change.items.keys)
 
       def write_part() -> tuple[export_rows.Part, dict[str, np.ndarray]]:
-        selection = export_rows.select(cfg, store, kind, links, unchanged, shards, replay, changed)
+        is_noted = links and chain.stamp_of(links[-1]) == noted
+        selection = export_rows.select(
+          cfg, store, kind, links, unchanged, shards, replay, changed, touched if is_noted else None
+        )
         part = export_rows.Part()
         if kind != 'dense_model':
           schema = COUNTED_SCHEMA if cfg.counted_fields() else SCHEMA
@@ -322,6 +328,8 @@ def write(
     for selection, keys in commits.items():
       if len(keys):
         store.commit(selection, keys)
+  if kind in ROW_KINDS and not unchanged:  # else the table may hold gains that it did not write
+    replay.noted = chain.stamp_of(path)
   manifest, other, told = files.read_manifest(path), plan.twin or plan.newest, None
   if other and other != path:
     told = (

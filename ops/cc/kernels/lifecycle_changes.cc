@@ -1,4 +1,8 @@
-// Counts the features that have changed since the last checkpoint, and begins to count anew.
+// Counts the features that have changed since the last checkpoint, lists those that have changed
+// since the last delta, and begins anew.
+#include <cstdint>
+#include <vector>
+
 #include "ops/cc/kernels/feature_table_resource.h"
 
 namespace ctr {
@@ -29,6 +33,22 @@ class LifecycleKeepChangesOp : public FeatureTableOpKernel {
 };
 REGISTER_KERNEL_BUILDER(Name("CtrLifecycleKeepChanges").Device(tensorflow::DEVICE_CPU),
                         LifecycleKeepChangesOp);
+
+class LifecycleTakeChangesOp : public FeatureTableOpKernel {
+ public:
+  using FeatureTableOpKernel::FeatureTableOpKernel;
+
+ private:
+  void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
+    std::vector<int64_t> keys;
+    tensorflow::Tensor* known;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &known));
+    known->scalar<bool>()() = resource->table()->TakeChanges(&keys);
+    OP_REQUIRES_OK(context, OutputVector(context, 1, keys));
+  }
+};
+REGISTER_KERNEL_BUILDER(Name("CtrLifecycleTakeChanges").Device(tensorflow::DEVICE_CPU),
+                        LifecycleTakeChangesOp);
 
 }  // namespace
 }  // namespace ctr

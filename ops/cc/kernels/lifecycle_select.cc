@@ -1,5 +1,6 @@
 // Selects the features that a save writes, and commits them when it is complete.
 #include <string>
+#include <vector>
 
 #include "ops/cc/kernels/feature_table_resource.h"
 
@@ -20,8 +21,17 @@ class LifecycleSelectOp : public FeatureTableOpKernel {
 
  private:
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
-    OP_REQUIRES_OK(context, OutputVector(context, 0,
-                                         resource->table()->Select(kind_, ParallelForOf(context))));
+    std::vector<int64_t> selected;
+    if (context->num_inputs() == 1) {
+      selected = resource->table()->Select(kind_, ParallelForOf(context));
+    } else {
+      const tensorflow::Tensor& among = context->input(1);
+      OP_REQUIRES_OK(context, CheckVector(among, "among"));
+      OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->SelectAmong(
+                                  kind_, among.flat<int64_t>().data(), among.NumElements(),
+                                  ParallelForOf(context), &selected)));
+    }
+    OP_REQUIRES_OK(context, OutputVector(context, 0, selected));
   }
 
   const Kind kind_;

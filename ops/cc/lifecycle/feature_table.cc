@@ -9,15 +9,19 @@
 namespace ctr {
 namespace {
 
-constexpr uint8_t kSelectedMark = 1;  // << kind: the feature is selected for a save of this kind
-constexpr uint8_t kBatchMark = 4;     // already met in this batch; never set between batches
-constexpr uint64_t kMinIndex = 64;    // entries
+constexpr uint8_t kBatchMark = 4;   // already met in this batch; never set between batches
+constexpr uint64_t kMinIndex = 64;  // entries
 constexpr uint16_t kMaxDays = 65535;
 
 // How many keys before its use an index entry, or a feature, is prefetched.
 constexpr int64_t kIndexAhead = 24;
 constexpr int64_t kFeatureAhead = 12;
 constexpr int64_t kRing = 32;  // more than kIndexAhead
+
+// Returns the mark of a feature that is selected for a save of this kind; 0 for kind all.
+constexpr uint8_t SelectedMark(Kind kind) {
+  return kind == Kind::kAll ? 0 : 1 << static_cast<int>(kind);
+}
 
 // Returns the next size of an index. It grows by an eighth of the power of two below, so that a
 // feature takes at most 11.25 bytes of the index; with doubling it would take up to 20.
@@ -203,10 +207,35 @@ void FeatureTable::Shard::Compact() {
   free_ = -1;
 }
 
+void FeatureTable::Shard::ForgetChanges(Reader reader) {
+  Changes& changes = changes_[static_cast<int>(reader)];
+  for (const uint32_t local : changes.locals) At(local)->marks &= ~ChangedMark(reader);
+  changes = Changes();
+}
+
 void FeatureTable::Shard::ForgetChanges() {
-  for (const uint32_t local : changed_) At(local)->marks &= ~kChangedMark;
-  std::vector<uint32_t>().swap(changed_);
-  all_changed_ = true;
+  ForgetChanges(Reader::kCheckpoint);
+  ForgetChanges(Reader::kDelta);
+}
+
+void FeatureTable::Shard::BeginChanges(Reader reader) {
+  ForgetChanges(reader);
+  changes_[static_cast<int>(reader)].unknown = false;
+}
+
+std::vector<int64_t> FeatureTable::Shard::Remember(Kind kind, std::vector<Selected> selected) {
+  std::sort(selected.begin(), selected.end(),
+            [](const Selected& a, const Selected& b) { return a.key < b.key; });
+  selected.erase(std::unique(selected.begin(), selected.end(),
+                             [](const Selected& a, const Selected& b) { return a.key == b.key; }),
+                 selected.end());
+  std::vector<int64_t> keys;
+  keys.reserve(selected.size());
+  for (const Selected& entry : selected) keys.push_back(entry.key);
+  if (kind == Kind::kAll) return keys;
+  selected.shrink_to_fit();
+  selected_[static_cast<int>(kind)] = std::move(selected);
+  return keys;
 }
 
 void FeatureTable::Shard::Erase(int64_t local) {
@@ -495,37 +524,54 @@ std::vector<int64_t> FeatureTable::EvictBelow(const std::vector<uint16_t>& cut,
 
 // Saves.
 
+bool FeatureTable::Belongs(Kind kind, const Feature& feature) const {
+  if (kind == Kind::kAll) return true;
+  const Rules& rules = policy_.For(feature.slot);
+  const double gain =
+      kind == Kind::kDelta ? rules.delta_threshold : std::min(0.0, rules.base_threshold);
+  return rules.Score(feature.show, feature.click) >= rules.base_threshold &&
+         feature.delta_score >= gain && feature.unseen_days <= rules.delta_keep_days;
+}
+
 std::vector<int64_t> FeatureTable::Select(Kind kind, const ParallelFor& parallel_for) {
+  const uint8_t mark = SelectedMark(kind);
   std::vector<std::vector<int64_t>> keys(kShards);
   ForEachShard(parallel_for, [&](int64_t s, Shard& shard) {
-    if (kind == Kind::kAll) {
-      keys[s].reserve(shard.size_);
-      ForEachFeature(shard, [&](int64_t, Feature* feature) { keys[s].push_back(feature->key); });
-      std::sort(keys[s].begin(), keys[s].end());
-      return;
-    }
-    const uint8_t mark = kSelectedMark << static_cast<int>(kind);
     std::vector<Shard::Selected> selected;
     ForEachFeature(shard, [&](int64_t, Feature* feature) {
-      const Rules& rules = policy_.For(feature->slot);
-      const double gain =
-          kind == Kind::kDelta ? rules.delta_threshold : std::min(0.0, rules.base_threshold);
-      if (rules.Score(feature->show, feature->click) >= rules.base_threshold &&
-          feature->delta_score >= gain && feature->unseen_days <= rules.delta_keep_days) {
-        selected.push_back({feature->key, feature->delta_score});
-        feature->marks |= mark;
-      } else {
-        feature->marks &= ~mark;
-      }
+      feature->marks &= ~mark;
+      if (!Belongs(kind, *feature)) return;
+      feature->marks |= mark;
+      selected.push_back({feature->key, feature->delta_score});
     });
-    std::sort(selected.begin(), selected.end(),
-              [](const Shard::Selected& a, const Shard::Selected& b) { return a.key < b.key; });
-    selected.shrink_to_fit();
-    keys[s].reserve(selected.size());
-    for (const Shard::Selected& entry : selected) keys[s].push_back(entry.key);
-    shard.selected_[static_cast<int>(kind)] = std::move(selected);
+    keys[s] = shard.Remember(kind, std::move(selected));
   });
   return Join(keys);
+}
+
+Status FeatureTable::SelectAmong(Kind kind, const int64_t* keys, int64_t n,
+                                 const ParallelFor& parallel_for, std::vector<int64_t>* selected) {
+  const Status status = CheckKeys(keys, n);
+  if (!status.ok()) return status;
+  const uint8_t mark = SelectedMark(kind);
+  const ShardGroups groups = GroupByShard(keys, n);
+  std::vector<std::vector<int64_t>> found(kShards);
+  parallel_for(kShards, KeysCost(n), [&](int64_t first, int64_t last) {
+    for (int64_t s = first; s < last; ++s) {
+      Shard& shard = shards_[s];
+      std::vector<Shard::Selected> of_shard;
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      ForEachKey(shard, groups, groups.starts[s], groups.starts[s + 1], keys,
+                 [&](int64_t, int64_t key, uint64_t, int64_t local) {
+                   if (local < 0 || !Belongs(kind, *shard.At(local))) return;
+                   shard.At(local)->marks |= mark;
+                   of_shard.push_back({key, shard.At(local)->delta_score});
+                 });
+      found[s] = shard.Remember(kind, std::move(of_shard));
+    }
+  });
+  *selected = Join(found);
+  return Status();
 }
 
 Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
@@ -534,8 +580,7 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
   if (!status.ok() || kind == Kind::kAll) return status;
   const ShardGroups groups = GroupByShard(keys, n);
   const Kind other = kind == Kind::kDelta ? Kind::kBase : Kind::kDelta;
-  const uint8_t mark = kSelectedMark << static_cast<int>(kind),
-                other_mark = kSelectedMark << static_cast<int>(other);
+  const uint8_t mark = SelectedMark(kind), other_mark = SelectedMark(other);
   // The first round only checks: if any key was not selected, nothing changes.
   for (const bool change : {false, true}) {
     std::mutex mutex;  // guards unknown
@@ -560,7 +605,7 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
                      Feature* feature = shard.At(local);
                      feature->marks &= ~mark;
                      feature->delta_score -= written;
-                     shard.NoteChange(local);
+                     shard.NoteChange(local, Reader::kCheckpoint);
                      if (!(feature->marks & other_mark)) return;
                      // The open selection of the other kind has the same gain, which must not be
                      // subtracted twice.
@@ -597,7 +642,8 @@ int64_t FeatureTable::Bytes() const {
              shard.chunks_.capacity() * sizeof(char*);
     for (const auto& selected : shard.selected_)
       bytes += selected.capacity() * sizeof(Shard::Selected);
-    bytes += shard.changed_.capacity() * sizeof(uint32_t);
+    for (const auto& changes : shard.changes_)
+      bytes += changes.locals.capacity() * sizeof(uint32_t);
   }
   return bytes;
 }
@@ -608,11 +654,12 @@ int64_t FeatureTable::Export(int s, int64_t begin, int64_t limit, bool changed,
                              FeatureColumns* columns) const {
   const Shard& shard = shards_[s];
   std::lock_guard<std::mutex> lock(shard.mutex);
-  const bool of_list = changed && !shard.all_changed_;
-  const int64_t end = of_list ? static_cast<int64_t>(shard.changed_.size()) : shard.end_;
+  const Shard::Changes& changes = shard.changes_[static_cast<int>(Reader::kCheckpoint)];
+  const bool of_list = changed && !changes.unknown;
+  const int64_t end = of_list ? static_cast<int64_t>(changes.locals.size()) : shard.end_;
   int64_t place = std::max<int64_t>(0, begin);
   for (int64_t taken = 0; place < end && taken < limit; ++place) {
-    const Feature& feature = *shard.At(of_list ? shard.changed_[place] : place);
+    const Feature& feature = *shard.At(of_list ? changes.locals[place] : place);
     if (feature.key < 0) continue;
     columns->Append(feature);
     ++taken;
@@ -624,8 +671,9 @@ int64_t FeatureTable::CountChanges() const {
   int64_t count = 0;
   for (const Shard& shard : shards_) {
     std::lock_guard<std::mutex> lock(shard.mutex);
-    if (shard.all_changed_) return -1;
-    count += shard.changed_.size();
+    const Shard::Changes& changes = shard.changes_[static_cast<int>(Reader::kCheckpoint)];
+    if (changes.unknown) return -1;
+    count += changes.locals.size();
   }
   return count;
 }
@@ -633,9 +681,21 @@ int64_t FeatureTable::CountChanges() const {
 void FeatureTable::KeepChanges() {
   for (Shard& shard : shards_) {
     std::lock_guard<std::mutex> lock(shard.mutex);
-    shard.ForgetChanges();
-    shard.all_changed_ = false;
+    shard.BeginChanges(Reader::kCheckpoint);
   }
+}
+
+bool FeatureTable::TakeChanges(std::vector<int64_t>* keys) {
+  bool known = true;
+  keys->clear();
+  for (Shard& shard : shards_) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    const Shard::Changes& changes = shard.changes_[static_cast<int>(Reader::kDelta)];
+    known = known && !changes.unknown;
+    for (const uint32_t local : changes.locals) keys->push_back(shard.At(local)->key);
+    shard.BeginChanges(Reader::kDelta);
+  }
+  return known;
 }
 
 Status FeatureTable::Import(const FeatureColumns& columns) {

@@ -52,6 +52,9 @@ static_assert(sizeof(Feature) == 40, "the memory bound counts on it");
 // The kinds of exports. The table remembers what it selected for the first two until their commit.
 enum class Kind { kDelta = 0, kBase = 1, kAll = 2 };
 
+// Who asks which features have changed: checkpoints write these alone, deltas look at no others.
+enum class Reader { kCheckpoint = 0, kDelta = 1 };
+
 // The rank of a feature when only the best are kept. Ranks are compared from the first digit on;
 // the greater is the better. [0]: recency; [1..4]: score or show; [5..8]: the key, so that no two
 // ranks are equal.
@@ -139,13 +142,18 @@ class FeatureTable {
       }
     }
 
-    // Notes that a feature, or its payload, has another value than at the last KeepChanges. Whoever
+    // Notes that a feature, or its payload, has another value than the readers have seen. Whoever
     // changes one calls it.
     void NoteChange(int64_t local) {
-      if (all_changed_ || At(local)->marks & kChangedMark) return;
-      if (changed_.size() * 2 >= static_cast<size_t>(size_)) return ForgetChanges();
-      At(local)->marks |= kChangedMark;
-      changed_.push_back(static_cast<uint32_t>(local));
+      NoteChange(local, Reader::kCheckpoint);
+      NoteChange(local, Reader::kDelta);
+    }
+    void NoteChange(int64_t local, Reader reader) {
+      Changes& changes = changes_[static_cast<int>(reader)];
+      if (changes.unknown || At(local)->marks & ChangedMark(reader)) return;
+      if (changes.locals.size() * 2 >= static_cast<size_t>(size_)) return ForgetChanges(reader);
+      At(local)->marks |= ChangedMark(reader);
+      changes.locals.push_back(static_cast<uint32_t>(local));
     }
 
     // Deletes a feature that exists; its id becomes free. Does not call on_erase.
@@ -167,10 +175,21 @@ class FeatureTable {
       double written;  // delta_score at the selection, which a commit subtracts; NaN once committed
     };
 
-    static constexpr uint8_t kChangedMark = 8;
+    // Which features have changed since a reader began anew.
+    struct Changes {
+      std::vector<uint32_t> locals;  // their ids, each once
+      bool unknown = true;           // too many changed, or an erasure moved ids
+    };
 
+    static constexpr uint8_t ChangedMark(Reader reader) { return 8 << static_cast<int>(reader); }
     // From now on, which features have changed is not known.
+    void ForgetChanges(Reader reader);
     void ForgetChanges();
+    // From now on it is known.
+    void BeginChanges(Reader reader);
+    // Keeps a selection until its commit, unless kind is all. Returns its keys, ascending, each
+    // once.
+    std::vector<int64_t> Remember(Kind kind, std::vector<Selected> selected);
 
     uint64_t* Index() const { return reinterpret_cast<uint64_t*>(index_.data()); }
     // It ascends with the tag, so that growth, which knows only tags, walks both indices in order.
@@ -198,10 +217,7 @@ class FeatureTable {
     int64_t end_ = 0;
     int64_t free_ = -1;  // first free id below end_; ~key of its feature is the next free id
     std::vector<Selected> selected_[2];  // by Kind; ascending keys
-    // The local ids of the features that have changed since the last KeepChanges, each once; unless
-    // all_changed_: then they are not known, because too many changed, or an erasure moved ids.
-    std::vector<uint32_t> changed_;
-    bool all_changed_ = true;
+    Changes changes_[2];                 // by Reader
   };
 
   // payload_bytes: room beside each feature for the row store; its bytes are 0 in a new feature.
@@ -264,6 +280,9 @@ class FeatureTable {
   // a delta or base, the table remembers them with the delta_score that each has now, and forgets
   // its last selection of this kind.
   std::vector<int64_t> Select(Kind kind, const ParallelFor& parallel_for);
+  // As Select, but looks only at the features of some keys; absent ones are skipped.
+  Status SelectAmong(Kind kind, const int64_t* keys, int64_t n, const ParallelFor& parallel_for,
+                     std::vector<int64_t>* selected);
   // Marks selected features as written, once their export is complete: subtracts from delta_score
   // what it was at the selection, so that what was gained since remains. Features that were erased
   // since are skipped. InvalidArgument if a key was not selected, or was committed before. For kind
@@ -286,6 +305,9 @@ class FeatureTable {
   int64_t CountChanges() const;
   // Begins to note changes anew; the features are now as a checkpoint has them.
   void KeepChanges();
+  // Sets `keys` to those of the features that have changed since the last call, for deltas. Returns
+  // false where CountChanges would return -1 of them.
+  bool TakeChanges(std::vector<int64_t>* keys);
 
   // Adds features. DataLoss if a value is impossible or a key exists already; it names column,
   // index and value.
@@ -295,6 +317,7 @@ class FeatureTable {
 
  private:
   Rank RankOf(const Feature& feature) const;
+  bool Belongs(Kind kind, const Feature& feature) const;  // in an export of this kind
   template <typename Visit>
   void ForEachShard(const ParallelFor& parallel_for, const Visit& visit);
   template <typename Visit>

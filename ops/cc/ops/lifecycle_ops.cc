@@ -192,15 +192,22 @@ REGISTER_OP("CtrLifecycleClear")
 
 REGISTER_OP("CtrLifecycleSelect")
     .Input("table: resource")
+    .Input("among: has_among * int64")
+    .Attr("has_among: int >= 0 = 0")
     .Attr("kind: {'delta', 'base', 'all'}")
     .Output("keys: int64")
     .SetIsStateful()
-    .SetShapeFn(UnknownVector)
+    .SetShapeFn([](InferenceContext* c) {
+      if (c->num_inputs() > 1) TF_RETURN_IF_ERROR(VectorInput(c));
+      return UnknownVector(c);
+    })
     .Doc(R"doc(
 Returns the keys of the features that belong in an export of this kind. The table remembers a
 selection for a delta or base, with the delta_score that each feature has now, until it is committed
 or the same kind is selected again.
 
+among: the keys of the only features to look at, [n]. If not given, all.
+has_among: 1 if among is given, else 0.
 keys: [m], ordered by shard of the table, then by key.
 )doc");
 
@@ -254,6 +261,24 @@ REGISTER_OP("CtrLifecycleKeepChanges")
     .SetIsStateful()
     .SetShapeFn(NoOutput)
     .Doc("Begins to note anew which features change, because a checkpoint has them as they are.");
+
+REGISTER_OP("CtrLifecycleTakeChanges")
+    .Input("table: resource")
+    .Output("known: bool")
+    .Output("keys: int64")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      c->set_output(0, c->Scalar());
+      c->set_output(1, c->Vector(c->UnknownDim()));
+      return absl::OkStatus();
+    })
+    .Doc(R"doc(
+Lists the features that have changed since the last CtrLifecycleTakeChanges, for deltas, and begins
+to note anew which features change.
+
+known: whether `keys` are all; false where CtrLifecycleCountChanges would return -1.
+keys: [n], in no particular order.
+)doc");
 
 REGISTER_OP("CtrLifecycleExport")
     .Input("table: resource")
