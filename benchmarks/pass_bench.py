@@ -1,6 +1,6 @@
 """What a pass costs, by part and size of the table: `python -m benchmarks.pass_bench`.
 
-    [--features 1000000,20000000] [--passes 12] [--dir DIR]
+    [--features 1000000,20000000] [--passes 12] [--samples 100000] [--dir DIR]
 
 One process, D = 16, AdaGrad, trains on the same passes of 100 k samples with a checkpoint and a
 delta each; between the runs only the number of other features in the table differs. A pass should
@@ -20,16 +20,26 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import numpy as np
 import pandas as pd
+import psutil
 from absl import app, flags
 
-FEATURES = flags.DEFINE_list('features', ['1000000', '20000000'], 'Sizes of the table.')
+from benchmarks.page import markdown_table
+
+FEATURES = flags.DEFINE_list(
+  'features', ['100000', '1000000', '5000000', '20000000'], 'How many other features it has.'
+)
 PASSES = flags.DEFINE_integer('passes', 12, 'Passes after the first, whose checkpoint is whole.')
 SAMPLES = flags.DEFINE_integer('samples', 100_000, 'Samples of a pass.')
 DIR = flags.DEFINE_string('dir', None, 'Where to make a temporary directory.')
 SEED = flags.DEFINE_integer('seed', 0, 'Seed of the log and of the features.')
 RUN = flags.DEFINE_string('run', None, 'Internal: the directory of the log, to run one size.')
 SLOTS, IDS, WIDTH = 8, 1_000_000, 16
-PARTS = ('step', 'wait', 'convert', 'export', 'save')
+PARTS = {
+  'training': ('step', 'wait', 'convert', 'exchange'),
+  'delta': ('export',),
+  'checkpoint': ('save',),
+}
+SIZES = 'sizes.jsonl'
 
 
 def settings(folder: str, name: str) -> dict:
@@ -91,7 +101,7 @@ def fill(store, features: int) -> None:
 
 def run(folder: str, features: int) -> None:
   """Trains one run; prints the seconds of each pass by part as JSON."""
-  from trainer import runtime
+  from trainer import files, runtime
   from trainer.comm.communicator import SingleProcess
   from trainer.job.job import Job
   from trainer.source import Source
@@ -106,44 +116,89 @@ def run(folder: str, features: int) -> None:
       super().open_run()
       fill(self.step.store, features)
 
+    def save(self):
+      super().save()
+      sizes = [psutil.Process().memory_info().rss, files.size_of(cfg.run_dir)]
+      with open(os.path.join(cfg.run_dir, SIZES), 'a', encoding='utf-8') as f:
+        f.write(json.dumps(sizes) + '\n')
+
   communicator = SingleProcess()
   FilledJob(cfg, communicator, TrainStep(cfg, communicator, None)).run()
 
 
 def parts_of(run_dir: str) -> pd.DataFrame:
-  """Returns the seconds of each pass by part, without the first ones, and what it has written."""
+  """Returns the seconds of each pass by part, and the bytes of memory and disk after it.
+
+  The first two are left out: their checkpoint and delta are whole, and then read.
+  """
   with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
-    events = [json.loads(line) for line in f]
-  trained = [e for e in events if e['event'] == 'train']
+    trained = [event for event in map(json.loads, f) if event['event'] == 'train']
+  with open(os.path.join(run_dir, SIZES), encoding='utf-8') as f:
+    sizes = [json.loads(line) for line in f]
   rows = []
-  for before, event in zip(trained, trained[1:]):
-    between = [e for e in events if before['time'] <= e['time'] < event['time']]
-    seconds = event['seconds'] | {'whole': event['time'] - before['time']}
-    for kind in ('save', 'export'):
-      seconds[f'{kind} alone'] = sum(e['seconds'] for e in between if e['event'] == kind)
-    seconds['rows of delta'] = sum(e['rows'] for e in between if e['event'] == 'export')
-    rows.append(seconds)
-  return pd.DataFrame(rows[1:]).fillna(0.0)
+  for before, event, (memory, disk) in zip(trained, trained[1:], sizes):
+    whole = event['time'] - before['time']
+    parts = {name: sum(event['seconds'].get(p, 0.0) for p in of) for name, of in PARTS.items()}
+    rest = whole - sum(parts.values())
+    rows.append(parts | {'the rest': rest, 'whole': whole, 'memory': memory, 'disk': disk})
+  return pd.DataFrame(rows[2:])
+
+
+def written_of(run_dir: str) -> tuple[int, float]:
+  """Returns how many rows the last checkpoint wrote, and its bytes as a multiple of theirs."""
+  from ops.chunks import COLUMNS
+  from trainer import files
+  from trainer.storage import checkpoint
+  from trainer.storage.checkpoint_rows import Layer
+
+  path = next(iter(checkpoint.candidates(os.path.join(run_dir, 'checkpoints'))))
+  manifest = files.read_manifest(path)
+  name, parts, rows = manifest['layers'][-1]
+  size = sum(manifest['files'][file]['bytes'] for file in Layer(name, parts, rows).files())
+  # Beside the columns of the lifecycle: weights, their AdaGrad state, and the last step.
+  row_bytes = sum(np.dtype(dtype).itemsize for dtype in COLUMNS.values()) + 8 * (1 + WIDTH) + 4
+  return rows, size / (rows * row_bytes)
 
 
 def main(_):
   if RUN.value:
     run(RUN.value, int(FEATURES.value[0]))
     return
-  folder = tempfile.mkdtemp(dir=DIR.value)
+  print(f'{os.uname().nodename}, {len(os.sched_getaffinity(0))} cores, seed {SEED.value}')
+  folder, rows, wholes = tempfile.mkdtemp(dir=DIR.value), [], {}
   try:
     write_log(folder)
-    for features in FEATURES.value:
+    for features in map(int, FEATURES.value):
       command = [sys.executable, '-m', 'benchmarks.pass_bench', '--run', folder]
-      subprocess.run([*command, '--features', features], check=True, stdout=subprocess.DEVNULL)
+      subprocess.run(
+        [*command, '--features', str(features), '--passes', str(PASSES.value)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+      )
       run_dir = os.path.join(folder, f'run_{features}')
       found = parts_of(run_dir)
-      print(features)
-      print(found.to_string())
-      print(found.median())
+      milliseconds = 1e3 * found.drop(columns=['memory', 'disk']).median()
+      wholes[features] = milliseconds['whole']
+      rows.append([f'{features:,}', *(f'{value:,.0f}' for value in milliseconds)])
+      head = ['other features', *milliseconds.index]
+      count, share = written_of(run_dir)
+      longest = 1e3 * found['checkpoint'].max()
+      print(
+        f'{features:,} other features: checkpoints take at most {longest:,.0f} ms; the last wrote '
+        f'{count:,} rows, {share:.3f} x their bytes'
+      )
+      tenth = max(1, len(found) // 10)
+      for name in 'whole', 'memory', 'disk':
+        first, last = found[name][:tenth].median(), found[name][-tenth:].median()
+        print(f'  {name}: the last {tenth} passes {last / first:.2f} x the first {tenth}', end='')
+        print(f', at most {found[name].max() / first:.2f} x')
       shutil.rmtree(run_dir)
   finally:
     shutil.rmtree(folder, ignore_errors=True)
+  print(f'Milliseconds of a pass of {SAMPLES.value:,} samples, medians:\n')
+  print(markdown_table(head, rows))
+  smallest, largest = (wholes[size] for size in (min(wholes), max(wholes)))
+  print(f'\nthe largest table {largest / smallest:.2f} x the smallest')
 
 
 if __name__ == '__main__':

@@ -170,7 +170,7 @@ def replay(directory):
 def live_keys(directory):
   """What the newest chain holds, read anew."""
   replay = chain.Replay()
-  return replay.live_keys(replay.scan(directory)[2], range(SHARDS))
+  return replay.live_keys(replay.scan(directory)[2], range(SHARDS)).all()
 
 
 def make_pass(rng):
@@ -323,7 +323,8 @@ class ExportTest(tf.test.TestCase, parameterized.TestCase):
       store.push(*make_pass(rng))
       (written,) = self._write([store], kind, {'part': part}, replay=replay)
       links = replay.scan(self.directory)[2]
-      self.assertAllEqual(replay.live_keys(links, range(SHARDS)), live_keys(self.directory))
+      live = replay.live_keys(links, range(SHARDS)).all()
+      self.assertAllEqual(live, live_keys(self.directory))
       return written.path
 
     write(0, 'base')

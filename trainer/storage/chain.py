@@ -288,12 +288,43 @@ def links_of(directory: str, last: str | None, manifests: Mapping[str, JsonObjec
   return links[::-1]
 
 
-def is_among(ascending: np.ndarray, keys: np.ndarray) -> np.ndarray:
-  """Returns whether each key is one of some keys in ascending order, bool [n]."""
-  if not len(ascending):
-    return np.zeros([len(keys)], bool)
-  places = np.minimum(np.searchsorted(ascending, keys), len(ascending) - 1)
-  return ascending[places] == keys
+class KeySet:
+  """A set of many keys to which few are added at a time.
+
+  It holds ascending arrays, each less than half as long as the one before.
+  """
+
+  def __init__(self, keys: np.ndarray = np.zeros([0], np.int64)):
+    self._parts = [np.unique(keys)]
+
+  def has(self, keys: np.ndarray) -> np.ndarray:
+    """Returns whether each key is in the set, bool [n]; fastest where keys ascend."""
+    found = np.zeros([len(keys)], bool)
+    for part in self._parts:
+      if len(part):
+        found |= part[np.minimum(np.searchsorted(part, keys), len(part) - 1)] == keys
+    return found
+
+  def add(self, keys: np.ndarray) -> None:
+    keys = np.unique(keys)
+    self._parts.append(keys[~self.has(keys)])
+    while len(self._parts) > 1 and len(self._parts[-2]) <= 2 * len(self._parts[-1]):
+      self._merge(2)
+
+  def remove(self, keys: np.ndarray) -> None:
+    if len(keys):
+      gone = KeySet(keys)
+      self._parts = [part[~gone.has(part)] for part in self._parts]
+
+  def all(self) -> np.ndarray:
+    """Returns the keys, int64 [n], ascending."""
+    self._merge(len(self._parts))
+    return self._parts[0]
+
+  def _merge(self, count: int) -> None:
+    merged = np.concatenate(self._parts[-count:])
+    merged.sort(kind='stable')  # which merges what ascends already
+    self._parts[-count:] = [merged]
 
 
 class Replay:
@@ -337,20 +368,19 @@ class Replay:
     newest = next((export for export in reversed(done) if export.kind in ROW_KINDS), None)
     return done, manifests, links_of(directory, newest and name_of(newest.path), manifests)
 
-  def live_keys(self, links: Sequence[str], shards: range) -> np.ndarray:
-    """Replays a chain; returns those of its keys that are in `shards`, int64 [n], ascending.
+  def live_keys(self, links: Sequence[str], shards: range) -> KeySet:
+    """Replays a chain; returns those of its keys that are in `shards`.
 
     `links` are the paths of the chain's exports, as `scan` returned them on process 0.
     """
 
-    def added(live: np.ndarray, export: RowExport) -> np.ndarray:
-      gone, rows = (np.sort(export.keys(content, shards)) for content in ('tombstones', 'rows'))
-      if len(gone):
-        live = live[~is_among(gone, live)]
-      new = rows[~is_among(live, rows)]
-      return np.insert(live, np.searchsorted(live, new), new)
+    def added(live: KeySet, export: RowExport) -> KeySet:
+      gone, rows = (export.keys(content, shards) for content in ('tombstones', 'rows'))
+      live.remove(gone)
+      live.add(rows)
+      return live
 
-    return self._replayed('keys', links, shards, np.zeros([0], np.int64), added)
+    return self._replayed('keys', links, shards, KeySet, added)
 
   def items(self, links: Sequence[str]) -> item_files.Items | None:
     """Replays a chain on process 0; returns its items by key, or None of an empty chain."""
@@ -359,14 +389,14 @@ class Replay:
       change = export.items()
       return change.items.by_key() if items is None else change.applied(items)
 
-    return self._replayed('items', links, None, None, added)
+    return self._replayed('items', links, None, lambda: None, added)
 
   def _replayed(
     self,
     name: str,
     links: Sequence[str],
     shards: range | None,
-    empty: Result,
+    empty: Callable[[], Result],
     added: Callable[[Result, RowExport], Result],
   ) -> Result:
     """Replays a chain: calls `added` with each export in order, and returns the last result.
@@ -376,12 +406,12 @@ class Replay:
     """
     known = self._known  # empty except on process 0
     exports = [(shards, p, known[p][0] if p in known else _done_at(p)) for p in links]
-    seen, result = self._results.get(name, ([], empty))
-    if seen != exports[: len(seen)]:
-      seen, result = [], empty
-    for path in links[len(seen) :]:
+    seen, result = self._results.get(name, ([], None))
+    if not seen or seen != exports[: len(seen)]:
+      seen, result = [], empty()
+    for i, path in enumerate(links[len(seen) :], len(seen) + 1):
       result = added(result, RowExport(path))
-    self._results[name] = exports, result
+      self._results[name] = exports[:i], result
     return result
 
 

@@ -78,7 +78,7 @@ def select(
   among = None
   if touched is not None and not store.policy.filters_exports and store.policy.delta_takes_gains:
     among = np.union1d(touched, changed)
-  base = _served(cfg, np.asarray(store.select('base', among)))
+  base = np.sort(_served(cfg, np.asarray(store.select('base', among))))
   kept = base if among is None else None
   delta = base[:0]
   if kind == 'delta' and not unchanged:
@@ -86,11 +86,10 @@ def select(
   changed, tombstones = np.intersect1d(base, changed), None
   if kind == 'delta':
     live = replay.live_keys(links, shards)
+    tombstones = base[:0]
     if among is None:
-      tombstones = by_shard(np.setdiff1d(live, np.union1d(base, delta), assume_unique=True))
-    else:
-      tombstones = live[:0]
-    base = base[~chain.is_among(live, base)]
+      tombstones = by_shard(np.setdiff1d(live.all(), np.union1d(base, delta), assume_unique=True))
+    base = base[~live.has(base)]
   commits = {'delta': delta, 'base': np.setdiff1d(base, delta, assume_unique=True)}
   rows = np.union1d(np.union1d(base, delta), changed)
   return Selection(by_shard(rows), tombstones, kept, commits)
