@@ -87,7 +87,7 @@ class Rows:
     self.policy, self._vectors, self._linear = cfg.policy(), vectors, linear
     self.rng = np.random.default_rng(SEED)
 
-  def select(self, kind: str) -> np.ndarray:
+  def select(self, kind: str, among: None = None) -> np.ndarray:
     return self.changed if kind == 'delta' else self.keys
 
   def commit(self, kind: str, keys: np.ndarray) -> None:

@@ -107,7 +107,7 @@ class Run:
 
   policy = Policy(base_threshold=None, delta_threshold=None, delta_keep_days=None)
 
-  def select(self, kind: str) -> np.ndarray:
+  def select(self, kind: str, among: None = None) -> np.ndarray:
     return np.array(sorted(self._changed if kind == 'delta' else self.rows), np.int64)
 
   def commit(self, kind: str, keys: np.ndarray) -> None:

@@ -239,7 +239,7 @@ def write(
       raise UserError(
         f"integer slot '{name}': is not among data.slots; wanted one of {', '.join(sorted(slots))}"
       )
-  replay = replay or chain.Replay()
+  is_kept, replay = replay is not None, replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
   # Other settings of the lifecycle select other rows.
@@ -262,7 +262,7 @@ def write(
 
     plan = _Plan(**communicator.on_first(what, begin))
     touched, noted = None, replay.noted
-    if kind in ROW_KINDS:
+    if kind in ROW_KINDS and is_kept:
       touched, replay.noted = store.take_changes(), None
     unfinished = plan.path + files.UNFINISHED
     none = np.zeros([0], np.int64)
