@@ -24,6 +24,7 @@ from trainer.comm.heartbeat import Heartbeat
 from trainer.errors import UserError, short
 from trainer.frames import Frame
 from trainer.plain_data import Json
+from trainer.reporting.status import Status
 from trainer.source import Source
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checked before it
@@ -340,11 +341,12 @@ def train_here(
   here: runtime.Runtime = runtime.Runtime(),
   init_from: str | None = None,
   callbacks: Sequence['Callback'] = (),
+  status: Status | None = None,
 ) -> int:
   """Trains in this process, which may be one rank of several; returns the exit status.
 
   `here` is its place among the ranks, by default alone. A new run begins with the features and
-  layers of the run_dir `init_from`.
+  layers of the run_dir `init_from`. `status` is told how the job goes.
   """
   cfg = source.cfg
   with contextlib.ExitStack() as stack:
@@ -365,10 +367,10 @@ def train_here(
     communicator.together('', lambda: check_layers(cfg))  # before the log is read
     cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first)
     step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
-    progress_made = heartbeat.progress if heartbeat else lambda: None
-    job = Job(cfg, communicator, step, progress_made, init_from, callbacks, bucket)
+    status = status or Status('trainer', cfg.sync.stalled_peer_seconds)
+    job = Job(cfg, communicator, step, status, init_from, callbacks, bucket)
     if heartbeat:
-      heartbeat.tell_lost = job.tell_lost
+      status.also, heartbeat.tell_lost = heartbeat.progress, job.tell_lost
     stopped_by = job.run()
     troubles = job.close()
     communicator.barrier()

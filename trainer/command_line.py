@@ -1,17 +1,20 @@
 """What all commands share: --help, exit statuses, and a user's mistake reported in one line."""
 
+import datetime
 import errno
 import functools
 import inspect
 import io
+import json
 import logging as standard_logging
 import os
 import re
 import signal
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import app, flags, logging
 
@@ -44,9 +47,37 @@ class LogLines(standard_logging.Formatter):
     return '\n'.join([wrapped(text, self._width), *trace])
 
 
+class JsonLines(standard_logging.Formatter):
+  """Formats log messages as JSON objects (--log_json), one a line."""
+
+  def format(self, record: standard_logging.LogRecord) -> str:
+    trace = {'trace': self.formatException(record.exc_info)} if record.exc_info else {}
+    return _json_line('message', record.levelname.lower(), text=record.getMessage(), **trace)
+
+
+def _json_line(event: str, level: str = 'info', **fields: object) -> str:
+  now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='milliseconds')
+  return json.dumps({'time': now, 'level': level, 'event': event, 'fields': fields})
+
+
 def timed(text: str) -> str:
   """Returns a line that tells of an event of a long run, with the time in front as in the log."""
-  return f'{time.strftime(_TIME)} {text}'
+  return text if Output.as_json else f'{time.strftime(_TIME)} {text}'
+
+
+def say(text: str, event: str = 'message', **fields: object) -> None:
+  """Prints a line with the time or, with --log_json, an event with this text and these fields."""
+  line = _json_line(event, text=text, **fields) if Output.as_json else timed(text)
+  sys.stdout.write(f'{line}\n')
+  sys.stdout.flush()
+
+
+def tell(record: Mapping[str, object]) -> None:
+  """With --log_json, prints an event of metrics.jsonl, but no window and no list or dict in it."""
+  if Output.as_json and record['event'] != 'window':
+    fields = {k: v for k, v in record.items() if k != 'event' and not isinstance(v, (list, dict))}
+    sys.stdout.write(f'{_json_line(record["event"], **fields)}\n')
+    sys.stdout.flush()
 
 
 def wrapped(text: str, width: int = _LOG_WIDTH) -> str:
@@ -64,10 +95,25 @@ class Output(io.TextIOWrapper):
   """
 
   is_needed = True
+  as_json = False  # whether each line that is no JSON object yet becomes one; of all streams
   replaced: io.TextIOWrapper | None = None
   _is_lost = False
+  _begun = ''  # of a line, with `as_json`
+  _lock = threading.Lock()  # guards `_begun`
 
   def write(self, text: str) -> int:
+    if not Output.as_json:
+      return self._write(text)
+    with self._lock:
+      *lines, self._begun = re.split('[\r\n]', self._begun + text)
+    for line in filter(None, map(str.rstrip, lines)):
+      level = re.match('error|warning|', line)[0] or 'info'
+      self._write(
+        (line if line[:9] == '{"time": ' else _json_line('message', level, text=line)) + '\n'
+      )
+    return len(text)
+
+  def _write(self, text: str) -> int:
     try:
       return super().write(text)
     except OSError as e:
@@ -90,6 +136,11 @@ class Output(io.TextIOWrapper):
     sys.stderr.write(f'{what}: cannot write to standard output: {error.strerror}{then}\n')
     if self.is_needed:
       sys.exit(2)
+
+
+def set_log_lines(width: int = _LOG_WIDTH) -> None:
+  """Sets how log messages are printed: in lines of this width, or as JSON objects."""
+  logging.get_absl_handler().setFormatter(JsonLines() if Output.as_json else LogLines(width))
 
 
 def need_no_output() -> None:
@@ -201,13 +252,16 @@ def entry(main: Callable[..., int | None]) -> None:
   if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set while trainer/__init__.py imports
     signal.signal(signal.SIGINT, signal.default_int_handler)
   _open_standard_streams()
-  logging.get_absl_handler().setFormatter(LogLines())
+  set_log_lines()
   takes_arguments = bool(inspect.signature(main).parameters)
 
   def guarded(argv: Sequence[str]) -> None:
     try:
       if len(argv) > 1 and not takes_arguments:
         raise UserError(f"unknown argument '{argv[1]}'; wanted flags only, see --help")
+      if 'log_json' in flags.FLAGS and flags.FLAGS['log_json'].value:
+        Output.as_json = True
+        set_log_lines()
       status = main(argv[1:]) if takes_arguments else main()
       sys.stdout.flush()
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from absl import flags
 from trainer import command_line, files
 from trainer.data.file_system import is_directory
 from trainer.errors import UserError
+from trainer.reporting.status import Status
 
 if TYPE_CHECKING:
   from trainer.serving.publisher import Applied, Publisher
@@ -28,6 +29,18 @@ ROLLBACK = flags.DEFINE_integer(
   'rollback', None, 'Brings the store to this earlier version until the next base is written.'
 )
 PASSWORD_FILE = flags.DEFINE_string('password_file', None, 'Holds the password of Redis.')
+METRICS_PORT = flags.DEFINE_integer(
+  'metrics_port',
+  None,
+  'The port of /metrics, /healthz and /readyz; 0: any free port.',
+  lower_bound=0,
+  upper_bound=65535,
+)
+METRICS_HOST = flags.DEFINE_string('metrics_host', '127.0.0.1', 'Its address; 0.0.0.0 is all.')
+STALLED_SECONDS = flags.DEFINE_integer(
+  'stalled_seconds', 1800, 'To bring the store up to date; /healthz fails after it.', lower_bound=1
+)
+LOG_JSON = flags.DEFINE_bool('log_json', False, 'Prints each line as a JSON object.')
 SECONDS_BETWEEN_LOOKS = 0.1  # between looks at the exports
 SECONDS_BETWEEN_TRIES = 2  # between attempts to reach the store
 
@@ -57,7 +70,10 @@ def main() -> int:
 
 
 def _run() -> int:
-  _await_run_dir()
+  status = Status('publisher', STALLED_SECONDS.value)
+  if METRICS_PORT.value is not None:
+    status.serve(METRICS_HOST.value, METRICS_PORT.value)
+  _await_run_dir(status)
   from trainer.serving.publisher import Publisher  # slow to import
   from trainer.serving.versioned_store import open_store
   from trainer.storage.bucket import EXPORTS, followed
@@ -69,18 +85,19 @@ def _run() -> int:
       look()
       _check_can_publish(exports, password)
     store = open_store(TO.value, '--to', True, password)
-    return _publish(Publisher(exports, store, look), store)
+    return _publish(Publisher(exports, store, look), store, status)
 
 
-def _await_run_dir() -> None:
+def _await_run_dir(status: Status) -> None:
   """Waits until a trainer has made the run_dir, if the command follows it."""
   told = False
   while not is_directory(RUN_DIR.value):
     if ONCE.value or ROLLBACK.value is not None or os.path.exists(RUN_DIR.value):
       raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted the run_dir of a run')
     if not told:
-      _say(f'waiting: --run_dir {RUN_DIR.value}: no such directory yet')
+      command_line.say(f'waiting: --run_dir {RUN_DIR.value}: no such directory yet')
     told = True
+    status.progress()
     time.sleep(SECONDS_BETWEEN_TRIES)
 
 
@@ -97,7 +114,7 @@ def _check_can_publish(exports: str, password: str | None) -> None:
       raise UserError(f'--run_dir {RUN_DIR.value}: has no export yet; wanted {wanted}')
 
 
-def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
+def _publish(publisher: 'Publisher', store: 'VersionedStore', status: Status) -> int:
   from trainer.serving.versioned_store import plain_address
 
   is_told = is_filter_told = False
@@ -106,35 +123,51 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
     nonlocal is_told, is_filter_told
     is_told = True
     if replaced := applied.replaced:
-      _say(
+      command_line.say(
         f'{plain_address(TO.value)}: held version {replaced.sequence} ({replaced.export}), which '
         f'is no export that {RUN_DIR.value} has now; replaced. Runs that are all to be served need '
         'a --to each'
       )
-    _say(
+    command_line.say(
       f'version {applied.version.sequence}: {applied.version.export}, {applied.rows:,} rows and '
-      f'{applied.tombstones:,} tombstones in {applied.seconds:.2f} s'
+      f'{applied.tombstones:,} tombstones in {applied.seconds:.2f} s',
+      'published',
+      version=applied.version.sequence,
+      seconds=round(applied.seconds, 3),
     )
+    status.add('exports_applied')
+    status.set(apply_seconds=applied.seconds)
     if applied.version.left_out and not is_filter_told:
-      _say(applied.version.left_out)
+      command_line.say(applied.version.left_out)
       is_filter_told = True
 
   if ROLLBACK.value is not None:
     tell(publisher.roll_back(ROLLBACK.value))
     return 0
-  told = ''
+  status.set(
+    version=lambda: publisher.held and publisher.held.sequence,
+    version_age_seconds=lambda: publisher.held and time.time() - publisher.held.done_at,
+    seconds_behind=lambda: publisher.behind_since and time.time() - publisher.behind_since or 0,
+  )
+  told = refused = ''
   while True:
+    status.progress()
     try:
       applied = publisher.advance()
     except UserError as e:
       if ONCE.value:
         raise
+      status.not_ready = str(e)
       if str(e) != told:
         told = str(e)
-        _say(f'waiting: {told}')
+        command_line.say(f'waiting: {told}')
       time.sleep(SECONDS_BETWEEN_TRIES)
       continue
     told = ''
+    if publisher.refused and publisher.refused != refused:
+      status.add('exports_refused')
+    refused = publisher.refused
+    status.not_ready = refused or (None if publisher.held else 'no version is published yet')
     if applied:
       tell(applied)
     elif ONCE.value:
@@ -142,14 +175,10 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore') -> int:
         raise UserError(f'an export was not applied: {publisher.refused}')
       if not is_told and (version := store.version()):
         told = f'nothing new; the store stays at version {version.sequence}'
-        _say(f'{RUN_DIR.value}: {told}')
+        command_line.say(f'{RUN_DIR.value}: {told}')
       return 0
     else:
       time.sleep(SECONDS_BETWEEN_LOOKS)
-
-
-def _say(text: str) -> None:
-  print(command_line.timed(text), flush=True)
 
 
 if __name__ == '__main__':

@@ -10,11 +10,21 @@ from trainer import api, command_line, runtime
 from trainer.data.file_system import is_directory, normal
 from trainer.errors import UserError
 from trainer.parameter_server import membership
+from trainer.reporting.status import Status
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
 SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'Replaces run_dir of the config.')
 DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Prints passes, slots, parameters; trains nothing.')
+METRICS_PORT = flags.DEFINE_integer(
+  'metrics_port',
+  None,
+  'The port of /metrics, /healthz and /readyz, of rank 0 or worker 0; 0: any free port.',
+  lower_bound=0,
+  upper_bound=65535,
+)
+METRICS_HOST = flags.DEFINE_string('metrics_host', '127.0.0.1', 'Its address; 0.0.0.0 is all.')
+LOG_JSON = flags.DEFINE_bool('log_json', False, 'Prints each line as a JSON object.')
 INIT_FROM = flags.DEFINE_string('init_from', None, 'A run_dir: begins a new run with its model.')
 
 
@@ -35,6 +45,7 @@ def main() -> int:
       print(line, flush=True)
     return 0
   command_line.need_no_output()
+  status = Status('trainer', cfg.sync.stalled_peer_seconds)
   if cfg.sync.mode != 'allreduce':
     # Before TensorFlow is imported, so that a worker that restarts itself is not taken for lost.
     connection = membership.inherited(cfg.sync.lost_peer_seconds)
@@ -43,9 +54,15 @@ def main() -> int:
     from trainer.parameter_server.cluster import Cluster
 
     cluster = Cluster.from_tf_config(runtime.tf_config(), cfg.sync.mode)
-    cfg = source.with_measured_values(tells=cluster.name == 'worker 0')
-    return run.run(cfg, cluster, connection)
-  return api.train_here(source, runtime.launched(), INIT_FROM.value)
+    is_first = cluster.name == 'worker 0'
+    if METRICS_PORT.value is not None and is_first:
+      status.serve(METRICS_HOST.value, METRICS_PORT.value)
+    cfg = source.with_measured_values(tells=is_first)
+    return run.run(cfg, cluster, status, connection)
+  here = runtime.launched()
+  if METRICS_PORT.value is not None and not here.rank:
+    status.serve(METRICS_HOST.value, METRICS_PORT.value)
+  return api.train_here(source, here, INIT_FROM.value, status=status)
 
 
 if __name__ == '__main__':

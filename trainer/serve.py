@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from absl import flags, logging
+from absl import flags
 
 from trainer import command_line, config, files, runtime
 from trainer.data.file_system import attempt_for, is_directory
@@ -55,6 +55,7 @@ MAX_CONCURRENCY = flags.DEFINE_integer('max_concurrency', 64, 'Requests at a tim
 OWN_LAYERS = flags.DEFINE_list(
   'own_layers', [], 'Dotted paths of layers, not built in, that a served model may import.'
 )
+LOG_JSON = flags.DEFINE_bool('log_json', False, 'Prints each line as a JSON object.')
 STRICT = flags.DEFINE_bool('strict', False, 'Refuses columns that the model does not read.')
 THREADS = flags.DEFINE_integer(
   'threads', 1, 'That score requests; several can wait for Redis.', lower_bound=1
@@ -130,7 +131,7 @@ def _serve(runs: Sequence[_Run]) -> int:
     wanted = "pip install 'ctr-trainer[serve]'"
     raise UserError(f"the package '{e.name}' is not installed; wanted {wanted}") from None
   command_line.need_no_output()
-  logging.get_absl_handler().setFormatter(command_line.LogLines(sys.maxsize))  # a line each
+  command_line.set_log_lines(sys.maxsize)  # a line each
   runtime.start_serving()
   _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
   # Each connection needs a file descriptor.
@@ -168,9 +169,9 @@ def _serve(runs: Sequence[_Run]) -> int:
     async with contextlib.AsyncExitStack() as stack:
       if GRPC_PORT.value is not None:
         grpc_port = await stack.enter_async_context(rpc.listening(app, HOST.value, GRPC_PORT.value))
-      print(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', flush=True)
+      command_line.say(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', 'serving')
       if GRPC_PORT.value is not None:
-        print(f'serving grpc://{host}:{grpc_port}', flush=True)
+        command_line.say(f'serving grpc://{host}:{grpc_port}', 'serving')
       await server.serve(sockets=[listener])
 
   with contextlib.ExitStack() as stack:

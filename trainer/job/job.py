@@ -21,10 +21,12 @@ from trainer.job.callback import Callback
 from trainer.job.day_end import end_day
 from trainer.job.exporter import Exporter
 from trainer.job.initial_values import set_biases, set_statistics
+from trainer.job.job_status import JobStatus
 from trainer.job.pass_meter import PassMeter
 from trainer.job.stop_request import StopRequest
 from trainer.job.stream import End, EndDay, Stream, TrainPass, Wait
 from trainer.reporting import closing
+from trainer.reporting.status import Status
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
 from trainer.training.advice import nothing_left
@@ -42,8 +44,7 @@ class Job:
 
   Args:
     step: the training step of ranks, or of workers on parameter servers.
-    progress_made: called after each step and each chunk of slow work, so that the heartbeat can
-      tell other processes that this one makes progress.
+    status: told of each step, each chunk of slow work and what the job does; None: nobody reads it.
     init_from: the run_dir of another run, whose model a new run takes over; None: no other run.
     bucket: where the run_dir is copied to; None: nowhere.
 
@@ -57,20 +58,22 @@ class Job:
     cfg: config.Config,
     communicator: Communicator,
     step: Step,
-    progress_made: Callable[[], None] = lambda: None,
+    status: Status | None = None,
     init_from: str | None = None,
     callbacks: Sequence[Callback] = (),
     bucket: Bucket | None = None,
   ):
     self._init_from, self._callbacks, self._bucket = init_from, callbacks, bucket
     self.cfg, self.communicator, self.step = cfg, communicator, step
-    self.progress_made = progress_made
-    self.log = RunLog(cfg.run_dir, step)
+    status = status or Status('trainer', cfg.sync.stalled_peer_seconds)
+    self.progress_made = status.progress
+    self.log = RunLog(cfg.run_dir, step, status)
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
-    self.inputs = Inputs(cfg, communicator, step, progress_made, folder, self.log.show)
+    self.inputs = Inputs(cfg, communicator, step, status.progress, folder, self.log.show)
     self.validation = Validation(self.inputs, self.state, self.log)
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
+    self.status = JobStatus(cfg, self.stream, self.state, self.log, status)
     self.exporter = Exporter(self.inputs, self.state, self.log)
     self.lock = RunLock(cfg.run_dir)
     self.stop_request = StopRequest()
@@ -120,6 +123,7 @@ class Job:
         self.stream.epoch_begins()
       return self._stop()
     finally:
+      self.status.end()
       self.inputs.stop()
       self.lock.release()
 
@@ -156,6 +160,7 @@ class Job:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
     place = {'epoch': self.progress.epoch, 'day': self.progress.day}
     self.log.write('start', processes=self.communicator.size, mode=self.cfg.sync.mode, **place)
+    self.status.begin()
     for name, fate in self.state.fates:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:
@@ -221,7 +226,7 @@ class Job:
           raise self.stream.refusal_error(str(e)) from None
     while True:
       action = self.stream.next(bool(self.stop_request))
-      self.progress_made()
+      self.status.next(action)
       # If the pass ended a day or an epoch, the checkpoint that is due is written after that end.
       if self._save_is_due and isinstance(action, (TrainPass, Wait)):
         try:

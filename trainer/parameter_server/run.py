@@ -43,11 +43,14 @@ from trainer.parameter_server.cluster import CONTINUE, Cluster, cpu_config, on_s
 from trainer.parameter_server.coordinator import Coordinator
 from trainer.parameter_server.geo import GeoStep
 from trainer.parameter_server.worker_step import ServerStep
+from trainer.reporting.status import Status
 
 v1 = tf.compat.v1
 
 
-def run(cfg: Config, cluster: Cluster, inherited: MessageConnection | None = None) -> int:
+def run(
+  cfg: Config, cluster: Cluster, status: Status, inherited: MessageConnection | None = None
+) -> int:
   """Runs this process's part of a job until the job ends; returns the exit status.
 
   Once the processes have met, an error or a lost process ends this one at once; before, a user's
@@ -80,7 +83,7 @@ def run(cfg: Config, cluster: Cluster, inherited: MessageConnection | None = Non
     asked = 'asked to stop before the training began'
     _on_signals(lambda number: client.end(asked, command_line.SIGNALLED + number))
   try:
-    return _work(cfg, cluster, server, client)
+    return _work(cfg, cluster, server, client, status)
   except UserError as e:
     client.end(str(e), 2)
   except Exception as e:
@@ -88,17 +91,22 @@ def run(cfg: Config, cluster: Cluster, inherited: MessageConnection | None = Non
 
 
 def _work(
-  cfg: Config, cluster: Cluster, server: tf.distribute.Server, client: CoordinatorClient
+  cfg: Config,
+  cluster: Cluster,
+  server: tf.distribute.Server,
+  client: CoordinatorClient,
+  status: Status,
 ) -> int:
   make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
   make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
-  job = make_job(cfg, client, make_step(cfg, client, cluster, server.target), client.progress)
+  status.also = client.progress
+  job = make_job(cfg, client, make_step(cfg, client, cluster, server.target), status)
   stopped_by = job.run()
   troubles = job.close()
   client.barrier()
-  status = command_line.status(stopped_by, troubles)
-  client.bye(status)
-  return status
+  ended = command_line.status(stopped_by, troubles)
+  client.bye(ended)
+  return ended
 
 
 def _on_signals(stop: Callable[[int], None]) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import BinaryIO
@@ -25,7 +26,7 @@ SCALARS = (
 )
 
 # Events about the job itself. Other events are of work that is repeated after a crash.
-OF_THE_JOB = ('start', 'save', 'lost')
+OF_THE_JOB = ('start', 'save', 'lost', 'heartbeat')
 
 
 class EventLog:
@@ -38,10 +39,18 @@ class EventLog:
     active: whether this process writes; only the first process of a job does.
     keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Later
       events, except those in OF_THE_JOB, are removed: the run repeats that work. None keeps all.
+    note: called with each event that this process writes.
   """
 
-  def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
-    self._active, self.troubles = active, []
+  def __init__(
+    self,
+    run_dir: str,
+    active: bool,
+    keep_bytes: int | None = 0,
+    note: Callable[[Mapping[str, Json]], None] = lambda record: None,
+  ):
+    self.active, self._note, self.troubles = active, note, []
+    self._lock = threading.Lock()  # guards the file
     self._file: BinaryIO | None = None
     self._size = 0  # bytes of metrics.jsonl after the last write
     self._board: TensorBoard | None = None
@@ -56,7 +65,7 @@ class EventLog:
     self.cut(keep_bytes)
 
   def report_to(self, cfg: Config) -> None:
-    if not self._active:
+    if not self.active:
       return
     if 'tensorboard' in cfg.report.to:
       self._board = TensorBoard(os.path.join(cfg.run_dir, 'tensorboard'))
@@ -85,12 +94,13 @@ class EventLog:
   @property
   def position(self) -> int:
     """The size of metrics.jsonl in bytes; 0 if this process does not write."""
-    return self._file.tell() if self._file is not None else 0
+    with self._lock:
+      return self._file.tell() if self._file is not None else 0
 
   def cut(self, keep_bytes: int | None) -> None:
     """Removes the events after the first `keep_bytes` bytes, as the constructor does."""
     if self._file is not None:
-      with self.guarded(self._path):
+      with self.guarded(self._path), self._lock:
         self._cut(keep_bytes)
 
   def _cut(self, keep_bytes: int | None) -> None:
@@ -115,7 +125,7 @@ class EventLog:
 
   def write(self, event: str, step: int, **fields: Json) -> None:
     """Writes an event, without fields that are None, and its metrics to TensorBoard and MLflow."""
-    if not self._active:
+    if not self.active:
       return
     known = {name: value for name, value in fields.items() if value is not None}
     record = {'event': event, 'step': step, **known}
@@ -148,9 +158,17 @@ class EventLog:
 
   def append(self, record: Mapping[str, Json]) -> None:
     """Writes one event to metrics.jsonl only. Any thread may call this."""
-    if self._active:
-      with self.guarded(self._path):
+    if self.active:
+      with self.guarded(self._path), self._lock:
         self._write_line(record | {'time': round(time.time(), 3)})
+      self._note(record)
+
+  def count(self, event: str) -> int:
+    """Returns how many events of one kind metrics.jsonl has."""
+    begins = json.dumps({'event': event})[:-1].encode()
+    with self.guarded(self._path), open(self._path, 'rb') as f:
+      return sum(line.startswith(begins) for line in f)
+    return 0
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
     if self._board is not None:

@@ -212,5 +212,6 @@ def read_run(run_dir: str) -> RecordedRun:
   if not os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):
     raise UserError(f'{run_dir}: no metrics.jsonl there; wanted the run_dir of a training run')
   events = read_events(run_dir)
+  events = events[events['event'] != 'heartbeat']
   missing = [name for name in EVENT_COLUMNS if name not in events]
   return RecordedRun(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))

@@ -1,5 +1,6 @@
 """Follows the exports of a run and applies them to a store."""
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -33,7 +34,13 @@ class Publisher:
 
   Only the exports and the store's version determine what is applied: it may be killed and started
   again at any moment. `look` is called before the directory of exports is read, to update a copy of
-  a bucket. `refused` is why the last call of `advance` refused an export, or None.
+  a bucket.
+
+  Attributes:
+    refused: why the last call of `advance` refused an export; None if it did not.
+    held: the version that the store had or got in the last call.
+    behind_since: when the oldest export that the store lacks was written or, if it is not known
+      which one that is, when this began; None if the store lacks none.
   """
 
   def __init__(
@@ -41,15 +48,23 @@ class Publisher:
   ):
     self._directory, self._store, self._look = directory, store, look
     self.refused: str | None = None
+    self.held: Version | None = None
+    self.behind_since: float | None = None
 
   def advance(self) -> Applied | None:
     """Applies the newer exports, if any, and says which; what it cannot read is logged once."""
     refused, self.refused = self.refused, None
+    since, self.behind_since = self.behind_since, self.behind_since or time.time()
     self._look()
     try:
-      held = self._store.version()
+      self.held = held = self._store.version()
       exports = pending(self._directory, held)
-      return self._apply(exports, held) if exports else None
+      if exports:
+        self.behind_since = min(since or math.inf, exports[0].done_at)
+        applied = self._apply(exports, held)
+        self.held = applied.version
+      self.behind_since = None
+      return applied if exports else None
     except Overtaken:
       return None
     except (DataLoss, FileNotFoundError) as e:

@@ -1,10 +1,13 @@
 """Reports on a running job: events, a live line, and the time that each part of the work takes."""
 
-from trainer import runtime
+from collections.abc import Mapping
+
+from trainer import command_line, runtime
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.events import EventLog
 from trainer.reporting.live_line import LiveLine
 from trainer.reporting.metric_text import metric_text
+from trainer.reporting.status import Status
 from trainer.training.step import Step
 from trainer.training.stopwatch import Stopwatch
 
@@ -17,8 +20,8 @@ class RunLog:
     clock: measures the seconds that each part of the work takes.
   """
 
-  def __init__(self, run_dir: str, step: Step):
-    self._run_dir, self._step = run_dir, step
+  def __init__(self, run_dir: str, step: Step, status: Status):
+    self._run_dir, self._step, self._status = run_dir, step, status
     self.clock = Stopwatch()
     self.open(active=False)
 
@@ -28,11 +31,15 @@ class RunLog:
     `keep_bytes` is the size of metrics.jsonl at the checkpoint from which the run continues; later
     events are removed.
     """
-    self.events = EventLog(self._run_dir, active, keep_bytes)
+    self.events = EventLog(self._run_dir, active, keep_bytes, self._note)
     self._live = LiveLine(active, runtime.is_terminal())
 
   def write(self, event: str, **fields: Json) -> None:
     self.events.write(event, self._step.steps, **fields)
+
+  def _note(self, record: Mapping[str, Json]) -> None:
+    self._status.note(record)
+    command_line.tell(record)
 
   def show(self, text: str, keep: bool = False) -> None:
     """Shows a text as the live line; if `keep`, the text stays on the screen."""
