@@ -144,11 +144,7 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore', status: Status) ->
   if ROLLBACK.value is not None:
     tell(publisher.roll_back(ROLLBACK.value))
     return 0
-  status.set(
-    version=lambda: publisher.held and publisher.held.sequence,
-    version_age_seconds=lambda: publisher.held and time.time() - publisher.held.done_at,
-    seconds_behind=lambda: publisher.behind_since and time.time() - publisher.behind_since or 0,
-  )
+  status.set(**publisher.figures())
   told = refused = ''
   while True:
     status.progress()

@@ -110,8 +110,8 @@ class Stream:
   def next(self, stop: bool = False) -> Action:
     """Returns what to do next. Every process calls it, and all get the same answer.
 
-    Only the `stop` of process 0 counts: whether it was asked to stop. A UserError, on all of them,
-    says that a pass is late and data.late is fail, or that too many passes in a row were refused.
+    `stop` says whether this process was asked to stop. A UserError, on all of them, says that a
+    pass is late and data.late is fail, or that too many passes in a row were refused.
     """
     progress = self._state.progress
     if self._cfg.data.close_day_after_hours is not None:
@@ -126,6 +126,7 @@ class Stream:
         renewed = self._communicator.on_first(what, lambda: self._renewed(data_pass, begun))
         self._trains = Entry(**renewed)
       return TrainPass(data_pass, begun.reason != '')
+    stop = any(self._communicator.gather(stop))
     kind, fields, settled = self._communicator.on_first(what, lambda: self._decide(stop))
     for entry in (Entry(**entry) for entry in settled):
       self._state.ledger.put(entry)

@@ -75,6 +75,14 @@ class Publisher:
         logging.warning('an export was not applied: %s', e)
       return None
 
+  def figures(self) -> dict[str, Callable[[], float | None]]:
+    """Returns functions for the figures of trainer.reporting.status; None: not known."""
+    return {
+      'version': lambda: self.held and self.held.sequence,
+      'version_age_seconds': lambda: self.held and time.time() - self.held.done_at,
+      'seconds_behind': lambda: self.behind_since and time.time() - self.behind_since or 0,
+    }
+
   def roll_back(self, sequence: int) -> Applied:
     """Brings the store to an earlier version, where it stays until the run's next base."""
     self._look()
