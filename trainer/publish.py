@@ -30,13 +30,9 @@ ROLLBACK = flags.DEFINE_integer(
 )
 PASSWORD_FILE = flags.DEFINE_string('password_file', None, 'Holds the password of Redis.')
 METRICS_PORT = flags.DEFINE_integer(
-  'metrics_port',
-  None,
-  'The port of /metrics, /healthz and /readyz; 0: any free port.',
-  lower_bound=0,
-  upper_bound=65535,
+  'metrics_port', None, 'Of /metrics, /healthz and /readyz; 0: any free port.', 0, 65535
 )
-METRICS_HOST = flags.DEFINE_string('metrics_host', '127.0.0.1', 'Its address; 0.0.0.0 is all.')
+METRICS_HOST = flags.DEFINE_string('metrics_host', '127.0.0.1', '0.0.0.0 is all.')
 STALLED_SECONDS = flags.DEFINE_integer(
   'stalled_seconds', 1800, 'To bring the store up to date; /healthz fails after it.', lower_bound=1
 )

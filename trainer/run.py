@@ -17,13 +17,9 @@ SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'Replaces run_dir of the config.')
 DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Prints passes, slots, parameters; trains nothing.')
 METRICS_PORT = flags.DEFINE_integer(
-  'metrics_port',
-  None,
-  'The port of /metrics, /healthz and /readyz, of rank 0 or worker 0; 0: any free port.',
-  lower_bound=0,
-  upper_bound=65535,
+  'metrics_port', None, 'Of /metrics, /healthz and /readyz; 0: any free port.', 0, 65535
 )
-METRICS_HOST = flags.DEFINE_string('metrics_host', '127.0.0.1', 'Its address; 0.0.0.0 is all.')
+METRICS_HOST = flags.DEFINE_string('metrics_host', '127.0.0.1', '0.0.0.0 is all.')
 LOG_JSON = flags.DEFINE_bool('log_json', False, 'Prints each line as a JSON object.')
 INIT_FROM = flags.DEFINE_string('init_from', None, 'A run_dir: begins a new run with its model.')
 

@@ -66,14 +66,14 @@ class Job:
     self._init_from, self._callbacks, self._bucket = init_from, callbacks, bucket
     self.cfg, self.communicator, self.step = cfg, communicator, step
     status = status or Status('trainer', cfg.sync.stalled_peer_seconds)
-    self.progress_made = status.progress
+    self._told, self.progress_made = status, status.progress
     self.log = RunLog(cfg.run_dir, step, status)
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, status.progress, folder, self.log.show)
     self.validation = Validation(self.inputs, self.state, self.log)
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
-    self.status = JobStatus(cfg, self.stream, self.state, self.log, status)
+    self.status = JobStatus(cfg, self.stream, self.log, status)
     self.exporter = Exporter(self.inputs, self.state, self.log)
     self.lock = RunLock(cfg.run_dir)
     self.stop_request = StopRequest()
@@ -123,7 +123,7 @@ class Job:
         self.stream.epoch_begins()
       return self._stop()
     finally:
-      self.status.end()
+      self._told.end()
       self.inputs.stop()
       self.lock.release()
 
@@ -160,7 +160,7 @@ class Job:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
     place = {'epoch': self.progress.epoch, 'day': self.progress.day}
     self.log.write('start', processes=self.communicator.size, mode=self.cfg.sync.mode, **place)
-    self.status.begin()
+    self.status.begin(self.state.ledger.counts())
     for name, fate in self.state.fates:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:

@@ -8,60 +8,46 @@ from trainer.data.file_system import modified
 from trainer.job.stream import Action, EndDay, Stream, TrainPass, Wait
 from trainer.reporting.status import PASS_FATES, Status
 from trainer.training.run_log import RunLog
-from trainer.training.run_state import RunState
 
 
 class JobStatus:
-  """Tells a Status what its job does; the events of the job's log tell it the rest.
+  """Tells a Status what its job does; the events of the job's log tell it the rest."""
 
-  Every process calls each method; only the one whose log is active knows anything to tell.
-  """
-
-  def __init__(
-    self, cfg: config.Config, stream: Stream, state: RunState, log: RunLog, status: Status
-  ):
-    self._cfg, self._stream, self._state, self._log = cfg, stream, state, log
+  def __init__(self, cfg: config.Config, stream: Stream, log: RunLog, status: Status):
+    self._cfg, self._stream, self._log = cfg, stream, log
     self._status, self._since = status, None  # when the oldest waiting pass was announced
 
-  def begin(self) -> None:
-    """Begins once the run_dir is open and the last checkpoint restored."""
+  def begin(self, fates: dict[str, int]) -> None:
+    """Begins once the run_dir is open and the checkpoint restored; `fates` are of its ledger."""
     status, events, run_dir = self._status, self._log.events, self._cfg.run_dir
-    counts = self._state.ledger.counts()
+    status.set(**{f'passes_{fate}': fates.get(fate, 0) for fate in PASS_FATES})
     status.set(
-      **{f'passes_{fate}': counts.get(fate, 0) for fate in PASS_FATES},
-      seconds_behind=self._seconds_behind,
       disk_free_bytes=lambda: shutil.disk_usage(run_dir).free,
       disk_bytes=lambda: shutil.disk_usage(run_dir).total,
     )
     status.not_ready = None
-    if events.active and (self._cfg.data.watch or status.has_page):
-      status.set(lost=events.count('lost'))
+    if self._cfg.data.watch and events.active:
+      status.set(lost=events.count('lost'), seconds_behind=self._seconds_behind)
       status.beat(
         lambda found: events.append({'event': 'heartbeat', 'step': found['steps'], **found})
       )
 
   def next(self, action: Action) -> None:
     """Notes what the job does next; `Stream.next` has just said so."""
-    status = self._status
-    status.progress()
+    self._status.progress()
     if not (self._cfg.data.watch and self._log.events.active):
       return
     match action:
       case Wait():
         self._since = None
-        status.set(passes_waiting=0, examples_per_second=0)
+        self._status.set(passes_waiting=0, examples_per_second=0)
       case TrainPass(seconds_behind=behind, waiting=waiting):
         if behind is None:  # the pass was begun before a restart: those behind it are known
-          behind, waiting = (self._stream.lag()[name] for name in ('seconds_behind', 'waiting'))
+          waiting, behind = self._stream.lag().values()
         self._since = time.time() - (behind or 0)
-        status.set(passes_waiting=waiting)
+        self._status.set(passes_waiting=waiting)
       case EndDay(data_pass=following) if following is not None and following.marker:
         self._since = self._since or modified(following.marker)
 
-  def end(self) -> None:
-    self._status.end()
-
-  def _seconds_behind(self) -> float | None:
-    if not self._cfg.data.watch:
-      return None
+  def _seconds_behind(self) -> float:
     return 0 if self._since is None else max(0.0, time.time() - self._since)
