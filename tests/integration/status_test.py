@@ -114,7 +114,6 @@ class StatusTest(tf.test.TestCase):
       'steps': 9,
       'features': trained[-1]['features'],
       'table_bytes': trained[-1]['table_bytes'],
-      'step_seconds': trained[-1]['seconds_per_step'],
       'version': max(int(name[:6]) for name in os.listdir(f'{self.run_dir}/exports')),
       'lost': 0,
       'processes': 1,

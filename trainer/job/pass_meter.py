@@ -73,7 +73,7 @@ class PassMeter:
     waiting = (waited - self._window_waited) / seconds
     self._window_began, self._window_sums, self._window_waited = now, sums, waited
     window['examples_per_second'] = round(window['examples'] / seconds, 1)
-    window['seconds_per_step'] = round(seconds / self._cfg.train.log_every_steps, 6)
+    self._log.status.set(step_seconds=seconds / self._cfg.train.log_every_steps)
     self._log.write('window', **window, **self._counts(), **self._place, **self._rate())
     batches = max(1, self._prepared.num_batches(self._cfg.train.batch_size))
     left = (batches - self._progress.batch) * (now - self._began) / self._steps
@@ -93,6 +93,7 @@ class PassMeter:
       self._log.clock.move(exchanged, 'exchange', within='step')
     values = result(self._sums()) | self._counts()
     rate = self._per_second(values['examples'])
+    self._log.status.set(step_seconds=(time.monotonic() - self._began) / max(self._steps, 1))
     self._progress.examples += values['examples']
     told = f'{self._name} · {quality_text(values)} · {rate:,.0f} samples/s'
     self._log.show(f'epoch {self._progress.epoch} · {told}', keep=True)
@@ -110,7 +111,6 @@ class PassMeter:
     fields = values | self._step.traffic() | self._place | self._rate() | further
     fields |= {
       'examples_per_second': round(rate, 1),
-      'seconds_per_step': round((time.monotonic() - self._began) / max(self._steps, 1), 6),
       'slots': slots,
       'dense': dense,
       'bad': self._prepared.meta.get('bad', {}).get('records', 0),

@@ -44,7 +44,7 @@ FIGURES = {
     'steps': Figure('Steps of the run.', 'step', ('start', 'window', 'train', 'save')),
     'examples': Figure('Samples trained since this start.', 'examples', ('train',), True),
     'examples_per_second': Figure('Lately; 0 while idle.', 'examples_per_second', _PASS),
-    'step_seconds': Figure('A step, lately.', 'seconds_per_step', _PASS),
+    'step_seconds': Figure('A step, lately.'),
     'save_seconds': Figure('The last checkpoint.', 'seconds', ('save',)),
     'features': Figure('Features with a row.', 'features', (*_PASS, 'day_end')),
     'table_bytes': Figure('Memory of the rows.', 'table_bytes', (*_PASS, 'day_end')),

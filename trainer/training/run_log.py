@@ -18,10 +18,11 @@ class RunLog:
   Attributes:
     events: writes metrics.jsonl and TensorBoard's files.
     clock: measures the seconds that each part of the work takes.
+    status: the figures that the run tells from outside.
   """
 
   def __init__(self, run_dir: str, step: Step, status: Status):
-    self._run_dir, self._step, self._status = run_dir, step, status
+    self._run_dir, self._step, self.status = run_dir, step, status
     self.clock = Stopwatch()
     self.open(active=False)
 
@@ -38,7 +39,7 @@ class RunLog:
     self.events.write(event, self._step.steps, **fields)
 
   def _note(self, record: Mapping[str, Json]) -> None:
-    self._status.note(record)
+    self.status.note(record)
     command_line.tell(record)
 
   def show(self, text: str, keep: bool = False) -> None:
