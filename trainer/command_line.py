@@ -14,7 +14,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from absl import app, flags, logging
 
@@ -36,23 +36,18 @@ _TIME = '%Y-%m-%d %H:%M:%S'
 
 
 class LogLines(standard_logging.Formatter):
-  """Formats log messages: time and level come first, and lines wrap at `width` characters."""
+  """Formats log messages: time and level first, wrapped at `width`; as JSON with --log_json."""
 
   def __init__(self, width: int = _LOG_WIDTH):
     self._width = width
     super().__init__('%(asctime)s %(levelname)s: %(message)s', _TIME)
 
   def format(self, record: standard_logging.LogRecord) -> str:
+    if Output.as_json:
+      trace = {'trace': self.formatException(record.exc_info)} if record.exc_info else {}
+      return _json_line('message', record.levelname.lower(), text=record.getMessage(), **trace)
     text, *trace = super().format(record).split('\n')  # the lines of a stack trace stay as they are
     return '\n'.join([wrapped(text, self._width), *trace])
-
-
-class JsonLines(standard_logging.Formatter):
-  """Formats log messages as JSON objects (--log_json), one a line."""
-
-  def format(self, record: standard_logging.LogRecord) -> str:
-    trace = {'trace': self.formatException(record.exc_info)} if record.exc_info else {}
-    return _json_line('message', record.levelname.lower(), text=record.getMessage(), **trace)
 
 
 def _json_line(event: str, level: str = 'info', **fields: object) -> str:
@@ -66,18 +61,15 @@ def timed(text: str) -> str:
 
 
 def say(text: str, event: str = 'message', **fields: object) -> None:
-  """Prints a line with the time or, with --log_json, an event with this text and these fields."""
-  line = _json_line(event, text=text, **fields) if Output.as_json else timed(text)
-  sys.stdout.write(f'{line}\n')
-  sys.stdout.flush()
+  """Prints a line with the time or, with --log_json, an event with the text and these fields."""
+  print(_json_line(event, text=text, **fields) if Output.as_json else timed(text), flush=True)
 
 
-def tell(record: Mapping[str, object]) -> None:
-  """With --log_json, prints an event of metrics.jsonl, but no window and no list or dict in it."""
-  if Output.as_json and record['event'] != 'window':
-    fields = {k: v for k, v in record.items() if k != 'event' and not isinstance(v, (list, dict))}
-    sys.stdout.write(f'{_json_line(record["event"], **fields)}\n')
-    sys.stdout.flush()
+def say_event(event: str, **fields: object) -> None:
+  """Prints an event with --log_json alone, without the lists and objects in it."""
+  if Output.as_json:
+    flat = {k: v for k, v in fields.items() if not isinstance(v, (list, dict))}
+    print(_json_line(event, **flat), flush=True)
 
 
 def wrapped(text: str, width: int = _LOG_WIDTH) -> str:
@@ -136,11 +128,6 @@ class Output(io.TextIOWrapper):
     sys.stderr.write(f'{what}: cannot write to standard output: {error.strerror}{then}\n')
     if self.is_needed:
       sys.exit(2)
-
-
-def set_log_lines(width: int = _LOG_WIDTH) -> None:
-  """Sets how log messages are printed: in lines of this width, or as JSON objects."""
-  logging.get_absl_handler().setFormatter(JsonLines() if Output.as_json else LogLines(width))
 
 
 def need_no_output() -> None:
@@ -252,7 +239,7 @@ def entry(main: Callable[..., int | None]) -> None:
   if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set while trainer/__init__.py imports
     signal.signal(signal.SIGINT, signal.default_int_handler)
   _open_standard_streams()
-  set_log_lines()
+  logging.get_absl_handler().setFormatter(LogLines())
   takes_arguments = bool(inspect.signature(main).parameters)
 
   def guarded(argv: Sequence[str]) -> None:
@@ -261,7 +248,6 @@ def entry(main: Callable[..., int | None]) -> None:
         raise UserError(f"unknown argument '{argv[1]}'; wanted flags only, see --help")
       if 'log_json' in flags.FLAGS and flags.FLAGS['log_json'].value:
         Output.as_json = True
-        set_log_lines()
       status = main(argv[1:]) if takes_arguments else main()
       sys.stdout.flush()
     except KeyboardInterrupt:

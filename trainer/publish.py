@@ -118,6 +118,8 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore', status: Status) ->
   def tell(applied: 'Applied') -> None:
     nonlocal is_told, is_filter_told
     is_told = True
+    status.add('exports_applied')
+    status.set(apply_seconds=applied.seconds)
     if replaced := applied.replaced:
       command_line.say(
         f'{plain_address(TO.value)}: held version {replaced.sequence} ({replaced.export}), which '
@@ -131,8 +133,6 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore', status: Status) ->
       version=applied.version.sequence,
       seconds=round(applied.seconds, 3),
     )
-    status.add('exports_applied')
-    status.set(apply_seconds=applied.seconds)
     if applied.version.left_out and not is_filter_told:
       command_line.say(applied.version.left_out)
       is_filter_told = True

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from absl import flags
+from absl import flags, logging
 
 from trainer import command_line, config, files, runtime
 from trainer.data.file_system import attempt_for, is_directory
@@ -131,7 +131,7 @@ def _serve(runs: Sequence[_Run]) -> int:
     wanted = "pip install 'ctr-trainer[serve]'"
     raise UserError(f"the package '{e.name}' is not installed; wanted {wanted}") from None
   command_line.need_no_output()
-  command_line.set_log_lines(sys.maxsize)  # a line each
+  logging.get_absl_handler().setFormatter(command_line.LogLines(sys.maxsize))  # a line each
   runtime.start_serving()
   _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
   # Each connection needs a file descriptor.

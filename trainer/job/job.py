@@ -66,7 +66,7 @@ class Job:
     self._init_from, self._callbacks, self._bucket = init_from, callbacks, bucket
     self.cfg, self.communicator, self.step = cfg, communicator, step
     status = status or Status('trainer', cfg.sync.stalled_peer_seconds)
-    self._told, self.progress_made = status, status.progress
+    self.progress_made = status.progress
     self.log = RunLog(cfg.run_dir, step, status)
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
@@ -123,7 +123,7 @@ class Job:
         self.stream.epoch_begins()
       return self._stop()
     finally:
-      self._told.end()
+      self.log.status.end()
       self.inputs.stop()
       self.lock.release()
 

@@ -43,7 +43,7 @@ class JobStatus:
         self._status.set(passes_waiting=0, examples_per_second=0)
       case TrainPass(seconds_behind=behind, waiting=waiting):
         if behind is None:  # the pass was begun before a restart: those behind it are known
-          waiting, behind = self._stream.lag().values()
+          waiting, behind = map(self._stream.lag().get, ('waiting', 'seconds_behind'))
         self._since = time.time() - (behind or 0)
         self._status.set(passes_waiting=waiting)
       case EndDay(data_pass=following) if following is not None and following.marker:

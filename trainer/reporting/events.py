@@ -39,17 +39,14 @@ class EventLog:
     active: whether this process writes; only the first process of a job does.
     keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Later
       events, except those in OF_THE_JOB, are removed: the run repeats that work. None keeps all.
+
+  Attributes:
     note: called with each event that this process writes.
   """
 
-  def __init__(
-    self,
-    run_dir: str,
-    active: bool,
-    keep_bytes: int | None = 0,
-    note: Callable[[Mapping[str, Json]], None] = lambda record: None,
-  ):
-    self.active, self._note, self.troubles = active, note, []
+  def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
+    self.active, self.troubles = active, []
+    self.note: Callable[[Mapping[str, Json]], None] = lambda record: None
     self._lock = threading.Lock()  # guards the file
     self._file: BinaryIO | None = None
     self._size = 0  # bytes of metrics.jsonl after the last write
@@ -94,8 +91,7 @@ class EventLog:
   @property
   def position(self) -> int:
     """The size of metrics.jsonl in bytes; 0 if this process does not write."""
-    with self._lock:
-      return self._file.tell() if self._file is not None else 0
+    return self._file.tell() if self._file is not None else 0
 
   def cut(self, keep_bytes: int | None) -> None:
     """Removes the events after the first `keep_bytes` bytes, as the constructor does."""
@@ -161,7 +157,7 @@ class EventLog:
     if self.active:
       with self.guarded(self._path), self._lock:
         self._write_line(record | {'time': round(time.time(), 3)})
-      self._note(record)
+      self.note(record)
 
   def count(self, event: str) -> int:
     """Returns how many events of one kind metrics.jsonl has."""

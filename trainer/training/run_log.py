@@ -32,7 +32,8 @@ class RunLog:
     `keep_bytes` is the size of metrics.jsonl at the checkpoint from which the run continues; later
     events are removed.
     """
-    self.events = EventLog(self._run_dir, active, keep_bytes, self._note)
+    self.events = EventLog(self._run_dir, active, keep_bytes)
+    self.events.note = self._note
     self._live = LiveLine(active, runtime.is_terminal())
 
   def write(self, event: str, **fields: Json) -> None:
@@ -40,7 +41,8 @@ class RunLog:
 
   def _note(self, record: Mapping[str, Json]) -> None:
     self.status.note(record)
-    command_line.tell(record)
+    if record['event'] != 'window':
+      command_line.say_event(**record)
 
   def show(self, text: str, keep: bool = False) -> None:
     """Shows a text as the live line; if `keep`, the text stays on the screen."""
