@@ -24,6 +24,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import BinaryIO
 
@@ -210,10 +211,10 @@ class Ranks:
     if status not in _TOLD:
       sys.stderr.write(lack_of_memory)
     if status == _SSH_FAILED and not _is_this_host(host):
-      sys.stderr.write(f'rank {rank} was lost: its ssh connection to {host} ended\n')
+      say(f'rank {rank} was lost: its ssh connection to {host} ended')
       return _LOST
     if status not in _TOLD:
-      sys.stderr.write(f'rank {rank} ended first, with status {status}\n')
+      say(f'rank {rank} ended first, with status {status}')
     return status
 
   def _forward(self, source: BinaryIO, to: BinaryIO) -> None:
@@ -235,6 +236,11 @@ class Ranks:
     with contextlib.suppress(OSError):  # its reader is gone, or the disk is full: the job goes on
       to.write(line)
       to.flush()
+
+
+def say(text: str) -> None:
+  """Prints a line with the time."""
+  sys.stderr.write(f'{time.strftime("%Y-%m-%d %H:%M:%S")} {text}\n')
 
 
 def _exports(variables: Mapping[str, str], token: str) -> str:

@@ -72,7 +72,7 @@ class Job:
       line += f'; no answer from {silent}' if silent else ''
       if size < self._min_ranks:
         line += f'; wanted at least {self._min_ranks} ranks'
-      sys.stderr.write(f'{line}\n')
+      ranks.say(line)
       if size >= self._min_ranks:
         status = self._start(slots)
     return status

@@ -256,7 +256,7 @@ class RestartsTest(LaunchTestCase):
       CTR_RESTART_SECONDS=pause,
     )
     starts = (self.folder / 'starts').read_text().splitlines()
-    told = [line for line in done.stderr.splitlines() if line.startswith('restart ')]
+    told = re.findall(r'^[-\d]+ [:\d]+ (restart .*)', done.stderr, re.MULTILINE)
     return done.returncode, [re.search('-np (.*) sh ', line)[1] for line in starts], told
 
   def test_a_lost_rank_begins_the_job_again(self):
