@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from campaigns.processes import SOON, Job, difference, half_trained, undisturbed
+from campaigns.processes import INCREMENTS, SOON, Job, difference, half_trained, undisturbed
 from campaigns.units import TRACE, Found, Kind, in_child
 from ops.sharding import SHARDS
 from trainer import config
@@ -74,11 +74,11 @@ def _read_or_refused(
 
 
 def _checkpoints(draw: random.Random, folder: str, shared: str) -> Found:
-  """Changes a file of one checkpoint or of each.
+  """Changes a file of one checkpoint or of each; half of the time, of those with increments.
 
   Either a saved state is restored, bit by bit, or all are refused in one line.
   """
-  path, _ = undisturbed('single', shared)
+  path, _ = undisturbed('single' + draw.choice(['', INCREMENTS]), shared)
   from trainer.comm.communicator import SingleProcess
   from trainer.job.job import Job as TrainingJob
   from trainer.training.step import TrainStep
@@ -160,7 +160,7 @@ def _exports(draw: random.Random, folder: str, shared: str) -> Found:
         ends = np.cumsum(rows.counts)
         for key, linear, n, end in zip(rows.key.tolist(), rows.linear, rows.counts, ends):
           replay[key] = linear, rows.factors[end - n : end].tobytes()
-    live = chain.Replay().live_keys([link.path for link in links], range(SHARDS)).tolist()
+    live = chain.Replay().live_keys([link.path for link in links], range(SHARDS)).all().tolist()
     dense = {name: value.tobytes() for name, value in links[-1].dense().items()}
     return [links[-1].name, replay, live, dense, links[-1].config()]
 

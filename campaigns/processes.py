@@ -60,27 +60,38 @@ _STARTED = 'job/stream.py:Stream.next'  # called first when a job has started
 DAYS, SAMPLES, BATCH = 3, 500, 100
 MODES = ('single', 'ranks', 'ps', 'ps_async', 'ps_geo')
 EXACT = ('single', 'ranks', 'ps')  # modes whose runs are the same each time
+# Follows a mode: the table has many features, no day ends, and each step's checkpoint has the rows
+# that changed.
+INCREMENTS = ' with increments'
 # These may differ as well: a job reports a lost rank, and the bytes that a rank sends depend on the
 # steps since its start.
 DIFFERING = ('bytes_per_sample', 'lost')
 STATUSES = {0, 2, 3, 143, -signal.SIGKILL, -signal.SIGTERM}
 
 
-def write_log(folder: str, seed: int = 0) -> None:
-  """Writes the days of a log whose clicks depend on user and item, and one more day to predict."""
+def write_log(folder: str, seed: int = 0, shelf: int = 0) -> None:
+  """Writes the days of a log whose clicks depend on user and item, and one more day to predict.
+
+  With `shelf`, each sample of the first day has so many values of a further slot, and others two.
+  """
   rng = np.random.default_rng(seed)
   for day in range(DAYS + 1):
     user, item = rng.integers(0, 60, [2, SAMPLES])
     click = rng.random(SAMPLES) < 1 / (1 + np.exp(1 - np.sin(user) - np.cos(item)))
     with open(f'{folder}/day_{day}.csv', 'w', encoding='utf-8') as f:
-      f.write('user,item,tags,price,click\n')
+      f.write('user,item,tags,price,click' + ',shelf' * bool(shelf) + '\n')
       for u, i, c in zip(user, item + 20 * day, click):
         tags = '|'.join(f't{t}' for t in rng.integers(0, 12, rng.integers(0, 3)))
-        f.write(f'u{u},i{i},{tags},{rng.exponential():.3f},{c:d}\n')
+        f.write(f'u{u},i{i},{tags},{rng.exponential():.3f},{c:d}')
+        if shelf:
+          values = rng.integers(0, 10**6, 2 if day else shelf)
+          f.write(',' + '|'.join(map(str, values)))
+        f.write('\n')
 
 
-def write_config(folder: str, mode: str) -> str:
+def write_config(folder: str, mode_and_more: str) -> str:
   """Writes the config of a job in this mode on the folder's log; returns its path."""
+  mode = mode_and_more.removesuffix(INCREMENTS)
   sync = {
     'mode': 'allreduce' if mode not in ('ps', 'ps_async', 'ps_geo') else mode,
     'lost_peer_seconds': LOST_SECONDS,
@@ -106,7 +117,11 @@ def write_config(folder: str, mode: str) -> str:
     'export': {'base': True, 'delta_every_passes': 1},
     'sync': sync,
   }
-  path = f'{folder}/{mode}.yaml'
+  if mode != mode_and_more:
+    del tree['lifecycle'], tree['data']['day_pattern']
+    tree['data']['slots'].append({'name': 'shelf', 'separator': '|'})
+    tree['checkpoint'] = {'every_steps': 1, 'max_increments': 4}
+  path = f'{folder}/{mode_and_more}.yaml'
   with open(path, 'w', encoding='utf-8') as f:
     yaml.safe_dump(tree, f)
   return path
@@ -210,7 +225,8 @@ class Job:
   } | dict.fromkeys(('ps', 'ps_async', 'ps_geo'), ['ps 0', 'worker 0', 'worker 1'])
 
   def __init__(self, folder: str, mode: str, flags: list[str], ranks: int = 2):
-    self._folder, self._mode, self._flags, self._ranks = folder, mode, flags, ranks
+    self._folder, self._flags, self._ranks = folder, flags, ranks
+    self._mode = mode.removesuffix(INCREMENTS)
     self.pids: dict[str, int] = {}
     self.statuses: dict[str, int] = {}
     self._environments = self._make_environments()
@@ -316,9 +332,9 @@ def undisturbed(mode: str, shared: str) -> tuple[str, dict[str, Any]]:
       time.sleep(0.1)
       continue
     os.makedirs(folder)
-    write_log(folder)
+    write_log(folder, shelf=40 if mode.endswith(INCREMENTS) else 0)
     config = write_config(folder, mode)
-    names, record = Job.names[mode], {}
+    names, record = Job.names[mode.removesuffix(INCREMENTS)], {}
     for begun in ('first', 'again'):  # the second run resumes the first
       os.makedirs(f'{folder}/{begun}')
       job = Job(f'{folder}/{begun}', mode, ['--config', config, '--run_dir', f'{folder}/run'])
@@ -365,7 +381,7 @@ def difference(
   found, expected = (state_of(path, DIFFERING) for path in (run_dir, wanted))
   if [n for n in os.listdir(f'{run_dir}/exports') if 'unfinished' in n]:
     return 'an unfinished export is left'
-  if mode in EXACT:
+  if mode.removesuffix(INCREMENTS) in EXACT:
     for what in ('rows', 'dense', 'progress', 'exports'):
       if what in but:
         continue
@@ -435,7 +451,7 @@ def _signals(mode: str) -> Callable[[random.Random, str, str], Found]:
         job.start()
         was_met = _met(job, '', None, found, history)
       else:
-        name = draw.choice(job.names[mode])
+        name = draw.choice(job.names[mode.removesuffix(INCREMENTS)])
         fault = _draw_fault(draw, name, reference, is_first=i == 0)
         history.append(f'{fault} in {name}')
         job.start({name: fault.arm})
@@ -743,7 +759,7 @@ def _full_disks(draw: random.Random, folder: str, shared: str) -> Found:
 
   One line must say so, and the state must equal that of an undisturbed run.
   """
-  mode = draw.choice(['single', 'single', 'single', 'ranks'])
+  mode = draw.choice(['single', 'ranks']) + draw.choice(['', INCREMENTS])
   config, _ = undisturbed(mode, shared)
   wanted, disk, found = f'{os.path.dirname(config)}/run', f'{folder}/disk', Found()
   needed = sum(os.path.getsize(path) for path in _files(wanted)) // 1024
@@ -798,6 +814,10 @@ KINDS = [
   *(
     Kind(f'signals, {mode}', 'faults', units, 6000, _signals(mode))
     for mode, units in zip(MODES, (40, 30, 25, 25, 25, 25))
+  ),
+  *(
+    Kind(f'signals, {mode}{INCREMENTS}', 'faults', 12, 6000, _signals(mode + INCREMENTS))
+    for mode in EXACT
   ),
   Kind('starts', 'faults', STARTS, 3000, _starts),
   Kind('strangers', 'faults', 16, 3000, _strangers),
