@@ -120,6 +120,7 @@ def write_config(folder: str, mode_and_more: str) -> str:
   if mode != mode_and_more:
     del tree['lifecycle'], tree['data']['day_pattern']
     tree['data']['slots'].append({'name': 'shelf', 'separator': '|'})
+    tree['export'] = {'delta_every_passes': 1}
     tree['checkpoint'] = {'every_steps': 1, 'max_increments': 4}
   path = f'{folder}/{mode_and_more}.yaml'
   with open(path, 'w', encoding='utf-8') as f:
