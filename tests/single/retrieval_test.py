@@ -35,6 +35,7 @@ from trainer.evaluation.recommendations import recommendations
 from trainer.job.job import Job
 from trainer.model import ranking
 from trainer.model.retrieval_losses import bpr, leave_out, softmax
+from trainer.reporting.status import Status
 from trainer.storage import items as item_files
 from trainer.training.step import TrainStep
 
@@ -398,9 +399,10 @@ class RunTest(tf.test.TestCase):
       if steps > 20:
         raise Killed
 
-    step = TrainStep(cfg, SingleProcess())
+    step, status = TrainStep(cfg, SingleProcess()), Status('trainer', 1800)
+    status.also = progress_made
     with self.assertRaises(Killed):
-      Job(cfg, SingleProcess(), step, progress_made).run()
+      Job(cfg, SingleProcess(), step, status).run()
     resumed = self.train(cfg)
     self.assertGreater(whole.step.steps, 4)
     for name in ('key', 'show'):
