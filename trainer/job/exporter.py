@@ -1,6 +1,5 @@
 """The exports that a job writes while it trains."""
 
-import os
 import time
 
 import numpy as np
@@ -88,7 +87,6 @@ class Exporter:
       'pass': progress.last,
       'kind': kind,
       'path': written.path,
-      'version': int(os.path.basename(written.path).partition('-')[0]),
       'rows': written.rows,
       'slots': {slot: {'rows': n} for slot, n in written.slots.items()} or None,
       'tombstones': written.tombstones,

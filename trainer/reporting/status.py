@@ -6,6 +6,7 @@ knows it calls `Status.set`.
 
 import contextlib
 import http.server
+import os
 import socket
 import threading
 import time
@@ -48,7 +49,7 @@ FIGURES = {
     'save_seconds': Figure('The last checkpoint.', 'seconds', ('save',)),
     'features': Figure('Features with a row.', 'features', (*_PASS, 'day_end')),
     'table_bytes': Figure('Memory of the rows.', 'table_bytes', (*_PASS, 'day_end')),
-    'version': Figure('The newest version exported.', 'version', ('export',)),
+    'version': Figure('The newest version exported.'),
     'lost': Figure('Ranks or workers lost in this run.', is_counter=True),
     'disk_free_bytes': Figure('Free on the disk of run_dir.'),
     'disk_bytes': Figure('The size of that disk.'),
@@ -103,6 +104,8 @@ class Status:
       self.add(f'passes_{fate}')
     if event == 'lost':
       self.add('lost')
+    if event == 'export':  # such as exports/000012-delta
+      self.set(version=int(os.path.basename(record['path']).partition('-')[0]))
     for name, figure in self._figures.items():
       if event in figure.events and (value := record.get(figure.field)) is not None:
         self._values[name] = value + (self._values[name] if figure.is_counter else 0)
