@@ -120,7 +120,7 @@ MISTAKES = [
     ['data.watch=x', 'train.epochs=2'],
     r"'train.epochs': found 2; data.watch trains on each pass",
   ),
-  (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with data.watch there are no ep'),
+  (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with a stream there are no ep'),
   (['data.close_day_after_hours=3'], r'needs data.day_pattern'),
   (['data.late=skip'], r"found 'skip'; it needs data.day_pattern"),
   (['data.label=user'], r"key 'data.slots': found 'user', which is a label"),
@@ -288,6 +288,7 @@ class ConfigTest(tf.test.TestCase):
         'export.gate={}',
       ],
       ['data.watch=in', r'data.day_pattern=(\d+)'],
+      ['data.topic={brokers: kafka, topic: clicks, days: true}'],
       [
         'data.group=user',
         'data.dense=[]',

@@ -39,6 +39,9 @@ class ReferenceTest(tf.test.TestCase):
     with_others = {
       'train.plateau': ['data.valid=[x.csv]'],
       'train.schedule.period': ['train.schedule.kind=cosine'],
+      'data.topic.brokers': ['data.topic.topic=clicks'],
+      'data.topic.topic': ['data.topic.brokers=kafka-1'],
+      'data.topic.pass.seconds': ['data.topic={brokers: kafka-1, topic: clicks}'],
       'data.slots.*.shares': ['data.slots.1.name=item_id'],
     }
     of_other_slots = (

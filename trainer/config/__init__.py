@@ -45,5 +45,6 @@ from trainer.config.section import Section
 from trainer.config.slots import DenseColumn, Label, Slot
 from trainer.config.sparse import WIDTH, RowOptimizer
 from trainer.config.sync import Sync
+from trainer.config.topic import Topic
 from trainer.config.train import BATCH_SIZE, STATIC_EPOCHS, DenseOptimizer, Plateau, Schedule
 from trainer.config.yaml_text import flatten

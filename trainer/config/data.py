@@ -17,6 +17,7 @@ from trainer.config.section import (
   distinct,
 )
 from trainer.config.slots import DenseColumn, Label, Slot
+from trainer.config.topic import Topic
 from trainer.errors import nearest
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class Data(Section):
   watch: str | None = None
   """A directory to follow, with its subdirectories. A pass NAME is ready once NAME.done lies beside
   it, and all passes of a directory once it holds _SUCCESS (docs/online.md)."""
+  topic: Topic | None = None
+  """A topic of Kafka to follow in place of `watch`."""
   format: Literal[(*FORMATS, 'prepared')] | None = None
   """The format of all these files; docs/data.md has a table. prepared: directories that
   ctr-prepare wrote; null: what each file's suffix says, or csv if it says nothing."""
@@ -110,18 +113,19 @@ class Data(Section):
   max_refused_passes: NonNegativeInt = 0
   """How many passes in a row may be set aside because they are empty, damaged, wrongly named or
   hold too many bad records. One more ends the run; a good pass resets the count. The default is 10
-  with data.watch."""
+  with data.watch or data.topic."""
   max_days_ahead: PositiveInt | None = None
   """The most days by which a pass may be ahead of the newest day of the stream. A pass further
   ahead is refused: its date is most likely wrong, and would make all later passes late. For days
-  that are plain numbers, their difference counts. The default is 14 with data.watch; null: any."""
+  that are plain numbers, their difference counts. The default is 14 with data.watch or data.topic;
+  null: any."""
   close_day_after_hours: Positive | None = None
   """Hours without a pass after which the open day ends; days without passes then end too, and age
-  the features. null: a day ends when a pass of a later day comes or, without data.watch, when the
+  the features. null: a day ends when a pass of a later day comes or, without a stream, when the
   log ends; empty days do not count."""
   keep_prepared_passes: NonNegativeInt | None = None
   """How many converted passes are kept in run_dir/prepared after they were trained on. The default
-  is 2 with data.watch; null: all."""
+  is 2 with data.watch or data.topic; null: all."""
 
   def mistakes(self, cfg: 'Config') -> Rules:
     text = self.thousands
@@ -150,8 +154,12 @@ class Data(Section):
       yield 'items', f"found '{self.items}'; model.retrieval alone reads it"
     if retrieval is not None and self.group is None:
       yield 'group', 'found null; model.retrieval wants the column of the user'
-    if not self.watch and not self.train:
+    if not self.stream and not self.train:
       yield 'train', 'found []; wanted files, or data.watch set to a directory'
+    if self.topic and self.topic.days and self.day_pattern is None:
+      yield 'topic.days', 'found true without data.day_pattern; wanted it left out'
+    if self.watch and self.topic:
+      yield 'topic', 'found beside data.watch; wanted one of the two'
 
   def _wrong_slots(self) -> Rules:
     names = [slot.name for slot in self.slots]
@@ -251,6 +259,11 @@ class Data(Section):
   def idle(self, cfg: 'Config') -> Rules:
     if why := cfg.model.why_dense_is_idle():
       yield 'dense', why
+
+  @property
+  def stream(self) -> str | None:
+    """The directory or topic that a run follows, for messages; None if it ends with data.train."""
+    return f'topic {self.topic.topic}' if self.topic else self.watch
 
   @property
   def made(self) -> dict[str, Made]:

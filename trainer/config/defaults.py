@@ -24,6 +24,7 @@ _OF_A_STREAM = {
   ('data', 'keep_prepared_passes'): 2,
   ('export', 'keep'): 3,
 }
+DAY_OF_SPAN = r'/(\d{4}-\d\d-\d\d)T'  # in the path of a pass of a topic
 _OF_MODES = {
   ('admission', 'score'): {'admission_threshold': 10.0},
   ('admission', 'count'): {'admission_count': 10.0},
@@ -70,7 +71,7 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   """
   tree = _Tree(cfg)
   data = cfg.data
-  is_static = data.valid and not data.watch and not data.day_pattern
+  is_static = data.valid and not data.stream and not data.day_pattern
   plain = _plain_dnns(cfg) if is_static else []
   for key in plain:
     path = [int(part) if part.isdigit() else part for part in key.split('.')]
@@ -89,10 +90,12 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
     metric = METRICS.get(cfg.deciding_metric)  # of retrieval: None
     least = LEAST_GAIN if metric and not metric.of_numbers else 0.0
     tree.default(('train', 'plateau', 'min_delta'), least, 'train.plateau.metric')
-  if data.watch:
+  if data.topic and data.topic.days:
+    tree.default(('data', 'day_pattern'), DAY_OF_SPAN, 'data.topic.days')
+  if data.stream:
     for key, value in _OF_A_STREAM.items():
-      if key[-1] != 'max_days_ahead' or data.day_pattern:
-        tree.default(key, value, 'data.watch')
+      if key[-1] != 'max_days_ahead' or tree.values['data'].get('day_pattern'):
+        tree.default(key, value, 'data.topic' if data.topic else 'data.watch')
   _of_lifecycle(cfg, tree)
   _of_columns(cfg, tree, bool(plain))
   features = cfg.sparse.features_per_sample or len(tree.values['data']['slots']) or 1

@@ -66,7 +66,7 @@ class Export(Section):
   """Whether a SavedModel is written at each day's end."""
   keep: PositiveInt | None = None
   """How many bases, each with the deltas after it, and how many versions of each kind of model are
-  kept. The default is 3 with data.watch; null: all."""
+  kept. The default is 3 with data.watch or data.topic; null: all."""
   gate: Gate | None = None
   """Withholds exports after bad passes; null: every export is written."""
 

@@ -106,8 +106,8 @@ class Plateau(Section):
 
   def mistakes(self, cfg: 'Config') -> Rules:
     names = [label.name for label in cfg.data.labels]
-    if cfg.data.watch:
-      yield '', 'with data.watch there are no epochs to compare; wanted it left out'
+    if cfg.data.stream:
+      yield '', 'with a stream there are no epochs to compare; wanted it left out'
     if not cfg.data.valid:
       yield '', 'needs data.valid; found no validation files'
     if self.task is not None and self.task not in names:
@@ -177,8 +177,9 @@ class Train(Section):
 
   def mistakes(self, cfg: 'Config') -> Rules:
     retrieval, metric = cfg.model.retrieval, cfg.deciding_metric
-    if cfg.data.watch and self.epochs != 1:
-      yield 'epochs', f'found {self.epochs}; data.watch trains on each pass once'
+    if cfg.data.stream and self.epochs != 1:
+      key = 'data.topic' if cfg.data.topic else 'data.watch'
+      yield 'epochs', f'found {self.epochs}; {key} trains on each pass once'
     if retrieval is None:
       if why := wrong_metric(metric, cfg.deciding_label.loss, cfg.data.group):
         yield 'plateau.metric', why

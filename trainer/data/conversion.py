@@ -15,7 +15,7 @@ import pyarrow as pa
 from absl import logging
 
 from trainer import config
-from trainer.data import csv_format, file_system, parquet_format
+from trainer.data import csv_format, file_system, parquet_format, topic
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
@@ -198,7 +198,8 @@ def prepare_pass(
       data.max_bad_share. Below that, bad records are dropped with a warning.
     UserError: if there is no such file, or it lacks a column.
   """
-  files = files_of(raw_path)
+  is_span = file_system.is_span(raw_path)
+  files = [] if is_span else files_of(raw_path)
   meta = _meta(cfg, raw_path, files, labelled)
   if done := _done(out_dir, meta):
     try:
@@ -210,6 +211,13 @@ def prepare_pass(
     for file in files:
       reads = raw_blocks(cfg, file, wanted_columns(cfg, labelled))
       _convert(cfg, file.path, reads, labelled, writer, bad, on_block)
+    if is_span:
+      waits = lambda: on_block(writer.samples)
+      with contextlib.closing(topic.PassReader(cfg, raw_path, waits)) as messages:
+        for p in messages.spans.parts:
+          reads = messages.blocks(p, wanted_columns(cfg, labelled))
+          _convert(cfg, f'{messages.spans.topic}:{p}', reads, labelled, writer, bad, on_block)
+      meta |= {name: getattr(messages, name) for name in ('late', 'lost', 'absent')}
     writer.close(meta | {'bad': bad.checked(writer.samples)})
   return read_meta(out_dir)
 
@@ -292,7 +300,7 @@ def _meta(
       'path': file_system.absolute(raw_path),
       'files': len(files),
       'bytes': sum(f.bytes for f in files),
-      'mtime_ns': max(f.mtime_ns for f in files),
+      'mtime_ns': max((f.mtime_ns for f in files), default=0),  # a topic has no files
     },
   }
 

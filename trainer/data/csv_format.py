@@ -293,6 +293,30 @@ def header_lines(path: str, data: config.Data) -> int:
   return int(data.columns in (None, _decoded(_header(_head(path), dialect))))
 
 
+def _numbers(data: config.Data, wanted: dict[str, str]) -> set[str]:
+  """Returns the wanted columns of numbers that Arrow reads; it cannot read them all as written."""
+  if data.missing_values or data.thousands is not None:
+    return set()
+  numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
+  return numbers - {data.group, *(c for c, key in wanted.items() if key == CARRIED)}
+
+
+def of_messages(values: Sequence[bytes], data: config.Data, wanted: dict[str, str]) -> Block:
+  """Parses messages of a topic, one line each, to a Block whose lines are indices from 0."""
+  check_columns('data.columns', data.columns, wanted, data.made)
+  dialect = _Dialect((data.delimiter or ',').encode(), data.quoting)
+  settings = {'names': data.columns, 'wanted': list(wanted), 'decimal': data.decimal}
+  to_arrow = functools.partial(_to_arrow, **settings, dialect=dialect)
+  # A line end in a message is a stray one, which makes it a malformed line.
+  lines = [
+    v.removesuffix(b'\n').removesuffix(b'\r').replace(b'\n', b'\r') or b'\r ' for v in values
+  ]
+  header, of_wanted = ([name.encode() for name in names] for names in (data.columns, wanted))
+  raw, numbered = b'\n'.join([*lines, b'']), range(len(lines))
+  numbers = _numbers(data, wanted)
+  return _block(raw, numbered, 'messages', header, of_wanted, dialect, numbers, to_arrow)
+
+
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
@@ -318,10 +342,7 @@ def blocks(
     )
   if data.columns is not None:
     check_columns('data.columns', data.columns, wanted, data.made)
-  numbers: set[str] = set()
-  if not data.missing_values and data.thousands is None:  # else Arrow cannot read the numbers
-    numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
-    numbers -= {data.group, *(c for c, key in wanted.items() if key == CARRIED)}
+  numbers = _numbers(data, wanted)
   dialect, to_arrow = _Dialect(delimiter, data.quoting), None
   for lines, raw in text_blocks(path, part):
     if to_arrow is None:

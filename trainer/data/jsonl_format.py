@@ -235,14 +235,24 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
   return block(columns, np.array(good, np.int64), malformed)
 
 
+def _kinds(data: config.Data, wanted: dict[str, str]) -> dict[str, bool]:
+  """Returns {wanted column: whether it is read as a slot}."""
+  numbers = [data.label, data.weight, *(label.column or label.name for label in data.labels)]
+  texts = dict.fromkeys(numbers, False) | data.log_columns() | {data.group: True}
+  return {name: texts.get(name, True) for name in wanted}
+
+
+def of_messages(values: Sequence[bytes], data: config.Data, wanted: dict[str, str]) -> Block:
+  """Parses messages of a topic, one object each, to a Block whose lines are indices from 0."""
+  lines = [value.replace(b'\n', b' ') if value.strip() else b'null' for value in values]
+  return _block(b'\n'.join([*lines, b'']), 0, _kinds(data, wanted), data.decimal)
+
+
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
   """Reads a JSON lines file in blocks; arguments and results are those of `csv_format.blocks`."""
-  numbers = [data.label, data.weight, *(label.column or label.name for label in data.labels)]
-  texts = dict.fromkeys(numbers, False) | data.log_columns() | {data.group: True}
-  kinds = {name: texts.get(name, True) for name in wanted}
-  unseen, names = dict(wanted), []
+  kinds, unseen, names = _kinds(data, wanted), dict(wanted), []
   for lines, raw in text_blocks(path, part):
     if not names:
       names = next(filter(None, map(_names, raw.split(b'\n', 10)[:10])), [])

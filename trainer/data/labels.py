@@ -39,7 +39,7 @@ def nothing_to_learn(cfg: config.Config, prepared: PreparedPass) -> Nothing | No
   if prepared.weighs_nothing():
     path = prepared.meta['source']['path']
     text = f"{path}: every weight in the column '{cfg.data.weight}' is 0"
-    return Nothing(f'{text}; wanted some above 0, or data.weight: null', not cfg.data.watch)
+    return Nothing(f'{text}; wanted some above 0, or data.weight: null', not cfg.data.stream)
   if cfg.model.retrieval:
     return None
   for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
@@ -65,7 +65,7 @@ def nothing_to_learn(cfg: config.Config, prepared: PreparedPass) -> Nothing | No
     text += (
       f'; wanted both 0 and 1, or, where such passes are meant, the text of a 0 as {key}negative'
     )
-    return Nothing(text, is_misread or not cfg.data.watch)
+    return Nothing(text, is_misread or not cfg.data.stream)
   return None
 
 

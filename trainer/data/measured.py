@@ -60,14 +60,15 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
     size, samples = suitable(cfg)
     values['train.batch_size'] = size
     if size != cfg.train.batch_size:
-      of = 'a pass' if cfg.data.watch else 'the log'
+      of = 'a pass' if cfg.data.stream else 'the log'
       told.append(
         f'train.batch_size: {size}, measured: {of} has {samples:,} samples '
         f'({cfg.train.batch_size} in a large one)'
       )
-    elif cfg.data.watch and not samples:
+    elif cfg.data.stream and not samples:
+      where = 'data.topic' if cfg.data.topic else 'data.watch'
       told.append(
-        f"train.batch_size: {size}, the default: data.watch: '{cfg.data.watch}' has no pass to "
+        f"train.batch_size: {size}, the default: {where}: '{cfg.data.stream}' has no pass to "
         f'measure it on; if a pass has fewer than {LEAST_STEPS_OF_A_PASS * size:,} samples, a '
         'smaller one learns faster'
       )
@@ -149,12 +150,12 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
   These are the samples of the log or, with data.watch, the mean over the passes that are there,
   counted until there are enough for the default batch size, which a log without samples gets too.
   """
-  if cfg.data.watch:
+  if cfg.data.stream:
     steps = LEAST_STEPS_OF_A_PASS
   else:
     steps = max(LEAST_STEPS, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
   (samples, passes), size = _count(cfg, steps * config.BATCH_SIZE), config.BATCH_SIZE
-  if cfg.data.watch:
+  if cfg.data.stream:
     samples //= max(1, passes)
   while size > SMALLEST and 0 < samples < steps * size:
     size //= 2
@@ -231,9 +232,10 @@ def _texts(block: Block, column: str, path: str) -> list[str]:
 def _boundaries(cfg: config.Config) -> dict[str, Json]:
   """Measures boundaries of bins on the first pass that can be read; returns {key: boundaries}."""
   slots = cfg.data.left_open()
-  listed = passes(cfg, cfg.data.train, 'data.train') if cfg.data.train else announced(cfg)[0]
+  listed = announced(cfg)[0] if cfg.data.watch and not cfg.data.train else []
+  listed += passes(cfg, cfg.data.train, 'data.train')
   error = UserError(
-    f'{next(iter(slots))}: found no pass in {cfg.data.watch} that they could be measured on; '
+    f'{next(iter(slots))}: found no pass in {cfg.data.stream} that they could be measured on; '
     'wanted one, or boundaries'
   )
   for data_pass in listed:

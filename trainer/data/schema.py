@@ -47,7 +47,7 @@ def reading(cfg: config.Config) -> JsonObject:
   """Returns the settings by which a raw file is parsed; if they change, it is converted again."""
   data = cfg.data
   return {
-    'data_format': data.format,
+    'data_format': [data.format, data.topic.format] if data.topic else data.format,
     'delimiter': data.delimiter,
     'quoting': data.quoting,
     'columns': data.columns,

@@ -7,7 +7,7 @@ first record that has the feature determines its kind; one with another kind is 
 import functools
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -112,6 +112,14 @@ def _reason(error: Exception) -> str:
     how = 'it ends in the middle of' if place[1] == 'truncated' else 'found a wrong checksum in'
     return f'{how} a record that begins near byte {place[2]}'
   return re.sub(r'^\{\{.*?\}\} | \[Op:.*', '', first_line(error))
+
+
+def of_messages(values: Sequence[bytes], data: config.Data, wanted: dict[str, str]) -> Block:
+  """Parses messages of a topic, one tf.Example each, to a Block whose lines are indices from 0."""
+  with tf.device('cpu'):
+    kinds = _kinds(np.array(values, object), set(wanted), set())
+    examples = tf.constant([value or b'no example' for value in values])
+    return _block(examples, 0, {name: kinds.get(name, tf.string) for name in wanted})
 
 
 def blocks(path: str, data: config.Data, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:

@@ -76,7 +76,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
   if (items := inputs.items()) is not None:
     yield f'data.items: {len(items.keys):,} items'
     _count(cfg, items.prepared, distinct)
-  if not samples and cfg.data.watch:
+  if not samples and cfg.data.stream:
     return  # the passes that will come are not known
   yield 'slots (distinct values in the passes to train on):'
   ids = cfg.slot_ids()

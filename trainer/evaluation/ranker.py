@@ -207,9 +207,9 @@ class Ranker:
     return query[place >= 0], place[place >= 0]
 
   def seen(self, prepared: Sequence[PreparedPass], has_all: bool = False) -> pd.DataFrame:
-    """Returns the `pairs` of other passes of data.train and data.valid; none with data.watch."""
+    """Returns the `pairs` of other passes of data.train and data.valid; none of a stream."""
     data, seen = self._cfg.data, []
-    for split in () if data.watch else ('train', 'valid'):
+    for split in () if data.stream else ('train', 'valid'):
       listed = passes(self._cfg, getattr(data, split), f'data.{split}')
       seen += self._inputs.prepared(listed, split)
     judged = {data_pass.meta['source']['path'] for data_pass in prepared}

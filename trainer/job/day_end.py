@@ -26,7 +26,7 @@ def end_day(inputs: Inputs, log: RunLog, day: int, is_empty: bool) -> None:
   of_ids = communicator.sum_arrays({'n': own.astype(np.int64)})['n']
   by_slot = {slot: int(of_ids[i]) for slot, i in slot_ids.items()}
   evicted, counts, disk = sum(by_slot.values()), table_counts(store, communicator), {}
-  if cfg.data.watch and communicator.rank == 0:
+  if cfg.data.stream and communicator.rank == 0:
     free = shutil.disk_usage(cfg.run_dir).free
     disk = {'disk_bytes': files.size_of(cfg.run_dir), 'disk_free': free}
   slots = {slot: {'evicted': n} for slot, n in by_slot.items()}

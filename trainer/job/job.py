@@ -218,7 +218,7 @@ class Job:
   def _train_epoch(self) -> bool:
     """Trains on the remaining passes of this epoch. Returns False if the job was asked to stop."""
     is_waiting = False
-    if not self.cfg.data.watch and not self.stream.limit:
+    if not self.cfg.data.stream and not self.stream.limit:
       with self.log.clock.of('convert'):
         try:  # an obvious mistake ends the job before it trains
           self.inputs.look_at(self.stream.upcoming(), 'train')
@@ -252,7 +252,7 @@ class Job:
 
   def _convert_ahead(self) -> None:
     data = self.cfg.data
-    is_bounded = data.watch or data.keep_prepared_passes is not None
+    is_bounded = data.stream or data.keep_prepared_passes is not None
     following = self.stream.upcoming(self.communicator.size if is_bounded else None)
     self.inputs.convert_ahead(following, 'train', self._converting_processes())
 
@@ -300,7 +300,7 @@ class Job:
   def _end_pass(self, action: TrainPass, prepared: PreparedPass, meter: PassMeter) -> None:
     cfg, progress, name = self.cfg, self.progress, action.data_pass.name
     lag = {'waiting': action.waiting, 'seconds_behind': action.seconds_behind}
-    figures = meter.finish(lag if cfg.data.watch else {})
+    figures = meter.finish(lag | action.of_topic if cfg.data.stream else {})
     self.validation.trained_auc = figures.get('auc')
     self.state.texts.learn(prepared)
     if progress.epoch == 0:
@@ -385,7 +385,7 @@ class Job:
 
   def _tell_fate(self, name: str, fate: str, reason: str) -> None:
     """Reports a pass that is late, skipped, seen before or refused, as a line and an event."""
-    lag = self.stream.lag() if self.cfg.data.watch and self._is_reporter else {}
+    lag = self.stream.lag() if self.cfg.data.stream and self._is_reporter else {}
     self.log.write('pass', **{'pass': name, 'fate': fate, 'reason': reason}, **lag)
     self.log.show(f'{fate}: {reason}', keep=True)
     if self._is_reporter:  # if this fails, the next checkpoint writes it
@@ -405,7 +405,7 @@ class Job:
       self._upload()
     end_day(self.inputs, self.log, ended.day, ended.is_empty)
     self.stream.day_ended(ended)
-    if self.cfg.data.watch:
+    if self.cfg.data.stream:
       if not ended.is_empty:
         self.validation.evaluate_day(ended.day)
       if self._is_reporter:
@@ -445,4 +445,4 @@ class Job:
     self.log.write('end', status='stopped')
     stopped_by = min(filter(None, self.communicator.gather(self.stop_request.signal)))
     # SIGTERM is how a supervisor ends a process that follows a stream.
-    return 0 if self.cfg.data.watch and stopped_by == signal.SIGTERM else stopped_by
+    return 0 if self.cfg.data.stream and stopped_by == signal.SIGTERM else stopped_by

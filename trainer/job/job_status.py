@@ -26,7 +26,7 @@ class JobStatus:
       disk_bytes=lambda: shutil.disk_usage(run_dir).total,
     )
     status.not_ready = None
-    if self._cfg.data.watch and events.active:
+    if self._cfg.data.stream and events.active:
       status.set(lost=events.count('lost'), seconds_behind=self._seconds_behind)
       status.beat(
         lambda found: events.append({'event': 'heartbeat', 'step': found['steps'], **found})
@@ -35,7 +35,7 @@ class JobStatus:
   def next(self, action: Action) -> None:
     """Notes what the job does next; `Stream.next` has just said so."""
     self._status.progress()
-    if not (self._cfg.data.watch and self._log.events.active):
+    if not (self._cfg.data.stream and self._log.events.active):
       return
     match action:
       case Wait():

@@ -96,6 +96,12 @@ class PassMeter:
     self._log.status.set(step_seconds=(time.monotonic() - self._began) / max(self._steps, 1))
     self._progress.examples += values['examples']
     told = f'{self._name} · {quality_text(values)} · {rate:,.0f} samples/s'
+    if 'late' in (meta := self._prepared.meta):  # of a topic
+      lost = further.get('lost_messages', 0) + meta['lost']
+      further = further | {'late_messages': meta['late'], 'lost_messages': lost}
+      further['absent_offsets'] = meta['absent']
+    if further.get('lag'):
+      told += f' · {further["lag"]:,} messages behind'
     self._log.show(f'epoch {self._progress.epoch} · {told}', keep=True)
     slots = self._slot_statistics(values['features'])
     present = gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Sequence
 from absl import logging
 
 from trainer import config
-from trainer.data.file_system import is_remote, modified
+from trainer.data.file_system import is_remote, is_span, modified
 from trainer.data.passes import Pass, announced, days_ahead, in_order, is_date, passes
 from trainer.errors import UserError, printable
+from trainer.job.topic_passes import TopicPasses
+from trainer.plain_data import JsonObject
 from trainer.training.ledger import TRAINED, Entry, entry_of, refused_entry, stamp, stamp_if_any
 from trainer.training.run_state import RunState
 
@@ -37,6 +39,7 @@ class ReadyPasses:
     self._read: dict[str, tuple[tuple, tuple]] = {}
     # By directory, the names of those passes there of which the ledger keeps a hash only.
     self._settled: dict[str, set[str]] = {}
+    self._topic = TopicPasses(cfg, state, clock) if cfg.data.topic else None
 
   def begin_epoch(self) -> None:
     self._listed, self._settled = None, {}
@@ -82,6 +85,8 @@ class ReadyPasses:
         ready.append(data_pass)
       elif known.fate in TRAINED:
         self._warn_if_changed(data_pass, known)
+    if self._topic:
+      ready += self._topic.look()
     # What is announced is in order already.
     return (in_order(ready) if cfg.data.watch and self._listed else ready), wrong
 
@@ -159,6 +164,9 @@ class ReadyPasses:
 
   def seconds_behind(self, ready: Sequence[Pass]) -> float | None:
     """Returns how long ago the oldest of some passes was announced; None if nothing did."""
+    if self._topic:
+      cut = [self._topic.cut_at[p.name] for p in ready if p.name in self._topic.cut_at]
+      return round(max(0.0, self._clock() - min(cut)), 3) if cut else None
     markers = [data_pass.marker for data_pass in ready if data_pass.marker is not None]
     if is_remote(self._cfg.data.watch or ''):  # looking costs a request; the first is likely oldest
       markers = markers[:1]
@@ -166,6 +174,15 @@ class ReadyPasses:
     self._announced_at = {m: known[m] if m in known else modified(m) for m in markers}
     times = [time for time in self._announced_at.values() if time is not None]
     return round(max(0.0, self._clock() - min(times)), 3) if times else None
+
+  @property
+  def waiting_for(self) -> str:
+    """What a stream waits for, for the user."""
+    return self._topic.waiting_for if self._topic else f"a pass in '{self._cfg.data.watch}'"
+
+  def of_topic(self, data_pass: Pass) -> JsonObject:
+    """Returns fields of the event of a pass of data.topic; {} for a file."""
+    return self._topic.figures(data_pass) if is_span(data_pass.path) else {}
 
   def _say(self, text: str) -> None:
     if text not in self._said:

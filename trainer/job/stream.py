@@ -22,6 +22,7 @@ from trainer.data.passes import (
 from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError
 from trainer.job.ready_passes import ReadyPasses
+from trainer.job.topic_passes import pass_over
 from trainer.plain_data import JsonObject
 from trainer.training.ledger import (
   TRAINED,
@@ -47,6 +48,8 @@ class TrainPass:
   late: bool = False  # its own day has ended, so it counts for the day that is open
   waiting: int = 0  # number of passes that are ready behind it
   seconds_behind: float | None = None  # how long ago the oldest ready pass was announced
+  # Fields of its event, if it is of data.topic.
+  of_topic: JsonObject = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +121,7 @@ class Stream:
       # A clock that was set back must not keep the day open until it has caught up.
       progress.last_time = min(progress.last_time or math.inf, self._clock())
     begun = self._state.ledger.entered()
-    what = f'cannot read {self._cfg.data.watch or "data.train"}'
+    what = f'cannot read {self._cfg.data.stream or "data.train"}'
     if begun is not None and self._trains is None:
       # A pass begun before the checkpoint: its entry is already in every process's ledger.
       data_pass, self._trains = Pass(begun.name, begun.path, begun.day), begun
@@ -136,6 +139,7 @@ class Stream:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
       if entry.fate == 'refused':
         self._count_refused(entry)
+    self._pass_over()
     # With any other action a pass is ready, and the run may go on if that pass is good.
     if (is_last := fields.get('is_finished', False)) or kind == 'Wait':
       self._check_refused(is_last)
@@ -203,8 +207,13 @@ class Stream:
   def _settle(self, fate: str, reason: str) -> Entry:
     entry = dataclasses.replace(self._trains, fate=fate, reason=reason)
     self._state.ledger.put(entry)
+    self._pass_over()
     self._trains = None
     return entry
+
+  def _pass_over(self) -> None:
+    if self._cfg.data.topic:
+      pass_over(self._cfg.data.topic.topic, self._state.progress, self._state.ledger)
 
   def _count_refused(self, entry: Entry) -> None:
     """Counts a refused pass, unless its file has vanished; BadPass if no pass may be refused."""
@@ -327,12 +336,13 @@ class Stream:
       settled.append(entry)
       self._following = ready[place + 1 :]
       behind = self._passes.seconds_behind(ready[place:])
-      return decided(TrainPass(data_pass, late, len(ready) - place - 1, behind))
+      waiting, of_topic = len(ready) - place - 1, self._passes.of_topic(data_pass)
+      return decided(TrainPass(data_pass, late, waiting, behind, of_topic))
     self._following = []
     if (ending := self._ends(None)) is not None:
       return decided(ending)
-    if cfg.watch:
-      return decided(Wait(f"waiting for a pass in '{cfg.watch}'"))
+    if cfg.stream:
+      return decided(Wait(f'waiting for {self._passes.waiting_for}'))
     return decided(End(is_finished=True))
 
   def _renewed(self, data_pass: Pass, begun: Entry) -> JsonObject:
@@ -367,7 +377,7 @@ class Stream:
     if progress.day is not None:
       if following is not None:
         return EndDay(progress.day, when=came) if following.day > progress.day else None
-      if not cfg.watch:
+      if not cfg.stream:
         return EndDay(progress.day, when='data.train ended')
       is_due = hours is not None and since is not None and self._clock() - since >= hours * 3600
       return EndDay(progress.day, when=_idle(hours)) if is_due else None
@@ -376,7 +386,7 @@ class Stream:
     if following is not None:
       empty = days_between(progress.closed_day, following.day)
       return EndDay(empty[0], is_empty=True, when=came) if empty else None
-    is_due = cfg.watch and since is not None and self._clock() - since >= DAY_SECONDS
+    is_due = cfg.stream and since is not None and self._clock() - since >= DAY_SECONDS
     if not is_due:
       return None
     return EndDay(day_after(progress.closed_day), is_empty=True, when=_idle(DAY_SECONDS / 3600))

@@ -244,6 +244,19 @@ def speed(run: RecordedRun) -> go.Figure | None:
   return _over_steps(run, 'examples_per_second', 'samples/s').update_yaxes(rangemode='tozero')
 
 
+def lag(run: RecordedRun) -> go.Figure | None:
+  """Draws how many messages of data.topic waited behind each pass, in the worst partitions."""
+  rows = run.of('train')
+  if 'lag_by_partition' not in rows:
+    return None
+  rows = rows.dropna(subset='lag_by_partition')
+  partitions = pd.DataFrame(rows['lag_by_partition'].tolist(), rows.index)
+  figure = new_figure('step', 'messages')
+  for name in partitions.iloc[-1].nlargest(10).index:
+    _line(figure, rows.assign(lag=partitions[name]), 'lag', f'partition {name}', mode='lines')
+  return figure.update_yaxes(rangemode='tozero')
+
+
 def slot_calibration(run: RecordedRun) -> go.Figure | None:
   """Draws each slot's calibration, for samples with a known feature and for all other samples."""
   slots = next(iter(run.of_scores('slots').values()), {})

@@ -248,7 +248,7 @@ def _halved_rates(run: RecordedRun) -> str:
 def overfitting(run: RecordedRun) -> Iterator[str]:
   """Says also what helps. Columns with which the model predicts worse are named in any case."""
   trained, valid, told = run.of('train'), run.evaluated('valid'), []
-  if len(trained) and len(valid) and not run.cfg.data.watch:
+  if len(trained) and len(valid) and not run.cfg.data.stream:
     own, new = trained['auc'].iloc[-1], valid.iloc[-1]
     if overfits(own, new):
       found = f'in the end AUC is {own:.2f} on data.train and {new["auc"]:.2f} on data.valid'

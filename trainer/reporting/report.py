@@ -81,6 +81,7 @@ _SECTIONS = {
       'By process 0, for each pass: exchange is between processes, wait is for batches.',
     ),
     (figures.speed, 'Samples a second', ''),
+    (figures.lag, 'Messages behind each pass', 'Of the partitions that have the most.'),
   ),
 }
 # The figures that take the whole width of the page.

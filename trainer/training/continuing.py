@@ -18,7 +18,7 @@ from trainer.training.warm_start import layouts, slots_of
 # slots and widths. Any other change is refused.
 _MAY_CHANGE = (
   *('run_dir', 'train', 'lifecycle', 'checkpoint', 'export', 'report', 'sync'),
-  *('data.train', 'data.valid', 'data.test', 'data.watch'),
+  *('data.train', 'data.valid', 'data.test', 'data.watch', 'data.topic'),
   *('data.group', 'data.format', 'data.delimiter', 'data.quoting', 'data.columns'),
   *('data.missing_values', 'data.decimal', 'data.thousands'),
   *('data.label_negative', 'data.labels.*.negative'),

@@ -19,7 +19,7 @@ from trainer.data.conversion import (
   prepare_pass,
 )
 from trainer.data.features import SlotBatch
-from trainer.data.file_system import LogFile, exists, normal, refusing
+from trainer.data.file_system import LogFile, exists, is_span, normal, refusing
 from trainer.data.item_table import ItemTable, config_of_items
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
@@ -248,7 +248,7 @@ class Inputs:
     self._thread.shutdown(cancel_futures=True)
 
   def _path(self, data_pass: Pass, split: str) -> str:
-    if is_prepared(self.cfg.data, data_pass.path):
+    if not is_span(data_pass.path) and is_prepared(self.cfg.data, data_pass.path):
       return data_pass.path
     return os.path.join(self._folder, split, folder_name(data_pass.name))
 

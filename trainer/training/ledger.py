@@ -9,12 +9,14 @@ import dataclasses
 import hashlib
 import json
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 
-from trainer.data.file_system import LogFile, absolute, exists, is_remote, open_file
+from trainer.data.file_system import LogFile, absolute, exists, is_remote, is_span, open_file
 from trainer.data.pass_files import files_of
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
+from trainer.data.topic import Spans
 from trainer.errors import UserError
 from trainer.files import crc32_of_stream
 from trainer.plain_data import Json, JsonObject
@@ -71,6 +73,8 @@ def stamp(path: str) -> tuple[int, int]:
 
   It does not read the files. A pass whose stamp is the same as before counts as unchanged.
   """
+  if is_span(path):  # messages never change
+    return Spans.of(path).messages, 0
   files = _files(path)
   return sum(f.bytes for f in files), max(f.mtime_ns for f in files)
 
@@ -93,8 +97,8 @@ def refused_entry(data_pass: Pass, epoch: int, reason: str) -> Entry:
 def entry_of(data_pass: Pass, epoch: int) -> Entry:
   """Returns the entry of a new pass. It reads all files of the pass for the checksum."""
   size, modified = stamp(data_pass.path)
-  crc32 = 0
-  for file in _files(data_pass.path):
+  crc32 = zlib.crc32(data_pass.path.encode()) if is_span(data_pass.path) else 0
+  for file in [] if is_span(data_pass.path) else _files(data_pass.path):
     with open_file(file.path) as f:
       crc32 = crc32_of_stream(f, crc32)
   path = absolute(data_pass.path)

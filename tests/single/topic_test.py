@@ -1,0 +1,329 @@
+"""A topic in place of files: what is a pass, what is trained on, and what is told."""
+
+import json
+import os
+import pathlib
+import signal
+import tempfile
+import threading
+import time
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+from absl.testing import parameterized
+
+from tests.support import topics
+from tests.support.states import state_of
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.data import topic
+from trainer.data.conversion import prepare_pass
+from trainer.data.file_system import refusing
+from trainer.data.topic import Span, Spans
+from trainer.errors import BadPass, ConfigError, UserError
+from trainer.job import job
+from trainer.job.job import Job
+from trainer.job.topic_passes import shared
+from trainer.training.step import TrainStep
+
+COLUMNS = ('user', 'item', 'price', 'click')
+
+
+def as_csv(record):
+  return ','.join(str(record[name]) for name in COLUMNS).encode()
+
+
+def as_arrow(some):
+  table, sink = pa.Table.from_pylist(some), pa.BufferOutputStream()
+  with pa.ipc.new_stream(sink, table.schema) as writer:
+    writer.write_table(table)
+  return sink.getvalue().to_pybytes()
+
+
+def as_example(record):
+  example = tf.train.Example()
+  for name in ('user', 'item'):
+    example.features.feature[name].bytes_list.value.append(record[name].encode())
+  example.features.feature['price'].float_list.value.append(record['price'])
+  example.features.feature['click'].int64_list.value.append(record['click'])
+  return example.SerializeToString()
+
+
+class TopicTest(tf.test.TestCase, parameterized.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.cluster = topics.Cluster()
+
+  @classmethod
+  def tearDownClass(cls):
+    cls.cluster.close()
+    super().tearDownClass()
+
+  def setUp(self):
+    super().setUp()
+    self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    self.run_dir = f'{self.folder}/run'
+    self.name = f'log-{self.id().rpartition(".")[2].partition(" ")[0]}'
+
+  def config(self, topic=(), data=(), **sections):
+    tree = {
+      'seed': 3,
+      'run_dir': self.run_dir,
+      'data': {
+        'topic': {'brokers': self.cluster.brokers, 'topic': self.name} | dict(topic),
+        'columns': list(COLUMNS),
+        'label': 'click',
+        'slots': [{'name': 'user'}, {'name': 'item'}],
+        'dense': [{'name': 'price'}],
+      }
+      | dict(data),
+      'model': {'interactions': ['linear', 'fm']},
+      'lifecycle': {'admission_threshold': 0.5},
+      'train': {'batch_size': 64, 'deterministic': True},
+    }
+    return config.parse(json.dumps(tree | sections), 'a test')
+
+  def train(self, *args, **sections):
+    """Trains on what is there, then stops; returns the events of metrics.jsonl."""
+    cfg = self.config(*args, **sections)
+    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    sleep, own = time.sleep, threading.current_thread()
+
+    def stop(seconds):
+      if threading.current_thread() is own:
+        one.stop_request.signal = signal.SIGTERM
+      else:
+        sleep(seconds)
+
+    with mock.patch.object(job.time, 'sleep', stop):
+      self.assertEqual(0, one.run())
+      one.close()
+    return self.events()
+
+  def events(self, *kinds):
+    with open(f'{self.run_dir}/metrics.jsonl', encoding='utf-8') as f:
+      events = [json.loads(line) for line in f]
+    return [e for e in events if e['event'] in (kinds or ('train', 'day_end', 'pass'))]
+
+  @parameterized.parameters('jsonl', 'csv', 'arrow', 'tfrecord')
+  def test_a_pass_of_messages_is_that_of_a_file(self, kind):
+    some = topics.records(1000)
+    values = {
+      'jsonl': lambda: map(topics.as_json, some),
+      'csv': lambda: map(as_csv, some),
+      'arrow': lambda: (as_arrow(some[i : i + 7]) for i in range(0, len(some), 7)),
+      'tfrecord': lambda: map(as_example, some),
+    }[kind]()
+    self.cluster.send(self.name, values, partition=2)
+    cfg = self.config({'format': kind})
+    messages = -(-len(some) // 7) if kind == 'arrow' else len(some)
+    path = Spans(self.name, None, {'2': Span(0, messages)}).path
+    prepare_pass(cfg, path, f'{self.folder}/of_topic')
+    with open(f'{self.folder}/log.jsonl', 'wb') as f:
+      f.writelines(topics.as_json(record) + b'\n' for record in some)
+    prepare_pass(cfg, f'{self.folder}/log.jsonl', f'{self.folder}/of_file')
+    for name in os.listdir(f'{self.folder}/of_file'):
+      if name.endswith('.npy'):
+        found, wanted = (
+          pathlib.Path(f'{self.folder}/{of}/{name}').read_bytes() for of in ('of_topic', 'of_file')
+        )
+        self.assertEqual(found, wanted, name)
+
+  def test_every_message_once_and_lag(self):
+    some = topics.records(1000)
+    self.cluster.send(self.name, map(topics.as_json, some))
+    cut = {'pass': {'records': 300}}
+    trained = self.train(cut)
+    self.assertEqual([e['pass'] for e in trained], [f'{self.name}-{n}' for n in (0, 300, 600)])
+    self.assertEqual([e['examples'] for e in trained], [300] * 3)
+    self.assertEqual([e['absent_offsets'] for e in trained], [0] * 3)
+    self.assertEqual([e['lag'] for e in trained], [700, 400, 100])
+    self.assertEqual(trained[-1]['lag_by_partition'], {str(p): 25 for p in range(4)})
+    self.cluster.send(self.name, map(topics.as_json, topics.records(250, seed=1)), partition=1)
+    again = self.train(cut)
+    self.assertEqual([e['examples'] for e in again[3:]], [300])
+    self.assertIn(
+      'Messages behind each pass', pathlib.Path(f'{self.run_dir}/report.html').read_text()
+    )
+    progress = state_of(self.run_dir)['progress']
+    self.assertEqual(
+      progress['topics'][self.name]['offsets'], {'0': 250, '1': 450, '2': 250, '3': 250}
+    )
+
+  def test_a_bad_message_is_told_with_its_place(self):
+    values = list(map(topics.as_json, topics.records(400)))
+    values[42] = b'{"user": '
+    values[44] = None
+    self.cluster.send(self.name, values)
+    cfg = {'pass': {'records': 400}}
+    (refused,) = self.train(cfg)
+    self.assertEqual(refused['fate'], 'refused')
+    self.assertIn(f'{self.name}:0:11: malformed record: found NoneType', refused['reason'])
+    self.assertIn('2 of 400 records are bad', refused['reason'])
+    self.cluster.send(self.name, values)
+    (trained,) = self.train(cfg, {'max_bad_share': 0.01})[1:]
+    self.assertEqual((trained['examples'], trained['bad']), (398, 2))
+
+  def test_messages_that_have_expired(self):
+    """A partition of the cluster keeps some 5 MB."""
+    values = list(map(topics.as_json, topics.records(400)))
+    cut = {'pass': {'records': 100, 'seconds': 0.001}}
+    self.cluster.send(self.name, values[:100], partition=1)
+    self.assertLen(self.train(cut), 1)
+    for _ in range(50):
+      self.cluster.send(self.name, [b' ' * 1000 + value for value in values], partition=1)
+    told = (
+      rf'topic {self.name}, partition 1: wanted offset 100, which has expired: the oldest there'
+    )
+    with self.assertRaisesRegex(UserError, told):
+      self.train(cut)
+    with self.assertLogs(level='WARNING') as logs:
+      trained = self.train(cut | {'pass': {'records': 1000}, 'on_expired': 'skip'})
+    self.assertRegex('\n'.join(logs.output), r'expired.*messages are lost')
+    there = sum(e['examples'] for e in trained[1:])
+    self.assertGreater(there, 1000)
+    (offsets,) = [t['offsets'] for t in state_of(self.run_dir)['progress']['topics'].values()]
+    lost = sum(e['lost_messages'] for e in trained)
+    self.assertEqual(there + lost, offsets['1'] - 100)
+    self.assertGreater(lost, 0)
+
+  def test_days_end_by_the_time_of_messages(self):
+    day = 24 * 3600 * 1000
+    begin = 20_000 * day
+    some = topics.records(400)
+    # The partitions advance alike; each fourth message of one comes 20 s late.
+    times = [begin + (i // 4) * day // 50 - 20_000 * (i // 4 % 4 == 3) for i in range(400)]
+    by_day = {'pass': {'records': 150}, 'days': True}
+    data = {'max_days_ahead': None}
+    self.cluster.send(self.name, map(topics.as_json, some[:220]), times=times[:220])
+    self.train(by_day, data)
+    # Messages of the first day, when it has ended.
+    self.cluster.send(self.name, map(topics.as_json, some[:8]), 3, [begin] * 8)
+    self.cluster.send(self.name, map(topics.as_json, some[220:]), times=times[220:])
+    events = self.train(by_day, data)
+    shown = [(e['event'], e['day'], e.get('examples'), e.get('late_messages')) for e in events]
+    self.assertEqual(
+      shown,
+      [
+        ('train', 20241004, 150, 0),
+        ('train', 20241004, 54, 0),
+        ('day_end', 20241004, None, None),
+        ('train', 20241005, 150, 8),
+      ],
+    )
+
+  def test_windows_by_the_time_of_messages(self):
+    some = topics.records(300)
+    times = [1_700_000_000_000 // 60_000 * 60_000 + (i // 4) * 2_000 for i in range(300)]
+    self.cluster.send(self.name, map(topics.as_json, some), times=times)
+    cut = {'records': 1000, 'seconds': 60, 'by': 'time'}
+    events = self.train({'pass': cut, 'lateness_seconds': 10})
+    # A window is complete once a message is 10 s newer; until then 5 messages of a partition come.
+    self.assertEqual([e['examples'] for e in events], [140, 120])
+
+  def test_partitions_that_are_added(self):
+    self.cluster.send(self.name, map(topics.as_json, topics.records(400)))
+    bounds = topic.Topic.bounds
+
+    def some(client):
+      return {p: span for p, span in bounds(client).items() if p != '2'}
+
+    with mock.patch.object(topic.Topic, 'bounds', some):
+      (first,) = self.train({'pass': {'records': 300}})
+    self.assertEqual(first['lag_by_partition'], {'0': 0, '1': 0, '3': 0})
+    (second,) = self.train({'pass': {'records': 100}})[1:]
+    self.assertEqual(second['examples'], 100)
+    self.assertEqual(second['lag_by_partition'], dict.fromkeys('0123', 0))
+
+  def test_where_a_run_begins(self):
+    self.cluster.send(self.name, map(topics.as_json, topics.records(400)))
+    begins = {'start': 'latest', 'pass': {'records': 100}}
+    self.assertEmpty(self.train(begins))
+    self.cluster.send(self.name, map(topics.as_json, topics.records(100, seed=1)))
+    (only,) = self.train(begins)  # what came before this start counts, too
+    self.assertEqual((only['pass'], only['lag']), (f'{self.name}-0', 0))
+    self.run_dir += '2'
+    (only,) = self.train({'start': {0: 100, 1: 100, 2: 100}, 'pass': {'records': 200}})
+    self.assertEqual(only['lag_by_partition'], {'0': 0, '1': 0, '2': 0, '3': 0})
+
+  def test_a_cluster_that_is_away(self):
+    with mock.patch.object(topic, 'SECONDS_TO_ANSWER', 0.2):
+      with self.assertLogs(level='WARNING') as logs:
+        self.assertEmpty(self.train({'brokers': '127.0.0.1:1'}))
+    self.assertIn('waiting for the cluster', '\n'.join(logs.output))
+
+  def test_a_pass_that_ruins_the_model_is_left_out(self):
+    some = topics.records(300)
+    some[150]['price'] = 1e30
+    self.cluster.send(self.name, map(topics.as_json, some), partition=0)
+    price = [{'name': 'price', 'from': {'number': 'price'}}, {'name': 'user'}]
+    data = {'slots': price, 'dense': []}
+    events = self.train({'pass': {'records': 100}}, data, checkpoint={'every_passes': 1})
+    fates = [(e['pass'], e.get('fate', 'trained')) for e in events]
+    names = [f'{self.name}-{n}' for n in (0, 100, 200)]
+    self.assertEqual(sorted(fates), sorted(zip(names, ('trained', 'refused', 'trained'))))
+    (offsets,) = [t['offsets'] for t in state_of(self.run_dir)['progress']['topics'].values()]
+    self.assertEqual(offsets['0'], 300)
+
+  def test_slow_answers_lose_nothing(self):
+    self.cluster.send(self.name, [b'%d' % i for i in range(800)])
+    with mock.patch.object(topic, '_SECONDS_AT_ONCE', 1e-4):
+      for start in range(0, 200, 40):
+        client = topic.Topic(self.config().data.topic)
+        for p in map(str, range(4)):
+          read = client.messages(p, Span(start, start + 40), lambda: None)
+          offsets = [message.offset() for some in read for message in some]
+          self.assertEqual(offsets, list(range(start, start + 40)), p)
+        client.close()
+
+  def test_what_ends_a_run_while_it_converts_a_pass(self):
+    begin = 20_000 * 24 * 3600 * 1000
+    self.cluster.send(self.name, map(topics.as_json, topics.records(100)), 0, [begin] * 100)
+    cfg = self.config({'days': True, 'on_expired': 'skip'}, {'late': 'fail'})
+    spans = Spans(self.name, begin + 24 * 3600 * 1000, {'0': Span(0, 100)})
+    told = rf"{self.name}:0:0: its day is over; data.late is 'fail'"
+    with self.assertRaisesRegex(UserError, told), refusing(spans.path):
+      prepare_pass(cfg, spans.path, f'{self.folder}/late')
+    for _ in range(50):
+      self.cluster.send(self.name, [b' ' * 1000 + topics.as_json(topics.records(1)[0])] * 400, 1)
+    (low, end) = topic.Topic(cfg.data.topic).bounds()['1']
+    self.assertGreater(low, 50)
+    path = Spans(self.name, None, {'1': Span(50, end)}).path
+    with self.assertRaisesRegex(UserError, 'wanted offset 50, which has') as e, refusing(path):
+      prepare_pass(self.config(), path, f'{self.folder}/expired')
+    self.assertNotIsInstance(e.exception, BadPass)
+    meta = prepare_pass(self.config({'on_expired': 'skip'}), path, f'{self.folder}/expired')
+    self.assertEqual((meta['lost'], meta['samples']), (low - 50, end - low))
+    beyond = Spans(self.name, None, {'1': Span(end + 9, end + 10)}).path
+    with self.assertRaisesRegex(UserError, 'the topic was made anew'):
+      prepare_pass(self.config(), beyond, f'{self.folder}/beyond')
+
+  def test_secrets_are_not_kept(self):
+    with self.assertRaisesRegex(ConfigError, "sasl.password.*wanted '@FILE'") as raised:
+      self.config({'config': {'sasl.password': 'geheim'}})
+    self.assertNotIn('geheim', str(raised.exception))
+    with open(f'{self.folder}/secret', 'w', encoding='utf-8') as f:
+      f.write('geheim\n')
+    self.cluster.send(self.name, map(topics.as_json, topics.records(100)))
+    self.train({'pass': {'records': 100}, 'config': {'sasl.password': f'@{self.folder}/secret'}})
+    for folder, _, names in os.walk(self.run_dir):
+      for name in names:
+        self.assertNotIn(b'geheim', pathlib.Path(folder, name).read_bytes(), name)
+
+  def test_shares(self):
+    self.assertEqual(shared({'0': 9, '1': 9, '2': 9}, 10), {'0': 4, '1': 3, '2': 3})
+    self.assertEqual(shared({'0': 1, '1': 0, '2': 9}, 8), {'0': 1, '1': 0, '2': 7})
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+      there = {str(p): int(rng.integers(20)) for p in range(rng.integers(1, 6))}
+      total = int(rng.integers(sum(there.values()) + 1))
+      shares = shared(there, total)
+      self.assertEqual(sum(shares.values()), total)
+      self.assertTrue(all(0 <= shares[p] <= there[p] for p in there))
+
+
+if __name__ == '__main__':
+  tf.test.main()

@@ -1,0 +1,87 @@
+"""The section `data.topic`: a log that is a topic of Kafka, in place of files."""
+
+import contextlib
+import re
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import pydantic
+
+from trainer.config.section import NonNegative, Positive, PositiveInt, Rules, Section, wrong
+from trainer.errors import short
+from trainer.plain_data import Json
+
+if TYPE_CHECKING:
+  from trainer.config.schema import Config
+
+_SECRET = re.compile(r'password|secret|\.pem$|jaas')
+_OURS = ('bootstrap.servers', 'auto.offset.reset', 'enable.auto.commit', 'enable.partition.eof')
+
+
+def _start(value: Json) -> Json:
+  if isinstance(value, dict):
+    with contextlib.suppress(ValueError, TypeError):
+      offsets = {int(p): int(n) for p, n in value.items()}
+      if min([0, *offsets, *offsets.values()]) == 0:
+        return offsets
+  elif value in ('earliest', 'latest'):
+    return value
+  wrong('', f'found {short(value)}; wanted earliest, latest or offsets, as {{0: 1200, 1: 1180}}')
+
+
+class TopicPass(Section):
+  """What one pass of the topic is. It ends at whichever of its bounds comes first."""
+
+  records: PositiveInt | None = 1_000_000
+  """The most messages of a pass; null: any number."""
+  seconds: Positive | None = None
+  """A pass ends so many seconds after the one before it, with what has come by then, if anything;
+  null: once it has `records`."""
+  by: Literal['arrival', 'time'] = 'arrival'
+  """What `seconds` count. arrival: the trainer's clock. time: the messages' timestamps; a window of
+  so many seconds is complete once all partitions are `lateness_seconds` past its end."""
+
+
+class Topic(Section):
+  """A topic of Kafka that is trained on as it grows (docs/online.md)."""
+
+  brokers: str
+  """Addresses at which the cluster is found, as host:9092,other:9092."""
+  topic: str = pydantic.Field(pattern=r'^[A-Za-z0-9._-]{1,249}$')
+  """The name of the topic."""
+  format: Literal['jsonl', 'csv', 'arrow', 'tfrecord'] = 'jsonl'
+  """What a message holds. jsonl: a JSON object; csv: a line of the fields in data.columns; arrow:
+  an Arrow IPC stream of any number of records; tfrecord: a tf.Example."""
+  start: Annotated[str | dict[int, int], pydantic.BeforeValidator(_start)] = 'earliest'
+  """Where a new run begins: at the oldest message, behind the newest one, or at an offset for each
+  partition, as {0: 1200, 1: 1180}. Partitions that are not named, or are added later, begin with
+  their oldest message."""
+  cut: TopicPass = pydantic.Field(TopicPass(), alias='pass')
+  """What one pass is."""
+  days: bool = False
+  """Whether days end, by the messages' timestamps in UTC. A pass then lies in one day, and
+  data.day_pattern finds it."""
+  lateness_seconds: NonNegative = 60.0
+  """How late a message may come: a day or window ends once each partition has a message so much
+  newer, or has had none for so long. Of later ones, data.late decides."""
+  on_expired: Literal['fail', 'skip'] = 'fail'
+  """What to do where the broker has deleted messages that were not trained on yet. fail: the run
+  ends; skip: it goes on with the oldest message there, and tells how many it has lost."""
+  config: dict[str, bool | int | float | str] = {}
+  """Settings of librdkafka, as security.protocol. A text that begins with @ names a file that holds
+  the value, which is never shown; passwords, secrets and keys must be given so."""
+
+  def mistakes(self, cfg: 'Config') -> Rules:
+    if self.cut.records is None and self.cut.seconds is None:
+      yield 'pass', 'found neither records nor seconds; wanted one of them or both'
+    if self.cut.by == 'time' and self.cut.seconds is None:
+      yield 'pass.by', "found 'time' without seconds; wanted the length of a window"
+    if self.format == 'csv' and cfg.data.columns is None:
+      yield 'format', "found 'csv' without data.columns; wanted the names of the fields of a line"
+    if not self.brokers.strip():
+      yield 'brokers', "found ''; wanted an address, as host:9092"
+    for key, value in self.config.items():
+      if key in _OURS:
+        yield 'config', f"found '{key}', which the trainer itself sets; wanted it left out"
+      if _SECRET.search(key) and not str(value).startswith('@'):
+        told = f"found the value of '{key}', which the run_dir would keep"
+        yield 'config', f"{told}; wanted '@FILE', where FILE holds it"

@@ -1,0 +1,327 @@
+"""Topics of Kafka: the spans of messages that are passes, and how they are read.
+
+Nobody subscribes: the run itself says which messages it reads, and keeps the offsets of the next
+ones in its checkpoints. Offsets are committed to the cluster only for those who monitor it.
+"""
+
+import contextlib
+import datetime
+import functools
+import importlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from absl import logging as absl_logging
+
+from trainer import config, files
+from trainer.data.block import Block
+from trainer.data.file_system import SPAN
+from trainer.errors import BadPass, UserError
+
+if TYPE_CHECKING:
+  import confluent_kafka
+
+GROUP = 'ctr-train'  # under which offsets are committed, unless data.topic.config has group.id
+SECONDS_TO_ANSWER = 5.0
+DAY_MS = 24 * 3600 * 1000
+_BLOCK_MESSAGES, _BLOCK_BYTES = 1 << 16, 8 << 20
+_AT_ONCE, _SECONDS_AT_ONCE = 10_000, 0.1
+_UTC = datetime.timezone.utc
+# Errors that waiting does not end, as the client names them.
+_REFUSALS = frozenset(
+  '_INVALID_ARG _AUTHENTICATION _CONFLICT _NOT_IMPLEMENTED SASL_AUTHENTICATION_FAILED '
+  'TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED '
+  'TOPIC_EXCEPTION MSG_SIZE_TOO_LARGE'.split()
+)
+
+
+class Span(NamedTuple):
+  """The messages of a partition from the offset `start` on, before `end`."""
+
+  start: int
+  end: int
+
+
+class Spans(NamedTuple):
+  """The messages of a pass.
+
+  Attributes:
+    time: the beginning of its window, in ms since 1970; None if the topic has neither windows nor
+      days.
+    parts: {partition: its messages}.
+  """
+
+  topic: str
+  time: int | None
+  parts: Mapping[str, Span]
+
+  @property
+  def path(self) -> str:
+    """A text that identifies the pass, as kafka://clicks/2024-01-31T10:00:00/0:17-29,1:0-8."""
+    when = '-'
+    if self.time is not None:
+      moment = datetime.datetime.fromtimestamp(self.time / 1000, _UTC)
+      when = moment.replace(tzinfo=None).isoformat()
+    parts = ','.join(f'{p}:{start}-{end}' for p, (start, end) in self.parts.items())
+    return f'{SPAN}{self.topic}/{when}/{parts}'
+
+  @classmethod
+  def of(cls, path: str) -> 'Spans':
+    topic, when, parts = path.removeprefix(SPAN).split('/')
+    moment = None if when == '-' else datetime.datetime.fromisoformat(when).replace(tzinfo=_UTC)
+    named = (part.split(':') for part in parts.split(','))
+    spans = {p: Span(*map(int, span.split('-'))) for p, span in named}
+    return cls(topic, moment and round(moment.timestamp() * 1000), spans)
+
+  @property
+  def day(self) -> int:
+    """The day of its window as YYYYMMDD; 0 without a window."""
+    return int(self.path.split('/')[3][:10].replace('-', '') or 0)
+
+  @property
+  def ends(self) -> dict[str, int]:
+    return {partition: span.end for partition, span in self.parts.items()}
+
+  @property
+  def messages(self) -> int:
+    return sum(span.end - span.start for span in self.parts.values())
+
+
+class Away(UserError):
+  """The cluster does not answer."""
+
+
+class Expired(UserError):
+  """Messages that a run wants are no longer at the cluster; `there` are those that are."""
+
+  there: Span = Span(0, 0)
+
+
+def expired(topic: str, partition: str, wanted: int, there: Span) -> UserError:
+  """Returns the error that a partition has no message of the offset `wanted`."""
+  what = f'topic {topic}, partition {partition}: wanted offset {wanted}'
+  if wanted > there.end:
+    return UserError(f'{what}, beyond its end {there.end}: the topic was made anew')
+  error = Expired(f'{what}, which has expired: the oldest there is {there.start}')
+  error.there = there
+  return error
+
+
+def client_settings(brokers: str, given: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns settings of librdkafka; a text @FILE in `given` becomes the content of that file."""
+  return {'bootstrap.servers': brokers, 'log_level': 0} | {
+    key: files.secret(value[1:], f'the setting {key}') if str(value).startswith('@') else value
+    for key, value in given.items()
+  }
+
+
+def client(what: str) -> ModuleType:
+  """Returns confluent_kafka; a UserError, which begins with `what`, if it is not installed."""
+  try:
+    return importlib.import_module('confluent_kafka')
+  except ModuleNotFoundError:
+    wanted = "pip install 'ctr-trainer[kafka]'"
+    raise UserError(f"{what}: needs the package 'confluent_kafka'; wanted {wanted}") from None
+
+
+def raise_error(what: str, error: 'confluent_kafka.KafkaError') -> None:
+  """Raises UserError for a mistake in the settings or a refusal, else Away, for `what`."""
+  text = f'{what}: {" ".join(error.str().split())}'
+  raise UserError(text) if error.name() in _REFUSALS else Away(text)
+
+
+@contextlib.contextmanager
+def plain_kafka(what: str) -> Iterator[None]:
+  """Turns errors of the client into Away, or into a UserError that begins with `what`."""
+  try:
+    yield
+  except client(what).KafkaException as e:
+    raise_error(what, e.args[0])
+
+
+class Topic:
+  """A connection to the cluster of data.topic. Only one thread uses it."""
+
+  def __init__(self, topic: config.Topic):
+    self.what, self._name = f'data.topic: {topic.topic}', topic.topic
+    self._kafka = client(self.what)
+    self._errors: list[confluent_kafka.KafkaError] = []
+    ours = {
+      'enable.auto.commit': False,
+      'enable.partition.eof': True,
+      'auto.offset.reset': 'error',  # what has expired is told, and not passed over
+      'error_cb': self._errors.append,
+    }
+    quiet = logging.getLogger('librdkafka')
+    quiet.propagate = False
+    with plain_kafka(self.what):
+      # Few messages, because those behind a pass are read again with the next one.
+      settings = (
+        {'group.id': GROUP, 'queued.min.messages': 20_000}
+        | client_settings(topic.brokers, topic.config)
+        | ours
+      )
+      self._consumer = self._kafka.Consumer(settings, logger=quiet)
+
+  def _at(self, partition: str, offset: int = -1001) -> 'confluent_kafka.TopicPartition':
+    return self._kafka.TopicPartition(self._name, int(partition), offset)
+
+  def _check_refused(self) -> None:
+    for error in self._errors:
+      if error.name() in _REFUSALS:
+        raise_error(self.what, error)
+    self._errors.clear()
+
+  def bounds(self) -> dict[str, Span]:
+    """Returns {partition: its oldest message and its end}; {} if there is no such topic."""
+    try:
+      with plain_kafka(self.what):
+        found = self._consumer.list_topics(self._name, timeout=SECONDS_TO_ANSWER)
+        return {p: self._there(p) for p in map(str, sorted(found.topics[self._name].partitions))}
+    except Away as e:
+      self._consumer.unassign()
+      self._consumer.poll(0)  # calls what notes errors; it would also take a message
+      why = self._errors[-1].str() if self._errors else 'no answer'
+      self._check_refused()
+      raise Away(f'{e} ({why})') from None
+
+  def _there(self, partition: str) -> Span:
+    at = self._at(partition)
+    return Span(*self._consumer.get_watermark_offsets(at, timeout=SECONDS_TO_ANSWER, cached=False))
+
+  def commit(self, offsets: Mapping[str, int]) -> None:
+    """Tells the cluster the next offsets, for those who monitor it; errors do not matter."""
+    with contextlib.suppress(self._kafka.KafkaException):
+      self._consumer.commit(offsets=[self._at(p, n) for p, n in offsets.items()])
+
+  def messages(
+    self, partition: str, span: Span, waits: Callable[[], None] | None = None
+  ) -> Iterator[list['confluent_kafka.Message']]:
+    """Yields the messages of a partition in order, some at a time.
+
+    If the cluster does not answer, it waits, tells of it and calls `waits`; without, it is Away.
+    Expired, a UserError, says that the first of them has been deleted at the cluster.
+    """
+    place, since, is_told = span.start, time.monotonic(), False
+    self._consumer.assign([self._at(partition, place)])
+    while place < span.end:
+      got, is_there = [], True
+      with plain_kafka(self.what):
+        messages = self._consumer.consume(_AT_ONCE, _SECONDS_AT_ONCE)
+      for message in messages:
+        if (error := message.error()) is None:
+          got.append(message)
+          place = message.offset() + 1
+        elif error.name() == '_PARTITION_EOF':
+          place = max(place, message.offset())  # the last offsets may have no message
+        elif error.name() == '_AUTO_OFFSET_RESET':
+          is_there = False
+      if got and got[-1].offset() >= span.end:
+        got = [message for message in got if message.offset() < span.end]
+      if got:
+        yield got
+      if not is_there and place < span.end:
+        with plain_kafka(self.what):
+          raise expired(self._name, partition, place, self._there(partition))
+      if got or place >= span.end:
+        if is_told:
+          absl_logging.warning('%s: the cluster answers again', self.what)
+        since, is_told = time.monotonic(), False
+        continue
+      self._check_refused()
+      if waits:
+        waits()
+      if not is_told and time.monotonic() - since > SECONDS_TO_ANSWER:
+        is_told, told = True, f'{self.what}:{partition}:{place}: no answer'
+        if not waits:
+          raise Away(told)
+        absl_logging.warning('%s; waiting for it', told)
+
+  def close(self) -> None:
+    self._consumer.close()
+
+
+class PassReader:
+  """Reads the messages of a pass.
+
+  Attributes:
+    lost: how many messages had expired (data.topic.on_expired: skip).
+    late: how many messages are of a day before that of the pass.
+    absent: how many offsets have no message, as where a compacted topic has newer ones.
+  """
+
+  def __init__(self, cfg: config.Config, path: str, waits: Callable[[], None]):
+    self._cfg, self.spans, self._waits = cfg, Spans.of(path), waits
+    self._topic = cfg.data.topic
+    if self._topic is None or self._topic.topic != self.spans.topic:
+      raise BadPass(f'{path}: data.topic is another one now')
+    self.lost = self.late = 0
+    self.absent = self.spans.messages
+    self._client = Topic(self._topic)
+    self.close = self._client.close
+
+  def blocks(self, partition: str, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
+    """Yields functions that return the blocks of a partition, in order; lines are offsets."""
+    read = importlib.import_module(f'trainer.data.{self._topic.format}_format').of_messages
+    values, offsets, size = [], [], 0
+
+    def block() -> Callable[[], Block]:
+      return functools.partial(_block, read, values, offsets, self._cfg.data, wanted)
+
+    for messages in self._messages(partition):
+      new = [message.value() or b'' for message in messages]
+      values += new
+      offsets += [message.offset() for message in messages]
+      size += sum(map(len, new))
+      if len(values) >= _BLOCK_MESSAGES or size >= _BLOCK_BYTES:
+        yield block()
+        values, offsets, size = [], [], 0
+    if values:
+      yield block()
+
+  def _messages(self, partition: str) -> Iterator[list['confluent_kafka.Message']]:
+    span = self.spans.parts[partition]
+    while span.start < span.end:
+      try:
+        for messages in self._client.messages(partition, span, self._waits):
+          span = span._replace(start=messages[-1].offset() + 1)
+          self.absent -= len(messages)
+          yield self._in_time(messages) if self._topic.days else messages
+        return
+      except Expired as e:
+        if self._topic.on_expired == 'fail':
+          raise
+        start = min(span.end, e.there.start)
+        self.lost += start - span.start
+        self.absent -= start - span.start
+        absl_logging.warning('%s: %s messages are lost', e, f'{start - span.start:,}')
+        span = span._replace(start=start)
+
+  def _in_time(self, messages: list['confluent_kafka.Message']) -> list['confluent_kafka.Message']:
+    """Returns those of the messages that data.late takes, and counts those of an earlier day."""
+    begin, late = self.spans.time // DAY_MS * DAY_MS, self._cfg.data.late
+    of_before = [message for message in messages if 0 <= message.timestamp()[1] < begin]
+    self.late += len(of_before)
+    if of_before and late == 'fail':
+      where = f'{self._topic.topic}:{of_before[0].partition()}:{of_before[0].offset()}'
+      raise UserError(f"{where}: its day is over; data.late is 'fail'; wanted train or skip")
+    if not of_before or late == 'train':
+      return messages
+    return [message for message in messages if not 0 <= message.timestamp()[1] < begin]
+
+
+def _block(
+  read: Callable[[list[bytes], config.Data, dict[str, str]], Block],
+  values: list[bytes],
+  offsets: Sequence[int],
+  data: config.Data,
+  wanted: dict[str, str],
+) -> Block:
+  """Parses messages to a Block in which the offsets of the messages take the place of lines."""
+  block, offsets = read(values, data, wanted), np.array(offsets, np.int64)
+  malformed = [bad._replace(line=int(offsets[bad.line])) for bad in block.malformed]
+  return block._replace(lines=offsets[block.lines], malformed=malformed)
