@@ -1,4 +1,4 @@
-"""Publishes a run for serving: `python -m trainer.publish --run_dir DIR --to DIRECTORY|redis://…`.
+"""Publishes a run for serving: `python -m trainer.publish --run_dir DIR --to STORE`.
 
 It follows the run's exports and applies them to a store that scorers read (`ctr-serve`,
 docs/serving.md). It may be killed and restarted at any moment.
@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from trainer import command_line, files
+from trainer.config.yaml_text import read_yaml
 from trainer.data.file_system import is_directory
 from trainer.errors import UserError
+from trainer.plain_data import JsonObject
 from trainer.reporting.status import Status
 
 if TYPE_CHECKING:
@@ -23,7 +25,12 @@ if TYPE_CHECKING:
   from trainer.serving.versioned_store import VersionedStore
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
-TO = flags.DEFINE_string('to', None, 'A directory or redis://HOST:PORT[/DATABASE].', required=True)
+TO = flags.DEFINE_string(
+  'to',
+  None,
+  'A directory, redis://HOST:PORT[/DATABASE] or a topic, kafka://BROKERS/TOPIC.',
+  required=True,
+)
 ONCE = flags.DEFINE_bool('once', False, 'Ends when the newest version is there.')
 ROLLBACK = flags.DEFINE_integer(
   'rollback', None, 'Brings the store to this earlier version until the next base is written.'
@@ -37,6 +44,9 @@ STALLED_SECONDS = flags.DEFINE_integer(
   'stalled_seconds', 1800, 'To bring the store up to date; /healthz fails after it.', lower_bound=1
 )
 LOG_JSON = flags.DEFINE_bool('log_json', False, 'Prints each line as a JSON object.')
+KAFKA_CONFIG = flags.DEFINE_string(
+  'kafka_config', None, "A YAML file of settings of Kafka's client, as data.topic.config has them."
+)
 SECONDS_BETWEEN_LOOKS = 0.1  # between looks at the exports
 SECONDS_BETWEEN_TRIES = 2  # between attempts to reach the store
 
@@ -75,12 +85,15 @@ def _run() -> int:
   from trainer.storage.bucket import EXPORTS, followed
 
   password = files.secret(PASSWORD_FILE.value, '--password_file')
+  text = files.secret(KAFKA_CONFIG.value, '--kafka_config') or '{}'
+  if not isinstance(settings := read_yaml(text, KAFKA_CONFIG.value), dict):
+    raise UserError(f'--kafka_config {KAFKA_CONFIG.value}: wanted settings, as KEY: VALUE')
   with followed(RUN_DIR.value, EXPORTS) as (run_dir, look):
     exports = os.path.join(run_dir, 'exports')
     if ONCE.value and ROLLBACK.value is None:
       look()
-      _check_can_publish(exports, password)
-    store = open_store(TO.value, '--to', True, password)
+      _check_can_publish(exports, password, settings)
+    store = open_store(TO.value, '--to', True, password, settings)
     return _publish(Publisher(exports, store, look), store, status)
 
 
@@ -97,14 +110,14 @@ def _await_run_dir(status: Status) -> None:
     time.sleep(SECONDS_BETWEEN_TRIES)
 
 
-def _check_can_publish(exports: str, password: str | None) -> None:
+def _check_can_publish(exports: str, password: str | None, settings: JsonObject) -> None:
   """Refuses a run without an export, unless the store has a version. It makes no store."""
   from trainer.serving.versioned_store import open_store
   from trainer.storage import chain
 
   if any(export.kind in chain.ROW_KINDS for export in chain.exports(exports)):
     return
-  with contextlib.closing(open_store(TO.value, '--to', password=password)) as store:
+  with contextlib.closing(open_store(TO.value, '--to', False, password, settings)) as store:
     if not store.version():
       wanted = 'one of export.base: true, or of ctr-export --kind base'
       raise UserError(f'--run_dir {RUN_DIR.value}: has no export yet; wanted {wanted}')

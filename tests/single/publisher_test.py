@@ -374,7 +374,7 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
         open_store(file, flag, writable)
       with self.assertRaisesRegex(UserError, f'^{flag} {run_dir}: is the run_dir of a run; wanted'):
         open_store(run_dir, flag, writable)
-    with self.assertRaisesRegex(UserError, '^--to s3://a: wanted a directory or redis://'):
+    with self.assertRaisesRegex(UserError, '^--to s3://a: wanted a directory, redis://'):
       open_store('s3://a', '--to')
 
   def test_the_command_tells_what_it_did(self):

@@ -14,8 +14,8 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -238,12 +238,17 @@ def plain_address(address: str) -> str:
 
 
 def open_store(
-  address: str, where: str, writable: bool = False, password: str | None = None
+  address: str,
+  where: str,
+  writable: bool = False,
+  password: str | None = None,
+  settings: Mapping[str, Any] = {},
 ) -> VersionedStore:
-  """Opens the store at an address, redis://HOST:PORT[/DATABASE] or a directory.
+  """Opens the store at an address: redis://HOST:PORT[/DATABASE], a directory or, to write it,
+  kafka://BROKERS/TOPIC.
 
   `where` is the flag that gave the address; messages name it. `password` is Redis's, if it wants
-  one.
+  one; `settings` are those of Kafka's client.
   """
   scheme, separator, _ = address.partition('://')
   try:
@@ -261,11 +266,16 @@ def open_store(
       from trainer.serving.redis_store import RedisStore
 
       return RedisStore(address, password)
+    if scheme == 'kafka':
+      from trainer.serving.topic_store import TopicStore
+
+      return TopicStore(address, settings)
   except ModuleNotFoundError as e:
     raise UserError(
       f"{where} {plain_address(address)}: needs the package '{e.name}'; wanted pip install "
       "'ctr-trainer[serve]'"
     ) from None
   raise UserError(
-    f'{where} {plain_address(address)}: wanted a directory or redis://HOST:PORT[/DATABASE]'
+    f'{where} {plain_address(address)}: wanted a directory, redis://HOST:PORT[/DATABASE] or, to '
+    'write it, kafka://BROKERS/TOPIC'
   )

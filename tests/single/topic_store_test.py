@@ -1,0 +1,111 @@
+"""A topic that has the rows of each version: a copy of it equals the full export."""
+
+import importlib.util
+import os
+import pathlib
+import tempfile
+from unittest import mock
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support import topics
+from tests.support.exports import Run, events
+from trainer.errors import UserError
+from trainer.serving.publisher import Publisher
+from trainer.serving.topic_store import TopicStore
+from trainer.serving.versioned_store import open_store
+
+EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / 'examples' / 'topic_table.py'
+
+
+def versions(*args):
+  """Yields what examples/topic_table.py does."""
+  spec = importlib.util.spec_from_file_location('topic_table', EXAMPLE)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  return module.versions(*args)
+
+
+class TopicStoreTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.cluster = topics.Cluster()
+
+  @classmethod
+  def tearDownClass(cls):
+    cls.cluster.close()
+    super().tearDownClass()
+
+  def setUp(self):
+    super().setUp()
+    self.run_ = Run(tempfile.mkdtemp(dir=self.get_temp_dir()))
+    self.name = self.id().rpartition('.')[2]
+    self.address = f'kafka://{self.cluster.brokers}/{self.name}'
+
+  def publish(self):
+    store = open_store(self.address, '--to', writable=True)
+    try:
+      return Publisher(self.run_.directory, store).advance()
+    finally:
+      store.close()
+
+  def check(self, copy, sequence):
+    for version, table in copy:
+      if version['sequence'] == sequence:
+        found = {key: tuple(row.tolist()) for key, row in table.items()}
+        self.assertEqual(found, self.run_.versions[sequence])
+        return
+
+  def test_a_copy_equals_every_full_export(self):
+    rng, copy = np.random.default_rng(1), None
+    for i, kind in enumerate(events(rng, 12)):
+      self.run_.train()
+      sequence = self.run_.export(kind)
+      if i and rng.random() < 0.4:  # several at once
+        continue
+      self.assertEqual(self.publish().version.sequence, sequence)
+      self.assertIsNone(self.publish())
+      copy = copy or versions(self.cluster.brokers, self.name)
+      self.check(copy, sequence)
+      self.check(versions(self.cluster.brokers, self.name), sequence)  # one that starts now
+
+  def test_a_publisher_that_is_killed_writes_the_version_again(self):
+    self.run_.train()
+    self.run_.export('base')
+    self.publish()
+    copy = versions(self.cluster.brokers, self.name)
+    self.check(copy, 1)
+    for trial, kind in enumerate(('delta', 'base', 'delta', 'base')):
+      self.run_.train()
+      sequence = self.run_.export(kind)
+      send, left = TopicStore._send, [10 + 40 * trial]
+
+      def dies(store, *args, send=send, left=left):
+        left[0] -= 1
+        if not left[0]:
+          raise KeyboardInterrupt
+        send(store, *args)
+
+      with mock.patch.object(TopicStore, '_send', dies), self.assertRaises(KeyboardInterrupt):
+        self.publish()
+      self.assertEqual(self.publish().version.sequence, sequence)
+      self.check(copy, sequence)
+
+  def test_a_cluster_that_is_away_is_told(self):
+    with mock.patch('trainer.data.topic.SECONDS_TO_ANSWER', 0.2):
+      with self.assertRaisesRegex(UserError, 'data.topic: x: .*'):
+        open_store('kafka://127.0.0.1:1/x', '--to', writable=True).version()
+
+  def test_settings_come_from_files(self):
+    path = os.path.join(self.get_temp_dir(), 'secret')
+    pathlib.Path(path).write_text('geheim\n')
+    settings = {'sasl.mechanism': 'PLAIN', 'sasl.password': f'@{path}', 'nonsense': 1}
+    with self.assertRaisesRegex(UserError, 'nonsense') as raised:
+      open_store(self.address, '--to', writable=True, settings=settings)
+    self.assertNotIn('geheim', str(raised.exception))
+
+
+if __name__ == '__main__':
+  tf.test.main()
