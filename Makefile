@@ -179,7 +179,7 @@ quality: setup
 campaign: setup
 	$(PY) -m campaigns.faults --seed $(SEED)
 
-# One unit of each kind, from the beginning: 33 units, of which those that fault jobs take minutes each on busy cores.
+# One unit of each kind, from the beginning: 34 units, of which those that fault jobs take minutes each on busy cores.
 campaign-short: setup
 	rm -f build/campaign/short.jsonl
 	$(PY) -m campaigns.faults --seed $(SEED) --share 0.01 --out build/campaign/short.jsonl

@@ -36,6 +36,11 @@ WANTED = {
     'the same with four bins, two crosses and two parts of a time made',
   ),
   'parquet_over_train': ('>=', 7, 'the same of a Parquet log'),
+  'topic_messages_per_second': (
+    '>=',
+    150_000,
+    'messages/s of JSON that one core reads from a topic',
+  ),
   'lifecycle_over_none': ('<=', 1.15, 'time of a step with the lifecycle on over one with it off'),
   'startup_seconds': ('<=', 15, 'from the start of the process to the end of its first step, s'),
   'rss_growth': ('<=', 1.02, 'resident memory at the end of a long run over that after 100 steps'),

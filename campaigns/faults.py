@@ -35,6 +35,7 @@ from campaigns import (
   splits_and_searches,
   strangers,
   streams,
+  topics,
   wire,
 )
 from campaigns.units import Found, Kind, append, fork, text_of, wait
@@ -45,6 +46,7 @@ _MODULES = (
   places,
   damage,
   streams,
+  topics,
   days,
   fuzzing,
   wire,

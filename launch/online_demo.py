@@ -1,15 +1,18 @@
 """The client of launch/online_demo.sh: writes passes, and prints how they change a score.
 
 `python launch/online_demo.py FOLDER PASSES` announces passes in FOLDER/passes, one after another.
+If FOLDER has a file `brokers`, it sends them to the topic `clicks` instead.
 In each pass, a user sees one item 100 times and clicks either always or never. Then the client asks
 the scorer until the score of this pair changes. It prints the seconds until the pass is trained on,
 until its export exists, until the store holds it, and until the scorer uses it.
 """
 
 import http.client
+import itertools
 import json
 import os
 import re
+import signal
 import sys
 import time
 
@@ -62,12 +65,33 @@ def announce(folder: str, number: int, world: World, clicks: bool) -> tuple[str,
   row = PAIR | {'click': str(int(clicks))}
   own = pa.table({name: [row[name]] * SHOWS for name in table.column_names}, texts)
   both = pa.concat_tables([table.cast(texts), own])
+  if os.path.exists(brokers := os.path.join(folder, 'brokers')):
+    import confluent_kafka
+
+    with open(brokers, encoding='utf-8') as f:
+      producer = confluent_kafka.Producer({'bootstrap.servers': f.read()})
+    for row, partition in zip(both.to_pylist(), itertools.cycle(range(4))):
+      producer.produce('clicks', json.dumps(row), partition=partition)
+    producer.flush()
+    return f'clicks-{number * (SAMPLES + SHOWS)}', time.time()
   name = f'day_{number // PASSES_A_DAY}_pass_{number:04d}'
   path = os.path.join(folder, 'passes', f'{name}.csv')
   pa.csv.write_csv(both, path, pa.csv.WriteOptions(quoting_style='none'))
   with open(path + '.done', 'wb'):
     pass
   return name, os.path.getmtime(path + '.done')
+
+
+def serve_cluster(path: str) -> None:
+  """Runs a cluster of Kafka for tests, and writes its addresses to a file."""
+  import confluent_kafka
+
+  producer = confluent_kafka.Producer({'test.mock.num.brokers': 3, 'bootstrap.servers': 'none'})
+  brokers = producer.list_topics(timeout=30).brokers.values()
+  with open(path + '.new', 'w', encoding='utf-8') as f:
+    f.write(','.join(f'{broker.host}:{broker.port}' for broker in brokers))
+  os.replace(path + '.new', path)
+  signal.pause()
 
 
 def events(folder: str, name: str) -> dict[str, float]:
@@ -78,11 +102,13 @@ def events(folder: str, name: str) -> dict[str, float]:
 
 
 def main() -> None:
+  if sys.argv[1] == 'cluster':
+    return serve_cluster(sys.argv[2])
   folder, passes = sys.argv[1], int(sys.argv[2])
   scorer = Scorer(os.path.join(folder, 'scorer.log'))
   store = open_store(os.path.join(folder, 'store'), 'store')
   world = World(seed=0, users=2000, items=1000, days=passes)
-  print(f'{"":42}   seconds since the marker')
+  print(f'{"":42}   seconds since the log was there')
   print(
     'pass               clicks      score         version    all   train  export publish   apply'
   )

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# launch/online_demo.sh [PASSES]: shows the whole loop on this machine: a log that grows, a trainer on 2 ranks that follows it, a publisher, a
-# scorer, and a client that shows how a click changes a score. It ends after PASSES passes (12) and leaves all files in build/online.
+# launch/online_demo.sh [--topic] [PASSES]: shows the whole loop on this machine: a log that grows, a trainer on 2 ranks that follows it, a publisher, a
+# scorer, and a client that shows how a click changes a score. With --topic the log is a topic of librdkafka's own cluster. It ends after PASSES passes (12) and leaves all files in build/online.
 set -euo pipefail
 source "$(dirname "$0")/env.sh"
+topic=
+[ "${1:-}" != --topic ] || { topic=1; shift; }
 passes=${1:-12}
 count PASSES "$passes"
 folder=build/online
@@ -17,9 +19,19 @@ start() {  # start NAME COMMAND…: starts it in the background, with its output
   "$@" >"$log" 2>&1 &
   jobs+=($!)
 }
-start trainer launch/local.sh 2 --config configs/online.yaml --run_dir "$folder/run"
+log=()
+if [ -n "$topic" ]; then
+  start cluster python launch/online_demo.py cluster "$folder/brokers"
+  until [ -f "$folder/brokers" ]; do
+    kill -0 "${jobs[0]}" 2>/dev/null || fail "the cluster has ended; see $folder/cluster.log"
+    sleep 0.1
+  done
+  log=(--set data.watch=null --set data.day_pattern=null --set export.base=false
+    --set "data.topic={brokers: '$(<"$folder/brokers")', topic: clicks, pass: {records: 10100}}")
+fi
+start trainer launch/local.sh 2 --config configs/online.yaml --run_dir "$folder/run" "${log[@]}"
 until [ -f "$folder/run/config.yaml" ]; do
-  kill -0 "${jobs[0]}" 2>/dev/null || fail "the trainer has ended; see $folder/trainer.log"
+  kill -0 "${jobs[-1]}" 2>/dev/null || fail "the trainer has ended; see $folder/trainer.log"
   sleep 0.2
 done
 start publisher python -m trainer.publish --run_dir "$folder/run" --to "$folder/store"

@@ -20,6 +20,7 @@ KINDS = (
   'damaged exports',
   'damaged configs',
   'streams',
+  'topics',
   'configs',
   'TF_CONFIG',
   'messages',

@@ -16,7 +16,7 @@ from trainer.storage import checkpoint
 # starts, with the windows of steps between them.
 _FREE = ('time', 'examples_per_second', 'seconds', 'path', 'table_bytes', 'disk_bytes', 'disk_free')
 _OF_STARTS = ('start', 'window', 'save', 'end')
-_OF_ROWS = (
+OF_ROWS = (
   'show',
   'click',
   'delta_score',
@@ -45,7 +45,7 @@ def state_of(run_dir: str, without: Collection[str] = ()) -> dict[str, Any]:
       for chunk in chunks:
         factors = iter(chunk.get('factors_default', ()))  # a model of linear weights has none
         for i, key in enumerate(chunk['key'].tolist()):
-          of_key = [chunk[name][i].tobytes() for name in _OF_ROWS]
+          of_key = [chunk[name][i].tobytes() for name in OF_ROWS]
           rows[key] = (
             *of_key,
             *(f.tobytes() for f in itertools.islice(factors, int(chunk['admitted'][i]))),

@@ -1,0 +1,156 @@
+"""Kills jobs that train on a topic: every message must have been trained on exactly once."""
+
+import os
+import random
+import shutil
+import signal
+import time
+
+import numpy as np
+import yaml
+
+from campaigns.processes import SOON, Fault, Job
+from campaigns.units import Found, Kind, fork, in_child, killed_in_the_end, text_of
+from tests.support import topics
+from tests.support.states import OF_ROWS, state_of
+from trainer.data import topic as topic_reader
+from trainer.job.topic_passes import FILE
+
+MESSAGES, PASS, BATCH = 3000, 400, 100
+RANKS = (1, 2, 3, 1)  # of the starts of a job, in turn
+HIDDEN = 3  # a partition that is added at the third start
+KILLS = 4  # of a unit
+# Of the calls of a job, those of the first passes: it makes 2,400 before it asks for one.
+_CALLS = 2_400, 9_000
+_LINEAR = OF_ROWS.index('linear')
+_BOUNDS = topic_reader.Topic.bounds
+
+
+def _cluster(path: str) -> None:
+  cluster = topics.Cluster()
+  cluster.send('log', map(topics.as_json, topics.records(MESSAGES)))
+  with open(path + '.new', 'w', encoding='utf-8') as f:
+    f.write(cluster.brokers)
+  os.replace(path + '.new', path)
+  signal.pause()
+
+
+def write_config(folder: str, brokers: str) -> str:
+  """Writes the config of a job on the topic; returns its path."""
+  tree = {
+    'seed': 5,
+    'data': {
+      'topic': {'brokers': brokers, 'topic': 'log', 'pass': {'records': PASS}},
+      'label': 'click',
+      'slots': [{'name': 'user'}, {'name': 'item'}],
+      'dense': [{'name': 'price'}],
+    },
+    'lifecycle': {'admission_threshold': 0.5},
+    'sparse': {'tables': {'default': {'width': 4}}},
+    'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
+    'train': {'batch_size': BATCH, 'deterministic': True, 'log_every_steps': 2},
+    'checkpoint': {'every_steps': 3},
+    'export': {'delta_every_passes': 1},
+  }
+  path = f'{folder}/config.yaml'
+  with open(path, 'w', encoding='utf-8') as f:
+    yaml.safe_dump(tree, f)
+  return path
+
+
+def _hide() -> None:
+  """Lets this process see one partition less."""
+  topic_reader.Topic.bounds = lambda self: {
+    p: span for p, span in _BOUNDS(self).items() if p != str(HIDDEN)
+  }
+
+
+def _run(job: Job, fault: Fault | None, hides: bool) -> bool:
+  """Starts a job and kills all of it at the fault; returns whether it trained all there is."""
+  names = list(job._environments)
+  arms = {name: (_hide if hides else lambda: None) for name in names}
+  if fault:
+    arms[names[0]] = lambda: (_hide() if hides else None, fault.arm())
+  job.start(arms)
+  deadline = time.monotonic() + SOON
+  while job.wait(0.05) and time.monotonic() < deadline:
+    if job.statuses:
+      break
+    if 'waiting for records' in job.said():
+      os.kill(job.pids[names[0]], signal.SIGTERM)
+      job.wait(SOON)
+  is_done = set(job.statuses.values()) == {0}
+  job.end()
+  return is_done
+
+
+def _difference(run_dir: str, wanted: str, is_exact: bool) -> str | None:
+  """Returns what differs from the run that was left alone; values may, unless `is_exact`."""
+  found, expected = state_of(run_dir), state_of(wanted)
+  for progress in (found['progress'], expected['progress']):
+    for name in ('done', 'batch', 'last', 'examples', 'topics'):
+      if found['progress'][name] != expected['progress'][name]:
+        return f'progress.{name}: {found["progress"][name]}; wanted {expected["progress"][name]}'
+    entries = [(e['path'], e['fate']) for e in progress['ledger']['entries']]
+    if len(set(entries)) != len(entries) or {fate for _, fate in entries} != {'trained'}:
+      return f'ledger: {entries}'
+  if is_exact:
+    return None if found['rows'] == expected['rows'] else 'rows differ'
+  if found['rows'].keys() != expected['rows'].keys():
+    return 'features differ'
+  for key, row in expected['rows'].items():
+    for i, (mine, theirs) in enumerate(zip(found['rows'][key], row)):
+      is_weight = i == _LINEAR or i >= len(OF_ROWS)
+      values = [np.frombuffer(value, np.float32) for value in (mine, theirs) if is_weight]
+      if not np.allclose(*values, rtol=1e-3, atol=1e-5) if is_weight else mine != theirs:
+        return f'feature {key}: part {i} is {values[:1] or mine}; wanted {values[1:] or theirs}'
+  return None
+
+
+def run_unit(draw: random.Random, folder: str, shared: str, kills: int = KILLS) -> Found:
+  """Kills a job that trains on a topic, again and again, at any call of its first process.
+
+  It goes on with 1, 2, 3 and 1 ranks, and with a partition more from the third start on. In the end
+  it must equal, row by row, a job of one process that was left alone: in what rows have seen
+  exactly, in weights as far as sums over ranks allow, bit by bit if it had one process throughout.
+  """
+  del shared
+  found, brokers, history = Found(), f'{folder}/brokers', []
+  pid = fork(lambda: _cluster(brokers), f'{folder}/cluster.log')
+  with killed_in_the_end([pid]):
+    while not text_of(brokers):
+      time.sleep(0.02)
+    path = write_config(folder, text_of(brokers))
+    flags = ['--config', path, '--run_dir', f'{folder}/run']
+    is_exact, i = draw.random() < 0.3, 0
+    while True:
+      ranks = 1 if is_exact else RANKS[i % len(RANKS)]
+      fault = Fault(signal.SIGKILL, draw.randrange(*_CALLS)) if i < kills else None
+      history.append(f'{ranks} ranks, {fault}')
+      os.makedirs(f'{folder}/{i}')
+      job = Job(f'{folder}/{i}', 'single' if ranks == 1 else 'ranks', flags, ranks)
+      is_done, hides = _run(job, fault, hides=i < 2), i < 2
+      found.trial('ended' if is_done else 'killed')
+      if problem := job.problem():
+        found.trial('', f'{problem}, after {history}')
+        return found
+      i += 1
+      if is_done and not hides:
+        break
+      if fault is None and not is_done:
+        found.trial('', f'did not end: {job.said()[-500:]}, after {history}')
+        return found
+    os.makedirs(f'{folder}/alone')
+    shutil.copy(f'{folder}/run/{FILE}', f'{folder}/alone/{FILE}')  # so that it cuts the same
+    os.makedirs(f'{folder}/alone.logs')
+    flags = ['--config', path, '--run_dir', f'{folder}/alone']
+    if not _run(Job(f'{folder}/alone.logs', 'single', flags), None, hides=False):
+      found.trial('', 'the job that was left alone did not end')
+      return found
+  wrong = in_child(lambda: _difference(f'{folder}/run', f'{folder}/alone', is_exact), folder)
+  if wrong:
+    found.trial('', f'{wrong}, after {history}')
+  return found
+
+
+KINDS = [Kind('topics', 'kills', 25, 900, run_unit)]
