@@ -27,12 +27,11 @@ from tests.support.steps import TASKS, make_config, scores, train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
-from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
-from trainer.serving.plain_columns import PlainColumns
+from trainer.serving.plain_columns import PlainColumns, Samples
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import BadRequest, Scorer
 from trainer.serving.service import Service
@@ -211,6 +210,10 @@ class ScorerTest(tf.test.TestCase):
       status, found = self.client.predict({'inputs': columns})
       self.assertEqual(status, 200)
       self.assertAllClose(found['outputs'], wanted['predictions'], atol=1e-6, rtol=0)
+      context = {n: user[n] for n in CONTEXT}
+      items = [{n: r[n] for n in COLUMNS if n not in CONTEXT} for r in many]
+      status, found = self.client.predict({'context': context, 'instances': items})
+      self.assertEqual((status, found['predictions']), (200, wanted['predictions']))
 
   def test_values_of_every_type(self):
     def one(**changes):
@@ -871,11 +874,15 @@ class PlainColumnsTest(tf.test.TestCase):
     rng, plain = random.Random(3), 0
     read = PlainColumns.read
 
-    def counted(self, columns, size):
+    def counted(self, columns, shared):
       nonlocal plain
-      samples = read(self, columns, size)
+      samples = read(self, columns, shared)
       plain += samples is not None
       return samples
+
+    def repeated(samples):
+      """With the key of each feature, which several samples may share."""
+      return samples._replace(keys=samples.keys[samples.places], places=None)
 
     def listed(samples):
       """Without the short form of samples that have one feature in each slot."""
@@ -887,7 +894,8 @@ class PlainColumnsTest(tf.test.TestCase):
     for cfg in (cfg, single, binned, computed, made_alone):
       scorer, before = Scorer(config.dump(cfg)), plain
       for _ in range(300):
-        size = rng.choice([1, 2, 5])
+        size, users = rng.choice([(1, 1), (2, 1), (5, 1), (5, 2)])
+        shared = np.sort([*range(users), *rng.choices(range(users), k=size - users)])
         few = rng.random() < 0.5  # most kinds of values leave a request to the log's reader
         columns = {}
         for name, is_text in cfg.data.log_columns().items():
@@ -895,20 +903,23 @@ class PlainColumnsTest(tf.test.TestCase):
           if cfg is computed:
             values = self.OF_COLUMN.get(name, values)
           values = values[: 6 if few else None]
-          columns[name] = rng.choices(values, k=rng.choice([1, size]))
+          columns[name] = rng.choices(values, k=rng.choice([users, size]))
         found = []
         for way in (counted, lambda *_: None):
           with mock.patch.object(PlainColumns, 'read', way):
             try:
-              found.append(scorer.parse(columns, size))
+              found.append(scorer.parse(columns, size, shared.astype(np.int32)))
             except BadRequest as e:
               found.append(str(e))
         if isinstance(found[1], str):
           self.assertEqual(*found)
           continue
+        found = [repeated(samples) for samples in found]
         if cfg in (computed, made_alone):
           found = map(listed, found)
-        for name, value, wanted in zip(SlotBatch._fields, *found):
+        for name, value, wanted in zip(Samples._fields, *found):
+          if value is wanted:
+            continue
           self.assertEqual((value.dtype, value.shape), (wanted.dtype, wanted.shape), name)
           np.testing.assert_array_equal(value, wanted, f'{name} of {columns}')
       if cfg is computed:

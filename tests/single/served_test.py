@@ -17,9 +17,9 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
+from trainer.serving import rest
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.serving.rest import Request
 from trainer.serving.service import Service
 from trainer.serving.versioned_store import VersionedStore, open_store
 from trainer.storage import export_writer
@@ -121,7 +121,7 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     publisher = Publisher(os.path.join(self.cfg.run_dir, 'exports'), store)
     service = Service(store, publisher.advance)
     service.refresh()
-    request = Request(self.columns(), len(self.records), by_row=False)
+    request = rest.request_of({'inputs': self.columns()}, RECORDS)
     outputs = service.predict(request)[0].outputs
     if len(self.cfg.labels) == 1:
       return outputs['probability']
@@ -144,6 +144,11 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
       self.assertIsNone(store.version().left_out)
       self.assertAllClose(served, self.predicted, atol=1e-6, rtol=0)
       self.assertGreater(np.std(served), 1e-4)
+      for shared in list(self.columns())[::2]:  # such as the columns of one user
+        for record in self.records:
+          record[shared] = self.records[0][shared]
+      self.predict()
+      self.assertAllClose(self.served(store), self.predicted, atol=1e-6, rtol=0)
 
   @parameterized.parameters(False, True)
   def test_stores_and_saved_model(self, counts):

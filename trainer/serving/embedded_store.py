@@ -15,13 +15,12 @@ on with the files that it has open until the new ones have a version.
 
 Rows have the same order as in exports, so those of a base can be appended. One write transaction
 applies all exports of a new version. A reader sees the version that the store held when its
-transaction began. It keeps the rows that it has read in memory, because LMDB releases Python's lock
-for each row, and other threads of a busy server then take it. By the list of changed keys, a new
-version takes over the kept rows.
+transaction began. It keeps the rows that it has read in a row store in memory, where a graph
+looks up those of a request at once. By the list of changed keys, a new version takes over the kept
+rows.
 """
 
 import contextlib
-import itertools
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,10 +29,12 @@ import lmdb
 import numpy as np
 from absl import logging
 
+from ops.row_store import RowStore
 from ops.sharding import shard_of
 from trainer.errors import DataLoss
 from trainer.files import from_npz, to_npz
 from trainer.serving.embedded_check import VERSION, Damaged, check, sealed, unsealed
+from trainer.serving.served_rows import ServedRows
 from trainer.serving.versioned_store import (
   LookedUpRows,
   Overtaken,
@@ -43,15 +44,16 @@ from trainer.serving.versioned_store import (
   decode,
   encode,
   plain,
+  without_show_click,
 )
-from trainer.storage.chain import RowExport
+from trainer.storage.chain import RowExport, Rows
 
 _KEY = np.dtype([('shard', '>u2'), ('key', '>i8')])
 _CONFIG, _DENSE, _CHANGED = b'config', b'dense', b'changed'
 # The largest size of a store. Only addresses are reserved, not memory or disk.
 _MAP_BYTES = 1 << 40
-_MOST_KEPT = 1 << 18  # rows in a reader's memory, some 60 MB with 16 factors
-_UNREAD = object()
+_READ_AT_ONCE = 4096
+_MOST_KEPT = 1 << 18  # rows in a reader's memory, some 40 MB with 16 factors
 
 
 def _keys(keys: np.ndarray) -> list[bytes]:
@@ -262,39 +264,98 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[by
 class _EmbeddedView(View):
   """Reads one version. LMDB keeps the version's pages until the read transaction ends.
 
-  The kept rows of `before`, the last view, are taken over if all changes since are known.
+  The kept rows of `before`, the last view, are taken over; if not all changes since are known, they
+  are dropped. `before` then reads each row from the store.
   """
 
   def __init__(
     self, store: EmbeddedStore, transaction: lmdb.Transaction, before: '_EmbeddedView | None'
   ):
     self._store, self._files, self._transaction = store, store._files, transaction
-    self._lock = threading.Lock()  # a transaction serves one thread at a time
+    # A transaction serves one thread at a time; the lock also guards the kept rows.
+    self._lock = threading.RLock()
     version, config, dense, changed = map(self._get, (VERSION, _CONFIG, _DENSE, _CHANGED))
     super().__init__(Version.from_json(version), config.decode(), from_npz(dense))
-    # key -> the row that was read, None for an absent one
-    self._kept: dict[bytes, bytes | None] = {}
-    *versions, changed = (changed or b'').split(b'\n', 2)
-    if before and versions == [before.version.to_json(), version]:
-      self._kept = before._kept.copy()
-      for name in np.frombuffer(changed, f'V{_KEY.itemsize}').tolist():
-        self._kept.pop(name, None)
+    self._rows: ServedRows | None = None
+    self._is_taken, self._changes = False, 0
+    self._absent: set[int] = set()  # kept keys that have no row
+    if before and before.config == self.config:
+      self._rows, self._absent = before._given_up()
+      *versions, changed = (changed or b'').split(b'\n', 2)
+      if versions == [before.version.to_json(), version]:
+        keys = np.frombuffer(changed, _KEY)['key'].astype(np.int64)
+        self._absent.difference_update(keys.tolist())
+        if self._rows:
+          self._rows.erase(keys)
+      elif before.version != self.version:
+        self._drop()
+
+  def _given_up(self) -> tuple[ServedRows | None, set[int]]:
+    """Returns the kept rows, and the keys that have none, for one later view; forgets them."""
+    with self._lock:
+      given = (None, set()) if self._is_taken else (self._rows, self._absent)
+      self._is_taken = True
+      self._changes += 1
+      return given
+
+  def _drop(self) -> None:
+    self._absent.clear()
+    if self._rows:
+      self._rows.store.clear()
+
+  @property
+  def row_store(self) -> RowStore | None:
+    with self._lock:
+      if self._is_taken:
+        return None
+      if self._rows is None:  # now, because the layers of the config may be imported
+        self._rows = ServedRows(self.config)
+      return self._rows.store
+
+  @property
+  def changes(self) -> int:
+    with self._lock:
+      return self._changes
 
   def _get(self, name: bytes) -> bytes | None:
     return unsealed(name, self._transaction.get(name))
 
+  def _read(self, keys: np.ndarray) -> LookedUpRows:
+    with plain(self._store._what, lmdb.Error), self._store._damage_told(), self._lock:
+      if self._files.are_cut():
+        raise Damaged('data.mdb is cut short')
+      return decode(list(map(self._get, _keys(keys))))
+
+  def fetch(self, keys: np.ndarray) -> None:
+    keys = np.unique(keys)
+    for first in range(0, len(keys), _READ_AT_ONCE):  # meanwhile, other threads wait for the lock
+      with self._lock:
+        unread = keys[first : first + _READ_AT_ONCE]
+        if self._absent:
+          unread = np.array([k for k in unread.tolist() if k not in self._absent], np.int64)
+        if len(unread) and not self._is_taken:
+          self._changes += 1
+          self._keep(unread, self._read(unread))
+
+  def _keep(self, keys: np.ndarray, found: LookedUpRows) -> None:
+    if len(self._absent) + int(self._rows.store.size()) > _MOST_KEPT:
+      self._drop()
+    at, show_click = found.present, np.zeros([0, 0], np.float32)
+    self._absent.update(keys[~at].tolist())
+    if self._rows.counts:
+      found, show_click = without_show_click(found)
+      show_click = show_click[at]
+    # An absent row has no factors.
+    rows = Rows(keys[at], found.linear[at], found.counts[at], found.factors, show_click)
+    self._rows.check(rows, self._store._what)
+    self._rows.put(rows)
+
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
-    names = _keys(keys)
-    values = list(map(self._kept.get, names, itertools.repeat(_UNREAD)))
-    if unread := [i for i, value in enumerate(values) if value is _UNREAD]:
-      with plain(self._store._what, lmdb.Error), self._store._damage_told(), self._lock:
-        if self._files.are_cut():
-          raise Damaged('data.mdb is cut short')
-        if len(self._kept) > _MOST_KEPT:
-          self._kept.clear()
-        for i in unread:
-          values[i] = self._kept[names[i]] = self._get(names[i])
-    return decode(values)
+    def kept(_: RowStore) -> tuple[LookedUpRows, np.ndarray]:
+      rows = self._rows.pull(keys)
+      return rows, keys[~rows.present]
+
+    return self.settled(kept) or self._read(keys)
 
   def close(self) -> None:
     self._transaction.abort()

@@ -5,21 +5,14 @@ replaces are copied; views of the earlier version read the copies, so no request
 Copies and old row stores are freed with the last view.
 """
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ops.row_store import RowStore, to_bfloat16
-from ops.tensors import to_tensor
-from trainer import config
-from trainer.data.features import HASH_BITS
-from trainer.embedding.embedding import Embedding
-from trainer.embedding.row_table import counts_of
-from trainer.errors import DataLoss
-from trainer.model.builder import build
+from ops.row_store import RowStore
 from trainer.serving.item_search import ItemSearch
+from trainer.serving.served_rows import ServedRows
 from trainer.serving.versioned_store import (
   LookedUpRows,
   Overtaken,
@@ -27,71 +20,8 @@ from trainer.serving.versioned_store import (
   VersionedStore,
   View,
   replace,
-  with_show_click,
 )
 from trainer.storage.chain import RowExport, Rows
-
-
-class _RowsOfAChain:
-  """The rows of a base and the deltas after it, in a row store without optimizer state."""
-
-  def __init__(self, text: str):
-    cfg = config.parse(text, "an export's config.yaml")
-    embedding = Embedding(cfg, build(cfg).needs)
-    # SGD keeps no state.
-    tables = [dataclasses.replace(t, linear='sgd', factors='sgd') for t in embedding.tables]
-    # Unknown slot ids get a table too, so that a look-up of their keys finds nothing.
-    self._slot_table = np.zeros([1 << (63 - HASH_BITS)], np.int64)
-    self._slot_table[: len(embedding.slot_table)] = np.maximum(embedding.slot_table, 0)
-    self.store = RowStore(tables=tables, slot_table=self._slot_table.tolist())
-    self._widths = np.array([t.width for t in tables])
-    self._counts = bool(cfg.counted_fields())
-
-  def checked(self, export: RowExport) -> Iterator[Rows]:
-    """Yields an export's rows; DataLoss if one has another number of factors than its table."""
-    for rows in export.rows():
-      wrong = (rows.counts > 0) & (rows.counts != self._widths[self._slot_table[rows.slot]])
-      if wrong.any():
-        i = int(np.argmax(wrong))
-        raise DataLoss(
-          f'{export.path}: key {rows.key[i]}: found {rows.counts[i]} factors in slot id '
-          f"{rows.slot[i]}; wanted the table's width in the chain's config"
-        )
-      yield rows
-
-  def change(self, tombstones: np.ndarray, batches: Iterable[Rows]) -> None:
-    """Applies an export: deletes the rows of the keys `tombstones`, then adds batches of rows."""
-    self.erase(tombstones)
-    for rows in batches:
-      self.put(rows)
-
-  def put(self, rows: Rows) -> None:
-    """Adds rows; each replaces the earlier row of its key."""
-    self.erase(rows.key)
-    zero = np.zeros([len(rows.key)])
-    show, click = rows.show_click.astype(np.float64).T if self._counts else (zero, zero)
-    columns = {'key': rows.key, 'show': show, 'click': click, 'delta_score': zero}
-    columns |= {name: zero.astype(np.uint16) for name in ('unseen_days', 'age_days')}
-    columns |= {'slot': rows.slot.astype(np.uint16), 'admitted': rows.counts > 0}
-    columns |= {'linear': rows.linear[:, None], 'last_step': zero.astype(np.int32)}
-    table = np.repeat(self._slot_table[rows.slot], rows.counts)  # of each factor
-    for t, spec in enumerate(self.store.tables):
-      if spec.width:
-        factors = rows.factors[table == t].reshape(-1, spec.width)
-        is_half = spec.dtype == 'bfloat16'
-        columns[f'factors_{spec.name}'] = to_bfloat16(factors) if is_half else factors
-    chunk = {name: to_tensor(column) for name, column in columns.items()}
-    self.store.import_chunk('an export', chunk)
-
-  def erase(self, keys: np.ndarray) -> None:
-    self.store.erase(to_tensor(keys))
-
-  def pull(self, keys: np.ndarray) -> LookedUpRows:
-    keys = to_tensor(keys)
-    pulled = self.store.pull(keys, train=False)
-    ids, offsets, linear, factors = (tensor.numpy() for tensor in pulled[:4])
-    rows = LookedUpRows(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
-    return with_show_click(rows, counts_of(self.store, keys).numpy()) if self._counts else rows
 
 
 class _Replaced(NamedTuple):
@@ -105,14 +35,18 @@ class _Replaced(NamedTuple):
 class _MemoryView(View):
   """Reads one version; all its readers share this object."""
 
-  def __init__(self, version: Version, export: RowExport, rows: _RowsOfAChain | None):
+  def __init__(self, version: Version, export: RowExport, rows: ServedRows | None):
     super().__init__(version, export.config(), export.dense())
-    self.rows = rows or _RowsOfAChain(self.config)
+    self.rows = rows or ServedRows(self.config)
     self.replaced: _Replaced | None = None  # set before the next version changes the rows
 
   @property
   def row_store(self) -> RowStore | None:
     return None if self.replaced else self.rows.store
+
+  @property
+  def changes(self) -> int:
+    return int(self.replaced is not None)
 
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
     rows = self.rows.pull(keys)
@@ -145,11 +79,11 @@ class MemoryStore(VersionedStore):
     rows = view.rows
     if begins:
       for export in exports:
-        rows.change(export.tombstones(), rows.checked(export))
+        rows.change(export.tombstones(), _checked(rows, export))
       self._held = view
       return
     # Read and check everything before anything changes.
-    changes = [(export.tombstones(), list(rows.checked(export))) for export in exports]
+    changes = [(export.tombstones(), list(_checked(rows, export))) for export in exports]
     keys = [[tombstones, *(batch.key for batch in batches)] for tombstones, batches in changes]
     keys = np.unique(np.concatenate(sum(keys, [])))
     held.replaced = _Replaced(keys, rows.pull(keys), view)
@@ -163,6 +97,13 @@ class MemoryStore(VersionedStore):
 
   def view(self) -> View | None:
     return self._held
+
+
+def _checked(rows: ServedRows, export: RowExport) -> Iterator[Rows]:
+  """Yields an export's rows; DataLoss if one has another number of factors than its table."""
+  for batch in export.rows():
+    rows.check(batch, export.path)
+    yield batch
 
 
 def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:

@@ -8,6 +8,7 @@ with `from` or with values.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,8 +18,8 @@ from ops.keys import NO_FEATURE, text_keys
 from trainer import config
 from trainer.data.columns import bins
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader, repeated
-from trainer.data.features import HASH_BITS, SlotBatch
-from trainer.data.values import Writing, feature_keys, marker_numbers
+from trainer.data.features import HASH_BITS
+from trainer.data.values import Writing, feature_keys, marker_numbers, ranges
 from trainer.plain_data import Json
 from trainer.serving.graph import Graph
 
@@ -43,6 +44,19 @@ def _numbers(values: Sequence[Json]) -> np.ndarray | None:
     return np.array(values, np.float64)
   except OverflowError:
     return None
+
+
+class Samples(NamedTuple):
+  """B samples of a request; a feature that many have, such as their user, may be there once.
+
+  `values` and `segments` are those of a SlotBatch with n features.
+  """
+
+  keys: np.ndarray  # int64 [u]
+  places: np.ndarray  # int32 [n], the place of each feature in `keys`
+  values: np.ndarray  # float32 [n], or [0]
+  segments: np.ndarray  # int32 [n], or [0]
+  dense: np.ndarray  # float32 [B, Dn], NaN where missing
 
 
 class _Computed:
@@ -86,13 +100,15 @@ class _Computed:
     )
     found = {
       'keys': [tf.zeros([0], tf.int64)],
+      'places': [tf.zeros([0], tf.int64)],
       'values': [tf.zeros([0])],
       'segments': [tf.zeros([0], tf.int64)],
     }
     for field, slot in self._slots:
       own = reader.slot(slot, ids[slot.name])
       places, samples = repeated(own.samples, own.length, size)
-      found['keys'].append(tf.gather(own.keys, places))
+      found['places'].append(places + sum(tf.size(k, tf.int64) for k in found['keys']))
+      found['keys'].append(own.keys)
       found['values'].append(tf.gather(own.values, places))
       found['segments'].append(samples * num_slots + field)
     dense = [tf.broadcast_to(reader.dense(column), size[None]) for column in self._dense]
@@ -145,39 +161,46 @@ class PlainColumns:
     self._missing_keys = feature_keys(pa.array(missing, pa.string()), '', 0, [])
     self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
 
-  def read(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch | None:
-    """Reads B = `size` samples.
+  def read(self, columns: Mapping[str, Sequence[Json]], shared: np.ndarray) -> Samples | None:
+    """Reads B samples.
 
-    `columns` has {name: B values, or one that stands for all samples}. The result is None if the
-    log's reader must read them: a value is wrong or of a type that this class does not read, or
-    there are so many samples that Arrow is faster.
+    The result is None if the log's reader must read them: a value is wrong or of a type that this
+    class does not read, or there are so many samples that Arrow is faster.
+
+    Args:
+      columns: {name: B values, or C values that the samples share}.
+      shared: int32 [B], for each sample, which of the C values it has.
     """
+    size = len(shared)
     if self._computed and size > _MOST:
       return None
-    dense = self._read_dense(columns, size)
-    if dense is None or (found := self._keys(columns, dense)) is None:
+    numbers = self._read_numbers(columns)
+    if numbers is None or (found := self._features(columns, numbers, shared)) is None:
       return None
-    keys, segments = found
+    dense = np.full([self._num_dense, size], np.nan, np.float32)
+    for i, column in numbers.items():
+      dense[i] = column if len(column) == size else column[shared]
+    dense = np.ascontiguousarray(dense.T)
+    keys, places, segments = found
     values = np.ones([len(segments)], np.float32)
     if self._computed:
+      if shared.any():  # several users; the graph knows one value for all samples, or one for each
+        columns = {n: c if len(c) == size else [c[i] for i in shared] for n, c in columns.items()}
       if (computed := self._computed.read(columns, size)) is None:
         return None
       dense[:, self._computed_dense] = computed['dense']
       segments = np.concatenate([segments, computed['segments'].astype(np.int32)])
       order = np.argsort(segments, kind='stable')
-      keys, segments = np.concatenate([keys, computed['keys']])[order], segments[order]
+      places = np.concatenate([places, computed['places'] + len(keys)])[order].astype(np.int32)
+      keys, segments = np.concatenate([keys, computed['keys']]), segments[order]
       values = np.concatenate([values, computed['values']])[order]
       if np.array_equal(segments, np.arange(size * self._num_slots)) and (values == 1).all():
         values, segments = values[:0], segments[:0]  # one feature in each slot
-    zeros = np.zeros([size], np.float32)
-    return SlotBatch(keys, values, segments, dense, zeros, zeros, zeros)
+    return Samples(keys, places, values, segments, dense)
 
-  def _read_dense(self, columns: Mapping[str, Sequence[Json]], size: int) -> np.ndarray | None:
-    """Returns the dense columns, float32 [B, Dn]; None if this class cannot read a value.
-
-    Computed columns are left NaN.
-    """
-    dense = np.full([self._num_dense, size], np.nan, np.float32)
+  def _read_numbers(self, columns: Mapping[str, Sequence[Json]]) -> dict[int, np.ndarray] | None:
+    """Returns {index: the dense column, float32}; None if this class cannot read a value."""
+    found = {}
     with np.errstate(over='ignore'):
       for i, name in self._dense:
         numbers = _numbers(columns[name])
@@ -185,54 +208,62 @@ class PlainColumns:
           return None
         if len(self._missing_numbers):
           numbers[np.isin(numbers, self._missing_numbers)] = np.nan
-        dense[i] = numbers
-    return None if np.isinf(dense).any() else np.ascontiguousarray(dense.T)
+        found[i] = numbers.astype(np.float32)
+        if np.isinf(found[i]).any():
+          return None
+    return found
 
-  def _keys(
-    self, columns: Mapping[str, Sequence[Json]], dense: np.ndarray
-  ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Returns the keys and segments of plain slots; None if this class cannot read a value."""
-    texts, size = [], len(dense)
-    counts = np.ones([len(self._slots), size], np.int64)
-    for row, (_, slot) in zip(counts, self._slots):
+  def _features(
+    self,
+    columns: Mapping[str, Sequence[Json]],
+    numbers: Mapping[int, np.ndarray],
+    shared: np.ndarray,
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """Returns `keys`, `places` and `segments` of plain slots; None if it cannot read a value."""
+    texts, size = [], len(shared)
+    counts = np.ones([size, len(self._slots)], np.int64)  # of texts
+    starts, of_slots = np.empty_like(counts), []
+    for i, (_, slot) in enumerate(self._slots):
       if slot.made:
         place, features = self._bins[slot.name]
-        texts += features(dense[:, place])
-        continue
-      values = _texts(columns[slot.column or slot.name])
-      if values is None:
+        values = features(numbers[place])
+      elif (values := _texts(columns[slot.column or slot.name])) is None:
         return None
+      own, length = np.ones([len(values)], np.int64), len(values)
       if slot.separator:
-        row[:] = [1 + value.count(slot.separator) for value in values]
+        own[:] = [1 + value.count(slot.separator) for value in values]
         values = [value.replace(slot.separator, _END) for value in values]
-      texts += values if len(values) == size else values * size
+      at = slice(None) if length == size else shared
+      counts[:, i], starts[:, i] = own[at], (np.cumsum(own) - own + sum(of_slots))[at]
+      of_slots.append(own.sum())
+      texts += values
     try:
       data = np.frombuffer(_END.join(texts).encode(), np.uint8)
     except UnicodeEncodeError:
       return None
     ends = np.flatnonzero(data == ord(_END))
-    if len(ends) != max(counts.sum() - 1, 0):
+    if len(ends) != max(sum(of_slots) - 1, 0):
       return None  # a text has a line break
     offsets = np.concatenate([[0], ends + 1, [len(data)] * bool(texts)]).astype(np.int32)
     keys = text_keys(data, offsets, 0)
     if len(self._missing_keys):
       is_missing = np.isin(keys, self._missing_keys)
-      is_missing &= np.repeat([slot.made is None for _, slot in self._slots], counts.sum(1))
+      is_missing &= np.repeat([slot.made is None for _, slot in self._slots], of_slots)
       keys[is_missing] = NO_FEATURE
-    keys |= np.repeat(self._high_bits, counts.sum(1))  # NO_FEATURE, all bits 1, stays as it is
+    keys |= np.repeat(self._high_bits, of_slots)  # NO_FEATURE, all bits 1, stays as it is
     present = keys != NO_FEATURE
+    places = ranges(starts.ravel(), counts.ravel()).astype(np.int32)
     is_single = not (self._computed or any(slot.separator for _, slot in self._slots))
     if is_single and present.all():
-      return keys.reshape(counts.shape).T.reshape(-1), np.zeros([0], np.int32)
+      return keys, places, np.zeros([0], np.int32)
     fields = np.array([f for f, _ in self._slots], np.int32)
-    segments = np.arange(size, dtype=np.int32) * self._num_slots + fields[:, None]
-    segments = np.repeat(segments.reshape(-1), counts.reshape(-1))[present]
-    order = np.argsort(segments, kind='stable')
-    keys, segments = keys[present][order], segments[order]
+    segments = np.arange(size, dtype=np.int32)[:, None] * self._num_slots + fields
+    segments = np.repeat(segments.ravel(), counts.ravel())[present[places]]
+    places = (np.cumsum(present, dtype=np.int32) - 1)[places[present[places]]]
     for f, slot in self._slots:
       if slot.sequence:  # keep the last max_length features
         own = np.flatnonzero(segments % self._num_slots == f)
         to_end = np.searchsorted(segments, segments[own], side='right') - own
         left_out = own[to_end > slot.sequence.max_length]
-        keys, segments = np.delete(keys, left_out), np.delete(segments, left_out)
-    return keys, segments
+        places, segments = np.delete(places, left_out), np.delete(segments, left_out)
+    return keys[present], places, segments

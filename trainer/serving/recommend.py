@@ -1,11 +1,10 @@
 """Answers requests for items: one model finds items, and another model may rank them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 
-from trainer.plain_data import Json
 from trainer.serving import rest
 from trainer.serving.rest import Recommend, Request, Signature
 from trainer.serving.service import Service
@@ -85,13 +84,15 @@ class Recommender:
       versions['retrieval_version'] = retrieval_version
       return Answer(rest.items_answer(queries, found.items, **versions), 0, found.unknown)
 
-    def repeated(values: Sequence[Json]) -> list[Json]:
-      values = values if len(values) == queries.size else list(values) * queries.size
-      return [value for value, count in zip(values, counts) for _ in range(count)]
-
-    columns = {name: repeated(values) for name, values in queries.columns.items()}
+    some = np.flatnonzero(counts)  # the queries with items
+    columns = {
+      name: [values[q] for q in some] if len(values) == queries.size else list(values) * len(some)
+      for name, values in queries.columns.items()
+    }
     columns[found.column] = [item for items, _ in found.items for item in items]
-    scores, version = self._ranker.predict(Request(columns, sum(counts), by_row=False))
+    of_query = np.repeat(np.arange(len(some), dtype=np.int32), np.take(counts, some))
+    to_rank = Request(columns, len(of_query), by_row=False, shared=of_query)
+    scores, version = self._ranker.predict(to_rank)
     (first, *_) = scores.outputs.values()
     ranked = []
     for (items, _), own in zip(found.items, np.split(first, np.cumsum(counts)[:-1])):

@@ -2,17 +2,19 @@
 
     {"instances": [{"user": "u1", "item": 5}, …]}          -> {"predictions": [0.1, …], …}
     {"inputs": {"user": ["u1"], "item": [5, 6]}}           -> {"outputs": [0.1, …], …}
+    {"context": {"user": "u1"}, "instances": [{"item": 5}, …]}
     {"instances": [{"user": "u1"}], "k": 2, "seen": [["5"]]}
                              -> {"predictions": [{"items": ["7", "6"], "scores": [0.9, 0.2]}], …}
 
 In the first form, each object is a sample; a name that it lacks is a missing value. In the second,
-each list is a column; one value stands for all samples: one user, many items. The third asks for
-the best "k" items for each query, except those in "seen". A value {"b64": "…"} is a string in base
-64. Answers also hold the "model_version".
+each list is a column; one value stands for all samples: one user, many items. The "context" of the
+third has what all its instances share. The fourth asks for the best "k" items for each query,
+except those in "seen". A value {"b64": "…"} is a string in base 64. Answers also hold the
+"model_version".
 
 What a request costs is counted in samples, up to `max_instances`, before anything is worked on.
-What its samples share, such as a column of one value, is worked on once a sample: `SAMPLE_BYTES` of
-it, written out, count as a sample.
+What its samples share, such as a column of one value, counts once a sample, because layers and some
+columns work on it once a sample: `SAMPLE_BYTES` of it, written out, count as a sample.
 """
 
 import base64
@@ -47,6 +49,9 @@ class Request(NamedTuple):
   size: int  # number of samples
   by_row: bool  # whether the body has "instances"
   cost: int = 0  # in samples; at least `size`, if the request was parsed
+  # int32 [size]: for each sample, which value it has in a column that has not `size` values; None:
+  # such columns have one value.
+  shared: np.ndarray | None = None
 
 
 class Recommend(NamedTuple):
@@ -96,7 +101,7 @@ def parse(body: bytes, max_instances: int) -> Request:
 def parse_recommend(body: bytes, max_instances: int) -> Recommend:
   """Parses the body of a request for items; raises the same errors as `parse`."""
   tree = _tree(body)
-  known = ('instances', 'inputs', 'signature_name', 'k', 'seen')
+  known = ('instances', 'context', 'inputs', 'signature_name', 'k', 'seen')
   for name in tree.keys() - known:
     raise BadRequest(f"the body: '{name[:80]}' is unknown{nearest(name[:80], known)}")
   queries, k, seen = request_of(tree, max_instances), tree.get('k', _K), tree.get('seen')
@@ -131,9 +136,28 @@ def request_of(tree: JsonObject, max_instances: int) -> Request:
   by_row = 'instances' in tree
   if by_row:
     columns, size, shared = _rows(tree['instances'], max_instances)
+    context = tree.get('context', {})
+    if not isinstance(context, dict):
+      raise BadRequest('\'context\': wanted an object, as in {"user": "u1"}')
+    if both := columns.keys() & context.keys():
+      raise BadRequest(f"'{min(both)[:80]}': found in the context and in instances; wanted one")
+    check_columns(context)
+    shared += sum(map(weight, context.values()))
+    check_cost(size, shared, max_instances)
+    columns |= {name: [_value(value, 1)] for name, value in context.items()}
+  elif 'context' in tree:
+    raise BadRequest("'context': found with 'inputs'; wanted a column of one value in these")
   else:
     columns, size, shared = _columns(tree['inputs'], max_instances)
+  columns = {name: _once(values) for name, values in columns.items()}
   return Request(columns, size, by_row, max(size, size * shared // SAMPLE_BYTES))
+
+
+def _once(values: list[Json]) -> list[Json]:
+  """Returns the one value of a column whose values are all equal, else the column."""
+  first = values[0] if values else ()
+  is_one = type(first) in _PLAIN and values.count(first) == len(values)  # and not 1, 1.0 and true
+  return values[:1] if is_one and len(set(map(type, values))) == 1 else values
 
 
 def check_columns(names: Collection[str]) -> None:
@@ -215,11 +239,15 @@ def together(requests: Sequence[Request]) -> Request:
     return requests[0]
 
   def joined(name: str) -> list[Json]:
-    columns = ((r.columns[name], r.size) for r in requests)
-    return [v for c, size in columns for v in (c if len(c) == size else c * size)]
+    columns = [r.columns[name] for r in requests]
+    if not all(len(column) == 1 for column in columns):
+      columns = [c if len(c) == r.size else c * r.size for c, r in zip(columns, requests)]
+    return [value for column in columns for value in column]
 
   columns = {name: joined(name) for name in requests[0].columns}
-  return Request(columns, sum(r.size for r in requests), requests[0].by_row)
+  sizes = [r.size for r in requests]
+  shared = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
+  return Request(columns, len(shared), requests[0].by_row, shared=shared)
 
 
 def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:

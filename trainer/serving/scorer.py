@@ -17,7 +17,7 @@ import tensorflow as tf
 from ops import library
 from ops.dedupe import Deduped
 from ops.keys import NO_FEATURE
-from ops.row_store import PulledRows
+from ops.row_store import PulledRows, RowStore
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.config.export import input_name
@@ -31,7 +31,7 @@ from trainer.errors import DataLoss, UserError
 from trainer.model.builder import build
 from trainer.plain_data import Json
 from trainer.serving.graph import Graph
-from trainer.serving.plain_columns import PlainColumns
+from trainer.serving.plain_columns import PlainColumns, Samples
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
 
 # Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
@@ -88,23 +88,25 @@ class Scorer:
     self._graph_of_store = None
     if not self._embedding.counted:
       keys, store = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.resource)
-      self._graph_of_store = Graph(self._outputs_of_store, integers, floats, dense, keys, store)
+      self._graph_of_store = Graph(
+        self._outputs_of_store, integers, floats, dense, integers, keys, store
+      )
 
   def _outputs_of_store(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes the outputs, {name: float32 [B]}, and `ids`, [n], −1 for features without a row.
+    """Computes the outputs, {name: float32 [B]}, and `ids`, [u], −1 for keys without a row.
 
-    The tensors are segments and values of the n occurrences of features, the dense columns, the
-    keys of the occurrences, and the handle of the row store.
+    The tensors are segments and values of the n occurrences of features, the dense columns, for
+    each occurrence the index of its key, the keys, int64 [u], and the handle of the row store.
     """
-    segments, values, dense, keys, store = tensors
+    *batch, keys, store = tensors
     ids, *rows = library.load().ctr_row_store_pull(store, keys, train=False)
-    return self._outputs(segments, values, dense, tf.range(tf.size(keys)), *rows) | {'ids': ids}
+    return self._outputs(*batch, *rows) | {'ids': ids}
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs, {name: float32 [B]}.
 
     The tensors: segments and values of the n occurrences of features; the dense columns; for each
-    occurrence the index of its key among the distinct keys, int32 [n]; and the rows of these:
+    occurrence the index of its key among the u keys, int32 [n]; and the rows of these:
     offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
@@ -174,47 +176,53 @@ class Scorer:
     }
     return {n: c for n, c in columns.items() if self._column(n)} | inner
 
-  def parse(self, columns: Mapping[str, Sequence[Json]], size: int) -> SlotBatch:
+  def parse(
+    self, columns: Mapping[str, Sequence[Json]], size: int, shared: np.ndarray | None = None
+  ) -> Samples:
     """Reads a request's columns as a file of the log is read. Unknown columns are ignored.
 
     Args:
       columns: JSON values by the column's name or its name in a SavedModel (`input_name`). A column
-        has B values, or one that stands for all samples. A missing value is null or ''. A slot's
-        value is as in JSON lines; a dense value is a number, its text, or a boolean.
+        has B values, or C that samples share. A missing value is null or ''. A slot's value is as
+        in JSON lines; a dense value is a number, its text, or a boolean.
       size: B.
+      shared: int32 [B], for each sample, which of the C values it has; None: C is 1.
     Raises:
       BadRequest: if a column that the model reads is absent, or a column or value is malformed; the
         message is one line.
     """
-    of_request = {}
+    if shared is None:
+      shared = np.zeros([size], np.int32)
+    of_request, count = {}, shared[-1] + 1 if size else 1
     for name, values in self._flat(columns).items():
       column = self._column(name)
       if column is None:
         continue
       if column in of_request:
         raise BadRequest(f"column '{column}' is given twice")
-      if len(values) not in (1, size):
-        raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}, or 1")
+      if len(values) not in (count, size):
+        found = f'found {len(values)} values; wanted {size}, or {count}'
+        raise BadRequest(f"column '{column}': {found}")
       of_request[column] = values
     for column in self._columns:
       if column not in of_request:
         unknown = self.unknown(columns)
         near = f"; found '{unknown[0][:80]}', which is unknown" if unknown else ''
         raise BadRequest(f"column '{column}' is missing; a missing value is null or ''{near}")
-    if self._plain and (samples := self._plain.read(of_request, size)):
+    if self._plain and (samples := self._plain.read(of_request, shared)):
       return samples
     arrays = {}
     for column, is_text in self._columns.items():
       values = of_request[column]
-      if len(values) != size:  # one value, which stands for all samples
-        values = list(values) * size
+      if len(values) != size:
+        values = [values[i] for i in shared]
       arrays[column] = (
         _texts(column, values) if is_text else _numbers(column, values, self._cfg.data.decimal)
       )
     return self._read(arrays, size)
 
-  def _read(self, columns: dict[str, pa.Array], size: int) -> SlotBatch:
-    """Converts columns of the log, each with `size` values, to a batch of `size` samples."""
+  def _read(self, columns: dict[str, pa.Array], size: int) -> Samples:
+    """Reads columns of the log, each with `size` values."""
     if self.retrieval:  # items seen are named by the request, not looked up by user
       columns.setdefault(self._cfg.data.group, pa.nulls(size))
     parsed = parse(self._cfg, Block(columns, np.arange(size), lambda i: '', []), labelled=False)
@@ -231,8 +239,8 @@ class Scorer:
         keys = keys[segments]
     if values is None:
       values = np.ones([len(segments)], np.float32)
-    zeros = np.zeros([size], np.float32)
-    return SlotBatch(keys, values, segments, parsed.dense, zeros, zeros, zeros)
+    places = np.arange(len(keys), dtype=np.int32)
+    return Samples(keys, places, values, segments, parsed.dense)
 
   # Items, of a model with model.retrieval
 
@@ -250,38 +258,42 @@ class Scorer:
       array, 'seen', self._cfg.slot_ids()[self._cfg.item_slot.name], self._cfg.data.missing_values
     )
 
-  def histories(self, samples: SlotBatch) -> list[np.ndarray]:
+  def histories(self, samples: Samples) -> list[np.ndarray]:
     """Returns, for each sample, the keys of the items in its histories, int64 [h]."""
     item = self._cfg.item_slot.name
     fields = [f for f, s in enumerate(self._cfg.ordered_slots) if s.sequence and s.shares == item]
     mine = np.isin(samples.segments % self._num_slots, fields)
     sample = samples.segments[mine] // self._num_slots
-    starts = np.searchsorted(sample, np.arange(1, len(samples.label)))
-    return np.split(samples.keys[mine] if len(samples.segments) else samples.keys[:0], starts)
+    starts = np.searchsorted(sample, np.arange(1, len(samples.dense)))
+    keys = samples.keys[samples.places]
+    return np.split(keys[mine] if len(samples.segments) else keys[:0], starts)
 
-  def is_empty(self, samples: SlotBatch) -> np.ndarray:
+  def is_empty(self, samples: Samples) -> np.ndarray:
     """Returns which samples have neither a feature nor a dense value, bool [B]."""
     if not len(samples.segments) and len(samples.keys):
-      return np.zeros([len(samples.label)], bool)  # one feature in each slot
-    counts = np.bincount(samples.segments // self._num_slots, minlength=len(samples.label))
+      return np.zeros([len(samples.dense)], bool)  # one feature in each slot
+    counts = np.bincount(samples.segments // self._num_slots, minlength=len(samples.dense))
     return (counts == 0) & np.isnan(samples.dense).all(1)
 
   # Scores
 
-  def score(self, samples: SlotBatch, view: View) -> Scores:
+  def score(self, samples: Samples, view: View) -> Scores:
     """Computes the scores of samples with the version of the model that a view reads."""
     batch = samples.segments, samples.values, samples.dense
-    if self._graph_of_store and (store := view.row_store):
-      outputs = self._graph_of_store(*batch, samples.keys, store.handle)
+
+    def scored(store: RowStore) -> tuple[Scores, np.ndarray]:
+      outputs = self._graph_of_store(*batch, samples.places, samples.keys, store.handle)
       absent = samples.keys[outputs.pop('ids') < 0]
-      if view.row_store:  # else a delta may have changed some of the rows just now
-        return Scores(outputs, self._unknown(np.unique(absent)) if len(absent) else {})
+      return Scores(outputs, self._unknown(np.unique(absent)) if len(absent) else {}), absent
+
+    if self._graph_of_store and (scores := view.settled(scored)):
+      return scores
     keys, inverse = np.unique(samples.keys, return_inverse=True)
     rows, show_click = view.look_up(keys), []
     if self._embedding.counted:
       rows, *show_click = without_show_click(rows)
     offsets = offsets_of(rows.counts)
-    inverse = inverse.astype(np.int32)
+    inverse = inverse.astype(np.int32)[samples.places]
     outputs = self._graph(*batch, inverse, offsets, rows.linear, rows.factors, *show_click)
     return Scores(outputs, self._unknown(keys[~rows.present]))
 

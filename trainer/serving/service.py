@@ -94,7 +94,7 @@ class Service:
       with self._use() as served:
         if served.view.items is not None:
           raise NotAnswered('found a run with model.retrieval; wanted :recommend')
-        samples = served.scorer.parse(request.columns, request.size)
+        samples = served.scorer.parse(request.columns, request.size, request.shared)
         try:
           scores = served.scorer.score(samples, served.view)
           return scores, served.view.version.sequence
@@ -131,7 +131,7 @@ class Service:
       if served.view.items is None:
         raise NotAnswered('found a run without model.retrieval; wanted :predict')
       scorer, search = served.scorer, served.view.items
-      samples = scorer.parse(request.columns, request.size)
+      samples = scorer.parse(request.columns, request.size, request.shared)
       if (empty := scorer.is_empty(samples)).any():
         wanted = ', '.join(scorer.signature()[0])
         raise BadRequest(f'sample {empty.argmax()}: an empty query; wanted a value of {wanted}')

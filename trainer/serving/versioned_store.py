@@ -14,8 +14,8 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ from trainer.errors import UserError
 from trainer.serving.item_search import ItemSearch
 from trainer.storage.chain import RowExport, Rows
 
+_TRIES = 3  # to read a row store that changes
+_Read = TypeVar('_Read')
 _ZERO = bytes(4)  # reads as a linear weight of 0 without factors
 
 
@@ -89,12 +91,15 @@ class View(abc.ABC):
     config: the resolved config as YAML.
     dense: {name: the value of a dense variable}; `dense_stats` is among them.
     items: the items of a model with model.retrieval; else None.
-    row_store: with the rows of this version; None if only `look_up` can read them, and before a
-      later version changes the row store.
+    row_store: with rows of this version; None if only `look_up` can read them, and before a later
+      version changes the row store.
+    changes: another number after each change of `row_store`. It is read before and after the row
+      store is, and once a change that has begun is complete.
   """
 
   items: ItemSearch | None = None
   row_store: RowStore | None = None
+  changes = 0
 
   def __init__(self, version: Version, config: str, dense: dict[str, np.ndarray]):
     self.version, self.config, self.dense = version, config, dense
@@ -102,6 +107,25 @@ class View(abc.ABC):
   @abc.abstractmethod
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
     """Returns the rows of keys, int64 [n]; VersionGone if the store holds another version."""
+
+  def fetch(self, keys: np.ndarray) -> None:
+    """Puts the rows of keys, int64 [n], which `row_store` lacks, into it where they exist."""
+
+  def settled(self, read: Callable[[RowStore], tuple[_Read, np.ndarray]]) -> _Read | None:
+    """Reads the row store; None if there is none, or if it changes again and again.
+
+    `read` returns what it has read, and the keys that the row store lacks.
+    """
+    for _ in range(_TRIES):
+      changes = self.changes
+      if (row_store := self.row_store) is None:
+        break
+      found, absent = read(row_store)
+      if len(absent):
+        self.fetch(absent)
+      if self.changes == changes:
+        return found
+    return None
 
   def close(self) -> None:
     """Releases the version's resources."""

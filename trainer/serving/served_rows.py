@@ -1,0 +1,77 @@
+"""Rows that a server keeps in its memory, where a graph looks them up."""
+
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from ops.row_store import RowStore, to_bfloat16
+from ops.tensors import to_tensor
+from trainer import config
+from trainer.data.features import HASH_BITS
+from trainer.embedding.embedding import Embedding
+from trainer.embedding.row_table import counts_of
+from trainer.errors import DataLoss
+from trainer.model.builder import build
+from trainer.serving.versioned_store import LookedUpRows, with_show_click
+from trainer.storage.chain import Rows
+
+
+class ServedRows:
+  """Rows of a version, in a row store without optimizer state; `text` is the version's config."""
+
+  def __init__(self, text: str):
+    cfg = config.parse(text, "an export's config.yaml")
+    embedding = Embedding(cfg, build(cfg).needs)
+    # SGD keeps no state.
+    tables = [dataclasses.replace(t, linear='sgd', factors='sgd') for t in embedding.tables]
+    # Unknown slot ids get a table too, so that a look-up of their keys finds nothing.
+    self._slot_table = np.zeros([1 << (63 - HASH_BITS)], np.int64)
+    self._slot_table[: len(embedding.slot_table)] = np.maximum(embedding.slot_table, 0)
+    self.store = RowStore(tables=tables, slot_table=self._slot_table.tolist())
+    self._widths = np.array([t.width for t in tables])
+    self.counts = bool(cfg.counted_fields())
+
+  def check(self, rows: Rows, source: str) -> None:
+    """Raises DataLoss if a row has another number of factors than its table."""
+    wrong = (rows.counts > 0) & (rows.counts != self._widths[self._slot_table[rows.slot]])
+    if wrong.any():
+      i = int(np.argmax(wrong))
+      raise DataLoss(
+        f'{source}: key {rows.key[i]}: found {rows.counts[i]} factors in slot id '
+        f"{rows.slot[i]}; wanted the table's width in the chain's config"
+      )
+
+  def change(self, tombstones: np.ndarray, batches: Iterable[Rows]) -> None:
+    """Applies an export: deletes the rows of the keys `tombstones`, then adds batches of rows."""
+    self.erase(tombstones)
+    for rows in batches:
+      self.put(rows)
+
+  def put(self, rows: Rows) -> None:
+    """Adds rows; each replaces the earlier row of its key."""
+    self.erase(rows.key)
+    zero = np.zeros([len(rows.key)])
+    show, click = rows.show_click.astype(np.float64).T if self.counts else (zero, zero)
+    columns = {'key': rows.key, 'show': show, 'click': click, 'delta_score': zero}
+    columns |= {name: zero.astype(np.uint16) for name in ('unseen_days', 'age_days')}
+    columns |= {'slot': rows.slot.astype(np.uint16), 'admitted': rows.counts > 0}
+    columns |= {'linear': rows.linear[:, None], 'last_step': zero.astype(np.int32)}
+    table = np.repeat(self._slot_table[rows.slot], rows.counts)  # of each factor
+    for t, spec in enumerate(self.store.tables):
+      if spec.width:
+        factors = rows.factors[table == t].reshape(-1, spec.width)
+        is_half = spec.dtype == 'bfloat16'
+        columns[f'factors_{spec.name}'] = to_bfloat16(factors) if is_half else factors
+    chunk = {name: to_tensor(column) for name, column in columns.items()}
+    self.store.import_chunk('an export', chunk)
+
+  def erase(self, keys: np.ndarray) -> None:
+    self.store.erase(to_tensor(keys))
+
+  def pull(self, keys: np.ndarray) -> LookedUpRows:
+    keys = to_tensor(keys)
+    pulled = self.store.pull(keys, train=False)
+    ids, offsets, linear, factors = (tensor.numpy() for tensor in pulled[:4])
+    rows = LookedUpRows(linear, np.diff(offsets).astype(np.int64), factors, ids >= 0)
+    return with_show_click(rows, counts_of(self.store, keys).numpy()) if self.counts else rows
