@@ -39,7 +39,7 @@ from tests.support.scorer import Client
 from trainer import config, runtime
 from trainer.data.features import hash_keys
 from trainer.model.builder import build
-from trainer.serving import http, http_server
+from trainer.serving import http, http_server, processes
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scores
 from trainer.serving.versioned_store import open_store
@@ -286,9 +286,9 @@ class SavedModel:
 def serve_saved_model(path: str) -> None:
   runtime.start_serving()
   app = http.App(SavedModel(path), 'ctr', http.Limits())
-  server, listener = http_server.server(app, '127.0.0.1', 0)
+  listener = processes.listener('127.0.0.1', 0)
   print(f'serving http://127.0.0.1:{listener.getsockname()[1]}/', flush=True)
-  server.run(sockets=[listener])
+  http_server.server(app).run(sockets=[listener])
 
 
 def main(_: list[str]) -> None:

@@ -12,6 +12,7 @@ import contextlib
 import os
 import resource
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from absl import flags, logging
 from trainer import command_line, config, files, runtime
 from trainer.data.file_system import attempt_for, is_directory
 from trainer.errors import UserError, nearest, plain_errors
+from trainer.serving import processes
 
 if TYPE_CHECKING:
   from trainer.serving.service import Service
@@ -60,6 +62,9 @@ STRICT = flags.DEFINE_bool('strict', False, 'Refuses columns that the model does
 THREADS = flags.DEFINE_integer(
   'threads', 1, 'That score requests; several can wait for Redis.', lower_bound=1
 )
+PROCESSES = flags.DEFINE_integer(
+  'processes', 1, 'That serve at one port; with --run_dir, each holds all rows.', lower_bound=1
+)
 SECONDS_BETWEEN_LOOKS = 0.05  # between looks at the store
 SECONDS_TO_END = 5  # for a look, when the server stops
 
@@ -73,8 +78,18 @@ def main() -> int:
     raise UserError('--retrieve_run_dir: found with --store; wanted it with --run_dir')
   if flags.FLAGS['candidates'].present and not RETRIEVE_RUN_DIR.value:
     raise UserError('--candidates: wanted --retrieve_run_dir with it')
+  with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
+    listener = processes.listener(HOST.value, PORT.value)
+  member = None
+  if PROCESSES.value > 1:
+    if GRPC_PORT.value == 0:
+      raise UserError('--grpc_port: found 0 with --processes; wanted a port, which they share')
+    if GRPC_PORT.value:
+      with plain_errors(f'--host {HOST.value}, --grpc_port {GRPC_PORT.value}'):
+        processes.listener(HOST.value, GRPC_PORT.value).close()  # nobody else listens there
+    member = processes.fork(PROCESSES.value)
   if STORE.value:
-    return _serve([])
+    return _serve([], listener, member)
   with contextlib.ExitStack() as stack:
     run_dirs = {'--run_dir': RUN_DIR.value}
     if RETRIEVE_RUN_DIR.value:
@@ -82,7 +97,7 @@ def main() -> int:
     runs = [_opened(stack, flag, run_dir) for flag, run_dir in run_dirs.items()]
     if len(runs) == 2:
       _check_pair(*(run.cfg for run in runs))
-    return _serve(runs)
+    return _serve(runs, listener, member)
 
 
 class _Run(NamedTuple):
@@ -116,7 +131,7 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
     raise UserError(f'--run_dir: {found}{nearest(column, columns)}')
 
 
-def _serve(runs: Sequence[_Run]) -> int:
+def _serve(runs: Sequence[_Run], listener: socket.socket, member: processes.Member | None) -> int:
   """Serves until a signal ends it; returns the exit status.
 
   `runs` are that of --run_dir and, with --retrieve_run_dir, one that finds items; [] for --store.
@@ -148,10 +163,14 @@ def _serve(runs: Sequence[_Run]) -> int:
   if len(services) == 2:
     recommender = Recommender(services[1], services[0], CANDIDATES.value)
   app = http.App(
-    services[0], NAME.value, limits, files.secret(TOKEN_FILE.value, '--token_file'), recommender
+    services[0],
+    NAME.value,
+    limits,
+    files.secret(TOKEN_FILE.value, '--token_file'),
+    recommender,
+    member,
   )
-  with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
-    server, listener = http_server.server(app, HOST.value, PORT.value)
+  server = http_server.server(app)
   asked: list[int] = []
 
   def ask(number: int, _: FrameType | None) -> None:
@@ -166,12 +185,23 @@ def _serve(runs: Sequence[_Run]) -> int:
   method = 'recommend' if finds else 'predict'
 
   async def serve() -> None:
+    # Only the first process says that there is no version yet.
+    while member and member.number and any(service.not_ready for service in services):
+      if asked:
+        return
+      await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
     async with contextlib.AsyncExitStack() as stack:
       if GRPC_PORT.value is not None:
-        grpc_port = await stack.enter_async_context(rpc.listening(app, HOST.value, GRPC_PORT.value))
-      command_line.say(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', 'serving')
-      if GRPC_PORT.value is not None:
-        command_line.say(f'serving grpc://{host}:{grpc_port}', 'serving')
+        calls = rpc.listening(app, HOST.value, GRPC_PORT.value, PROCESSES.value > 1)
+        grpc_port = await stack.enter_async_context(calls)
+      if member:
+        await stack.enter_async_context(member.telling(app.figures))
+      if not member or member.number == 0:
+        command_line.say(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', 'serving')
+        if GRPC_PORT.value is not None:
+          command_line.say(f'serving grpc://{host}:{grpc_port}', 'serving')
+      if member:
+        member.starts()
       await server.serve(sockets=[listener])
 
   with contextlib.ExitStack() as stack:

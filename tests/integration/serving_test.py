@@ -1,14 +1,19 @@
-"""The campaign against the loop from export to score, in short; the long one is a command
-(campaigns/serving.py).
+"""A server of several processes; and the campaign against the loop from export to score, in short,
+of which the long one is a command (campaigns/serving.py).
 """
 
+import os
+import re
+import signal
+import subprocess
 import unittest
 
 import pytest
 import tensorflow as tf
 
 from tests.support import commands
-from tests.support.exports import RedisServer
+from tests.support.exports import RedisServer, Run
+from tests.support.scorer import Client
 
 
 class ServingTest(tf.test.TestCase):
@@ -33,6 +38,46 @@ class ServingTest(tf.test.TestCase):
   @pytest.mark.long
   def test_the_same_with_the_trainer(self):
     self.campaign('--trainer', '--kills', '4', '--seconds_between_kills', '2', '--seed', '3')
+
+
+class ProcessesTest(tf.test.TestCase):
+  def test_two_processes_answer_as_one(self):
+    run = Run(f'{self.get_temp_dir()}/run')
+    run.train()
+    run.export('base')
+    slots = dict(run.keys)  # the last text of each
+    sample = {slot: [text] for slot, text in slots}
+    words = '-m', 'trainer.serve', '--run_dir', f'{self.get_temp_dir()}/run', '--port', '0'
+    for lost in (False, True):
+      server = commands.start(*words, '--processes', '2', stdout=subprocess.PIPE)
+      self.addCleanup(server.kill)
+      port = int(re.search(r':(\d+)/', server.stdout.readline())[1])
+
+      def ask(port=port):
+        status, answer = Client(port).predict({'inputs': sample})
+        if status == 200:
+          self.assertNear(answer['outputs'][0], run.score(1, sample), 1e-6)
+        return status
+
+      while ask() == 503:  # the first process has not loaded the version yet
+        pass
+      children = []
+      while len(children) < 2:
+        with open(f'/proc/{server.pid}/task/{server.pid}/children') as f:
+          children = list(map(int, f.read().split()))
+      if lost:
+        os.kill(children[1], signal.SIGKILL)
+        self.assertEqual(server.wait(), 1)
+        continue
+      for child in children:  # the other one answers
+        os.kill(child, signal.SIGSTOP)
+        self.assertEqual(ask(), 200)
+        os.kill(child, signal.SIGCONT)
+      figures = Client(port).ask('GET', '/metrics')[1].decode()
+      self.assertIn('ctr_requests_total{status="200"} 3.0', figures)
+      self.assertIn('ctr_version 1.0', figures)
+      server.terminate()
+      self.assertEqual(server.wait(), 0)
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from trainer.serving import processes
 from trainer.serving.http import App, Limits
 from trainer.serving.http_server import server as server_of
 from trainer.serving.recommend import Recommender
@@ -65,7 +66,7 @@ def served(
 ) -> Iterator[Client]:
   """Serves in a thread, on ports of its own; the client's `rpc_port` answers gRPC if `rpc`."""
   app = App(service, 'ctr', limits, token, recommender)
-  server, listener = server_of(app, '127.0.0.1', 0)
+  server, listener = server_of(app), processes.listener('127.0.0.1', 0)
   started: concurrent.futures.Future[int | None] = concurrent.futures.Future()
 
   async def serve() -> None:
@@ -74,7 +75,7 @@ def served(
       if rpc:
         from trainer.serving.rpc import listening
 
-        port = await stack.enter_async_context(listening(app, '127.0.0.1', rpc_port))
+        port = await stack.enter_async_context(listening(app, '127.0.0.1', rpc_port, False))
       started.set_result(port)
       await server.serve(sockets=[listener])
 

@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from trainer.errors import UserError, nearest
 from trainer.serving import rest
+from trainer.serving.processes import Member, summed
 from trainer.serving.recommend import Recommender
 from trainer.serving.scorer import BadRequest
 from trainer.serving.service import NotAnswered, NotReady, Service
@@ -91,6 +92,7 @@ class App:
     name: the model's name in the paths of requests.
     token: clients must send it as `Authorization: Bearer TOKEN`; None: they need no token.
     recommender: finds items that `service` ranks; None: `service` finds them, if it can.
+    member: this process among those that serve; None: it is alone.
   """
 
   def __init__(
@@ -100,7 +102,9 @@ class App:
     limits: Limits,
     token: str | None = None,
     recommender: Recommender | None = None,
+    member: Member | None = None,
   ):
+    self._member = member
     self._recommender, self._ranks = recommender or Recommender(service), recommender is not None
     self._service, self._name, self.limits, self._token = service, name, limits, token
     self._under_way = 0  # requests that are scored or wait
@@ -416,8 +420,12 @@ class App:
     is_known = self._service.version is not None
     return _json(rest.index(self._name, self._methods() if is_known else rest.METHODS), 200)
 
+  def figures(self) -> bytes:
+    """Returns the metrics of this process."""
+    return prometheus_client.generate_latest(self._registry)
+
   async def _metrics(self, request: Request) -> Response:
-    text = prometheus_client.generate_latest(self._registry)
+    text = summed(await self._member.figures()) if self._member else self.figures()
     return Response(text, media_type=prometheus_client.CONTENT_TYPE_LATEST)
 
   async def _health(self, request: Request) -> Response:

@@ -8,9 +8,9 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from trainer.serving.http import App
+from trainer.serving.processes import BACKLOG
 from trainer.serving.scorer import BadRequest
 
-_BACKLOG = 1024
 _HEAD_BYTES = 16 << 10  # the longest head of a request
 SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
 # An idle connection closes after this time. A short time would often end just as a client sends.
@@ -60,12 +60,15 @@ class _Protocol(HttpToolsProtocol):
     self._timer = None
 
 
-def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socket]:
-  """Returns a server, and the listening socket to pass to its `run`; port 0: any free port."""
-  family = socket.AF_INET6 if ':' in host else socket.AF_INET
-  listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-  # An answer's head and body are sent in two pieces; without this the second waits for 40 ms.
-  listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+class _Server(uvicorn.Server):
+  async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+    await super().startup(sockets)
+    for one in sockets:
+      one.listen(BACKLOG)
+
+
+def server(app: App) -> uvicorn.Server:
+  """Returns a server, whose `run` takes a listening socket."""
   settings = uvicorn.Config(
     app.asgi,
     http=functools.partial(_Protocol, app),
@@ -76,5 +79,6 @@ def server(app: App, host: str, port: int) -> tuple[uvicorn.Server, socket.socke
     lifespan='off',
     timeout_graceful_shutdown=SECONDS_TO_FINISH,
     timeout_keep_alive=_SECONDS_IDLE,
+    backlog=1,  # connections to accept at once, so that several processes share them
   )
-  return uvicorn.Server(settings), listener
+  return _Server(settings)

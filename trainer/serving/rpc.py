@@ -151,11 +151,15 @@ class _Handler(grpc.GenericRpcHandler):
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App, host: str, port: int) -> AsyncIterator[int]:
-  """Answers gRPC calls while the context lasts; yields the port, any free one for port 0."""
+async def listening(app: App, host: str, port: int, shared: bool) -> AsyncIterator[int]:
+  """Answers gRPC calls while the context lasts; yields the port, any free one for port 0.
+
+  `shared` is whether other processes of this server listen there.
+  """
   options = {
     'grpc.max_receive_message_length': app.limits.body_bytes,
-    'grpc.so_reuseport': 0,  # else two servers could share a port, and each answer some calls
+    # Else two servers could share a port, and each answer some calls.
+    'grpc.so_reuseport': int(shared),
   }
   server = grpc.aio.server(options=list(options.items()))
   server.add_generic_rpc_handlers((_Handler(app),))

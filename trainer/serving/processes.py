@@ -1,0 +1,143 @@
+"""Lets several processes serve at one port: `ctr-serve --processes N`.
+
+The first one starts alone, and the others once it serves, so that a mistake is told once. All of
+them accept connections of one socket. What one of them answers at /metrics is the sum over all.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import types
+from collections.abc import AsyncIterator, Callable, Sequence
+
+from absl import logging
+
+from trainer import command_line
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+BACKLOG = 1024
+_SECONDS_TO_ANSWER = 5
+_PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
+
+
+def listener(host: str, port: int) -> socket.socket:
+  """Returns a socket that listens; port 0: any free port."""
+  family = socket.AF_INET6 if ':' in host else socket.AF_INET
+  found = socket.create_server((host, port), family=family, backlog=BACKLOG)
+  # An answer's head and body are sent in two pieces; without this the second waits for 40 ms.
+  found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+  return found
+
+
+class Member:
+  """One of the processes; they meet in the directory `folder`."""
+
+  def __init__(self, number: int, folder: str, started: int):
+    self.number, self._folder, self._started = number, folder, started
+
+  def starts(self) -> None:
+    """Tells that this process serves."""
+    if self.number == 0:
+      os.write(self._started, b'1')
+
+  @contextlib.asynccontextmanager
+  async def telling(self, figures: Callable[[], bytes]) -> AsyncIterator[None]:
+    """Gives the other processes the figures of this one while the context lasts."""
+
+    async def tell(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+      writer.write(figures())
+      writer.close()
+
+    path = os.path.join(self._folder, str(self.number))
+    async with await asyncio.start_unix_server(tell, path):
+      yield
+
+  async def figures(self) -> list[str]:
+    """Returns the figures of all processes that serve, as /metrics has them."""
+
+    async def asked(name: str) -> str:
+      reader, writer = await asyncio.open_unix_connection(os.path.join(self._folder, name))
+      with contextlib.closing(writer):
+        return (await asyncio.wait_for(reader.read(), _SECONDS_TO_ANSWER)).decode()
+
+    found = await asyncio.gather(*map(asked, os.listdir(self._folder)), return_exceptions=True)
+    return [text for text in found if isinstance(text, str)]  # one may be ending
+
+
+def summed(texts: Sequence[str]) -> bytes:
+  """Returns the figures of several processes as those of one: sums, or the oldest version."""
+  from prometheus_client import generate_latest
+  from prometheus_client.parser import text_string_to_metric_families
+
+  families = {}
+  for text in texts:
+    for family in text_string_to_metric_families(text):
+      samples = families.setdefault(family.name, (family, {}))[1]
+      for sample in family.samples:
+        key = sample.name, *sample.labels.items()
+        values = [sample.value, *([samples[key].value] if key in samples else [])]
+        if family.name == 'ctr_version' or sample.name.endswith('_created'):
+          value = min(values)
+        else:
+          value = max(values) if family.name == 'ctr_version_age_seconds' else sum(values)
+        samples[key] = sample._replace(value=value)
+  for family, samples in families.values():
+    family.samples = list(samples.values())
+  return generate_latest(types.SimpleNamespace(collect=lambda: [f for f, _ in families.values()]))
+
+
+def fork(count: int) -> Member:
+  """Forks `count` processes and returns in each; the calling process ends when they have ended.
+
+  A signal to stop is passed on. If a process ends before, so do the others, with status 1.
+  """
+  folder, pids, asked = tempfile.mkdtemp(prefix='ctr-serve-'), [], []
+  told, started = os.pipe()
+  parent = os.getpid()
+
+  def stop(number: int, _: types.FrameType | None = None) -> None:
+    if os.getpid() == parent:
+      asked.append(number)
+      for pid in pids:
+        os.kill(pid, number)
+
+  defaults = {number: signal.signal(number, stop) for number in _SIGNALS}
+  for number in range(count):
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    if not (pid := os.fork()):
+      for one, default in defaults.items():
+        signal.signal(one, default)
+      signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+      os.close(told)
+      os.setpgrp()  # Ctrl-C reaches the calling process, which passes it on, once
+      ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+      if os.getppid() != parent:
+        sys.exit(1)
+      return Member(number, folder, started)
+    pids.append(pid)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    if number == 0:
+      os.close(started)
+      if not os.read(told, 1):  # it ends, and has told why
+        break
+    if asked:
+      os.kill(pid, asked[0])  # in case that it is new
+      break
+  status = 0
+  while pids:
+    pid, raw = os.wait()
+    pids.remove(pid)
+    if not asked and not status:
+      status = max(os.waitstatus_to_exitcode(raw), 0) or 1
+      if pids:
+        logging.error('a process of the server ended (%d); all end', os.waitstatus_to_exitcode(raw))
+      for other in pids:
+        os.kill(other, signal.SIGTERM)
+  shutil.rmtree(folder, ignore_errors=True)
+  sys.exit(status or command_line.status_of_server(asked))
