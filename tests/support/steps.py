@@ -115,7 +115,7 @@ def scores(step: Step, cfg: config.Config, columns: Mapping[str, list], size: in
     present = step.store.lookup(keys)['exists'].numpy()
     return LookedUpRows(rows.linear.numpy(), np.diff(rows.offsets), rows.factors.numpy(), present)
 
-  view = types.SimpleNamespace(row_store=None, look_up=look_up)
+  view = types.SimpleNamespace(settled=lambda _: None, look_up=look_up)
   return scorer.score(scorer.parse(columns, size), view).outputs
 
 

@@ -157,6 +157,7 @@ class PlainColumns:
     self._computed_dense = [i for i, c in enumerate(cfg.data.dense) if c.made]
     is_plain = len(self._slots) == self._num_slots and not self._computed_dense
     self._computed = None if is_plain else _Computed(cfg)
+    self._fields = np.array([f for f, _ in self._slots], np.int32)
     self._high_bits = np.array([ids[s.name] << HASH_BITS for _, s in self._slots], np.int64)
     self._missing_keys = feature_keys(pa.array(missing, pa.string()), '', 0, [])
     self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
@@ -220,29 +221,31 @@ class PlainColumns:
     shared: np.ndarray,
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Returns `keys`, `places` and `segments` of plain slots; None if it cannot read a value."""
-    texts, size = [], len(shared)
-    counts = np.ones([size, len(self._slots)], np.int64)  # of texts
-    starts, of_slots = np.empty_like(counts), []
+    texts, size, of_slots = [], len(shared), []
+    counts = np.ones([size, len(self._slots)], np.int32)  # of texts
+    starts, samples, begin = np.empty_like(counts), np.arange(size, dtype=np.int32), 0
     for i, (_, slot) in enumerate(self._slots):
       if slot.made:
         place, features = self._bins[slot.name]
         values = features(numbers[place])
       elif (values := _texts(columns[slot.column or slot.name])) is None:
         return None
-      own, length = np.ones([len(values)], np.int64), len(values)
+      at, of_slot = samples if len(values) == size else shared, len(values)
       if slot.separator:
-        own[:] = [1 + value.count(slot.separator) for value in values]
+        own = np.array([1 + value.count(slot.separator) for value in values], np.int32)
         values = [value.replace(slot.separator, _END) for value in values]
-      at = slice(None) if length == size else shared
-      counts[:, i], starts[:, i] = own[at], (np.cumsum(own) - own + sum(of_slots))[at]
-      of_slots.append(own.sum())
+        ends = np.cumsum(own, dtype=np.int32)
+        counts[:, i], at, of_slot = own[at], (ends - own)[at], int(ends[-1]) if size else 0
+      starts[:, i] = at + begin
+      begin += of_slot
+      of_slots.append(of_slot)
       texts += values
     try:
       data = np.frombuffer(_END.join(texts).encode(), np.uint8)
     except UnicodeEncodeError:
       return None
     ends = np.flatnonzero(data == ord(_END))
-    if len(ends) != max(sum(of_slots) - 1, 0):
+    if len(ends) != max(begin - 1, 0):
       return None  # a text has a line break
     offsets = np.concatenate([[0], ends + 1, [len(data)] * bool(texts)]).astype(np.int32)
     keys = text_keys(data, offsets, 0)
@@ -251,19 +254,24 @@ class PlainColumns:
       is_missing &= np.repeat([slot.made is None for _, slot in self._slots], of_slots)
       keys[is_missing] = NO_FEATURE
     keys |= np.repeat(self._high_bits, of_slots)  # NO_FEATURE, all bits 1, stays as it is
+    is_single = not any(slot.separator for _, slot in self._slots)
+    places = (
+      starts.ravel() if is_single else ranges(starts.ravel(), counts.ravel()).astype(np.int32)
+    )
     present = keys != NO_FEATURE
-    places = ranges(starts.ravel(), counts.ravel()).astype(np.int32)
-    is_single = not (self._computed or any(slot.separator for _, slot in self._slots))
-    if is_single and present.all():
+    is_whole = present.all()
+    if is_single and is_whole and not self._computed:
       return keys, places, np.zeros([0], np.int32)
-    fields = np.array([f for f, _ in self._slots], np.int32)
-    segments = np.arange(size, dtype=np.int32)[:, None] * self._num_slots + fields
-    segments = np.repeat(segments.ravel(), counts.ravel())[present[places]]
-    places = (np.cumsum(present, dtype=np.int32) - 1)[places[present[places]]]
+    segments = (samples[:, None] * self._num_slots + self._fields).ravel()
+    segments = segments if is_single else np.repeat(segments, counts.ravel())
+    if not is_whole:
+      kept = present[places]
+      segments, places = segments[kept], (np.cumsum(present, dtype=np.int32) - 1)[places[kept]]
+      keys = keys[present]
     for f, slot in self._slots:
       if slot.sequence:  # keep the last max_length features
         own = np.flatnonzero(segments % self._num_slots == f)
         to_end = np.searchsorted(segments, segments[own], side='right') - own
         left_out = own[to_end > slot.sequence.max_length]
         places, segments = np.delete(places, left_out), np.delete(segments, left_out)
-    return keys[present], places, segments
+    return keys, places, segments
