@@ -78,18 +78,9 @@ def main() -> int:
     raise UserError('--retrieve_run_dir: found with --store; wanted it with --run_dir')
   if flags.FLAGS['candidates'].present and not RETRIEVE_RUN_DIR.value:
     raise UserError('--candidates: wanted --retrieve_run_dir with it')
-  with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
-    listener = processes.listener(HOST.value, PORT.value)
-  member = None
-  if PROCESSES.value > 1:
-    if GRPC_PORT.value == 0:
-      raise UserError('--grpc_port: found 0 with --processes; wanted a port, which they share')
-    if GRPC_PORT.value:
-      with plain_errors(f'--host {HOST.value}, --grpc_port {GRPC_PORT.value}'):
-        processes.listener(HOST.value, GRPC_PORT.value).close()  # nobody else listens there
-    member = processes.fork(PROCESSES.value)
+  member = _forked() if PROCESSES.value > 1 else None
   if STORE.value:
-    return _serve([], listener, member)
+    return _serve([], member)
   with contextlib.ExitStack() as stack:
     run_dirs = {'--run_dir': RUN_DIR.value}
     if RETRIEVE_RUN_DIR.value:
@@ -97,7 +88,23 @@ def main() -> int:
     runs = [_opened(stack, flag, run_dir) for flag, run_dir in run_dirs.items()]
     if len(runs) == 2:
       _check_pair(*(run.cfg for run in runs))
-    return _serve(runs, listener, member)
+    return _serve(runs, member)
+
+
+def _forked() -> processes.Member:
+  """Starts the other processes, and returns in each."""
+  if GRPC_PORT.value == 0:
+    raise UserError('--grpc_port: found 0 with --processes; wanted a port, which they share')
+  listener = _listener()
+  if GRPC_PORT.value:
+    with plain_errors(f'--host {HOST.value}, --grpc_port {GRPC_PORT.value}'):
+      processes.listener(HOST.value, GRPC_PORT.value).close()  # nobody else listens there
+  return processes.fork(PROCESSES.value, listener)
+
+
+def _listener() -> socket.socket:
+  with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
+    return processes.listener(HOST.value, PORT.value)
 
 
 class _Run(NamedTuple):
@@ -131,7 +138,7 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
     raise UserError(f'--run_dir: {found}{nearest(column, columns)}')
 
 
-def _serve(runs: Sequence[_Run], listener: socket.socket, member: processes.Member | None) -> int:
+def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
   """Serves until a signal ends it; returns the exit status.
 
   `runs` are that of --run_dir and, with --retrieve_run_dir, one that finds items; [] for --store.
@@ -170,7 +177,7 @@ def _serve(runs: Sequence[_Run], listener: socket.socket, member: processes.Memb
     recommender,
     member,
   )
-  server = http_server.server(app)
+  server, listener = http_server.server(app), member.listener if member else _listener()
   asked: list[int] = []
 
   def ask(number: int, _: FrameType | None) -> None:

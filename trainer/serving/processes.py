@@ -36,10 +36,11 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 class Member:
-  """One of the processes; they meet in the directory `folder`."""
+  """One of the processes, which share the socket `listener` and meet in the directory `folder`."""
 
-  def __init__(self, number: int, folder: str, started: int):
-    self.number, self._folder, self._started = number, folder, started
+  def __init__(self, number: int, listener: socket.socket, folder: str, started: int):
+    self.number, self.listener = number, listener
+    self._folder, self._started = folder, started
 
   def starts(self) -> None:
     """Tells that this process serves."""
@@ -92,7 +93,7 @@ def summed(texts: Sequence[str]) -> bytes:
   return generate_latest(types.SimpleNamespace(collect=lambda: [f for f, _ in families.values()]))
 
 
-def fork(count: int) -> Member:
+def fork(count: int, listener: socket.socket) -> Member:
   """Forks `count` processes and returns in each; the calling process ends when they have ended.
 
   A signal to stop is passed on. If a process ends before, so do the others, with status 1.
@@ -119,7 +120,7 @@ def fork(count: int) -> Member:
       ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
       if os.getppid() != parent:
         sys.exit(1)
-      return Member(number, folder, started)
+      return Member(number, listener, folder, started)
     pids.append(pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if number == 0:
