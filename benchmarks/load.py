@@ -5,7 +5,6 @@ standard input, and prints what `measure` returns.
 """
 
 import contextlib
-import http.client
 import json
 import socket
 import sys
@@ -100,12 +99,17 @@ def _socket(port):
   with socket.create_connection(('127.0.0.1', port), timeout=60) as connection:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def is_answered(request):
+    def is_answered(request):  # http.client would take as much time as the server
       connection.sendall(request)
-      answer = http.client.HTTPResponse(connection)
-      answer.begin()
-      answer.read()
-      return answer.status == 200
+      answer, size = b'', -1
+      while size < 0 or len(answer) < size:
+        if not (piece := connection.recv(1 << 16)):
+          raise ConnectionError('the server has closed the connection')
+        answer += piece
+        if size < 0 and (end := answer.find(b'\r\n\r\n')) >= 0:
+          head = answer[:end].lower()
+          size = end + 4 + int(head.partition(b'content-length:')[2].split(b'\r\n')[0])
+      return answer.startswith(b'HTTP/1.1 200 ')
 
     yield is_answered
 

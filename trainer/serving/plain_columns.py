@@ -179,8 +179,11 @@ class PlainColumns:
     if numbers is None or (found := self._features(columns, numbers, shared)) is None:
       return None
     dense = np.full([self._num_dense, size], np.nan, np.float32)
-    for i, column in numbers.items():
-      dense[i] = column if len(column) == size else column[shared]
+    with np.errstate(over='ignore'):
+      for i, column in numbers.items():
+        dense[i] = column if len(column) in (1, size) else column[shared]
+    if np.isinf(dense).any():
+      return None
     dense = np.ascontiguousarray(dense.T)
     keys, places, segments = found
     values = np.ones([len(segments)], np.float32)
@@ -200,18 +203,14 @@ class PlainColumns:
     return Samples(keys, places, values, segments, dense)
 
   def _read_numbers(self, columns: Mapping[str, Sequence[Json]]) -> dict[int, np.ndarray] | None:
-    """Returns {index: the dense column, float32}; None if this class cannot read a value."""
+    """Returns {index: the dense column, float64}; None if this class cannot read a value."""
     found = {}
-    with np.errstate(over='ignore'):
-      for i, name in self._dense:
-        numbers = _numbers(columns[name])
-        if numbers is None:
-          return None
-        if len(self._missing_numbers):
-          numbers[np.isin(numbers, self._missing_numbers)] = np.nan
-        found[i] = numbers.astype(np.float32)
-        if np.isinf(found[i]).any():
-          return None
+    for i, name in self._dense:
+      if (numbers := _numbers(columns[name])) is None:
+        return None
+      if len(self._missing_numbers):
+        numbers[np.isin(numbers, self._missing_numbers)] = np.nan
+      found[i] = numbers
     return found
 
   def _features(
@@ -222,12 +221,13 @@ class PlainColumns:
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Returns `keys`, `places` and `segments` of plain slots; None if it cannot read a value."""
     texts, size, of_slots = [], len(shared), []
-    counts = np.ones([size, len(self._slots)], np.int32)  # of texts
+    counts = np.ones([len(self._slots), size], np.int32)  # of texts
     starts, samples, begin = np.empty_like(counts), np.arange(size, dtype=np.int32), 0
     for i, (_, slot) in enumerate(self._slots):
       if slot.made:
         place, features = self._bins[slot.name]
-        values = features(numbers[place])
+        with np.errstate(over='ignore'):
+          values = features(numbers[place].astype(np.float32))
       elif (values := _texts(columns[slot.column or slot.name])) is None:
         return None
       at, of_slot = samples if len(values) == size else shared, len(values)
@@ -235,8 +235,8 @@ class PlainColumns:
         own = np.array([1 + value.count(slot.separator) for value in values], np.int32)
         values = [value.replace(slot.separator, _END) for value in values]
         ends = np.cumsum(own, dtype=np.int32)
-        counts[:, i], at, of_slot = own[at], (ends - own)[at], int(ends[-1]) if size else 0
-      starts[:, i] = at + begin
+        counts[i], at, of_slot = own[at], (ends - own)[at], int(ends[-1]) if size else 0
+      np.add(at, begin, out=starts[i])
       begin += of_slot
       of_slots.append(of_slot)
       texts += values
@@ -255,15 +255,15 @@ class PlainColumns:
       keys[is_missing] = NO_FEATURE
     keys |= np.repeat(self._high_bits, of_slots)  # NO_FEATURE, all bits 1, stays as it is
     is_single = not any(slot.separator for _, slot in self._slots)
-    places = (
-      starts.ravel() if is_single else ranges(starts.ravel(), counts.ravel()).astype(np.int32)
-    )
+    places, counts = starts.T.ravel(), counts.T.ravel()
+    if not is_single:
+      places = ranges(places, counts).astype(np.int32)
     present = keys != NO_FEATURE
     is_whole = present.all()
     if is_single and is_whole and not self._computed:
       return keys, places, np.zeros([0], np.int32)
     segments = (samples[:, None] * self._num_slots + self._fields).ravel()
-    segments = segments if is_single else np.repeat(segments, counts.ravel())
+    segments = segments if is_single else np.repeat(segments, counts)
     if not is_whole:
       kept = present[places]
       segments, places = segments[kept], (np.cumsum(present, dtype=np.int32) - 1)[places[kept]]

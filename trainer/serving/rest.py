@@ -155,9 +155,10 @@ def request_of(tree: JsonObject, max_instances: int) -> Request:
 
 def _once(values: list[Json]) -> list[Json]:
   """Returns the one value of a column whose values are all equal, else the column."""
-  first = values[0] if values else ()
-  is_one = type(first) in _PLAIN and values.count(first) == len(values)  # and not 1, 1.0 and true
-  return values[:1] if is_one and len(set(map(type, values))) == 1 else values
+  if len(values) < 2 or type(values[0]) not in _PLAIN or values.count(values[0]) < len(values):
+    return values
+  # 1, 1.0 and true are equal, and so are 0.0 and −0.0.
+  return values if values[0] == 0 or len(set(map(type, values))) > 1 else values[:1]
 
 
 def check_columns(names: Collection[str]) -> None:
