@@ -155,8 +155,8 @@ class EmbeddedStore(VersionedStore):
         transaction.abort()
         return None
       with self._damage_told():
-        self._newest = _EmbeddedView(self, transaction, self._newest)
-      return self._newest
+        self._newest = view = _EmbeddedView(self, transaction, self._newest)
+      return view
 
   def _reading(self) -> lmdb.Transaction | None:
     """Begins a read transaction and returns it; None if no writer has made the store yet."""
