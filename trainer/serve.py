@@ -191,12 +191,17 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
   finds = recommender or (runs and runs[0].cfg and runs[0].cfg.model.retrieval)
   method = 'recommend' if finds else 'predict'
 
-  async def serve() -> None:
-    # Only the first process says that there is no version yet.
-    while member and member.number and any(service.not_ready for service in services):
-      if asked:
-        return
+  async def loaded() -> None:
+    while any(service.not_ready for service in services) and not asked:
       await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
+    if member and not asked:
+      member.starts()
+
+  async def serve() -> None:
+    # Only the first process says that there is no version yet, and the others start once it has one.
+    loading = asyncio.create_task(loaded())
+    if member and member.number:
+      await loading
     async with contextlib.AsyncExitStack() as stack:
       if GRPC_PORT.value is not None:
         calls = rpc.listening(app, HOST.value, GRPC_PORT.value, PROCESSES.value > 1)
@@ -207,8 +212,6 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
         command_line.say(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', 'serving')
         if GRPC_PORT.value is not None:
           command_line.say(f'serving grpc://{host}:{grpc_port}', 'serving')
-      if member:
-        member.starts()
       await server.serve(sockets=[listener])
 
   with contextlib.ExitStack() as stack:

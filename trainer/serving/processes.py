@@ -1,7 +1,7 @@
 """Lets several processes serve at one port: `ctr-serve --processes N`.
 
-The first one starts alone, and the others once it serves, so that a mistake is told once. All of
-them accept connections of one socket. What one of them answers at /metrics is the sum over all.
+The first one starts alone, and the others once it has loaded a version, so that a mistake is told
+once. All of them accept connections of one socket. What one of them answers at /metrics is the sum over all.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class Member:
     self._folder, self._started = folder, started
 
   def starts(self) -> None:
-    """Tells that this process serves."""
+    """Tells that this process has a version to serve."""
     if self.number == 0:
       os.write(self._started, b'1')
 
