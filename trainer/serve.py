@@ -198,10 +198,12 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
       member.starts()
 
   async def serve() -> None:
-    # Only the first process says that there is no version yet, and the others start once it has one.
+    # Only the first process says that there is no version yet; the others start once it has one.
     loading = asyncio.create_task(loaded())
     if member and member.number:
       await loading
+      if asked:
+        return
     async with contextlib.AsyncExitStack() as stack:
       if GRPC_PORT.value is not None:
         calls = rpc.listening(app, HOST.value, GRPC_PORT.value, PROCESSES.value > 1)

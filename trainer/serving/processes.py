@@ -1,7 +1,8 @@
 """Lets several processes serve at one port: `ctr-serve --processes N`.
 
 The first one starts alone, and the others once it has loaded a version, so that a mistake is told
-once. All of them accept connections of one socket. What one of them answers at /metrics is the sum over all.
+once. All of them accept connections of one socket. What one of them answers at /metrics is the sum
+over all.
 """
 
 import asyncio
