@@ -8,15 +8,25 @@ command=$!
 ranks() {  # of this pod alone: without a process namespace of its own there may be others
   [ $$ != 1 ] || grep -lsz '^CTR_JOB=' /proc/[0-9]*/environ | xargs -r grep -lsz '^HOROVOD_RANK=' | tr -dc '0-9\n'
 }
+above() {  # processes, and those that wait for their status: shells, and sessions of sshd
+  local pid
+  for pid in "$@"; do
+    while [ "${pid:-0}" -gt 1 ] && [ "$pid" != "$command" ]; do
+      echo "$pid"
+      pid=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status" 2>/dev/null)
+    done
+  done
+}
 stop() {
-  local found
+  local found all
   found=$(ranks)
   if [ -z "$found" ]; then
     kill -INT "$command"
     return
   fi
+  all=$(above $found)
   kill -INT $found 2>/dev/null
-  while [ -n "$(ranks)" ]; do sleep 0.2; done
+  while kill -0 $all 2>/dev/null; do sleep 0.2; done
   kill "$command"
 }
 trap stop TERM
