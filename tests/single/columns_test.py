@@ -101,6 +101,7 @@ class ColumnsTest(tf.test.TestCase):
       scorer.parse({n: list(c[i : i + step]) for n, c in columns.items()}, min(step, size - i))
       for i in starts
     ]
+    parts = [part._replace(keys=part.keys[part.places]) for part in parts]
     found = [Found.of_batch(cfg, part) for part in parts]
     slots = [
       tuple(map(np.concatenate, zip(*((k, v, s + i) for i, (k, v, s) in zip(starts, of_slot)))))

@@ -85,7 +85,7 @@ class HeartbeatTest(tf.test.TestCase):
       self.say(['hello', 1, 'rank 1'])
       self.say(said)
       self.assertEqual(self.statuses.get(timeout=PATIENCE), 3)
-      told = r'^[-\d]{10} [:\d]{8} rank 1 was lost: it sent .* no process of this'
+      told = r'(?m)^[-\d]{10} [:\d]{8} rank 1 was lost: it sent .* no process of this'
       self.assertRegex(self.said.getvalue(), told)
 
   def test_a_rank_that_says_no_hello_never_came(self):
