@@ -10,7 +10,6 @@ import pathlib
 import signal
 import tempfile
 import threading
-import time
 from unittest import mock
 
 import numpy as np
@@ -18,6 +17,7 @@ import pandas as pd
 import tensorflow as tf
 
 from ops.tensors import to_tensor
+from tests.support.waiting import stopped_when_it_waits
 from trainer import config, files
 from trainer.comm.communicator import SingleProcess
 from trainer.config import rules
@@ -69,15 +69,7 @@ class JobTest(tf.test.TestCase):
     data = {'watch': f'{self.folder}/log', 'day_pattern': r'day_(\d+)'} | data
     one = self.make_job(data, **sections)
 
-    sleep, own = time.sleep, threading.current_thread()
-
-    def stop(seconds):
-      if threading.current_thread() is own:
-        one.stop_request.signal = signal.SIGTERM
-      else:
-        sleep(seconds)
-
-    with mock.patch.object(job.time, 'sleep', stop):
+    with stopped_when_it_waits(one):
       self.assertEqual(0, one.run())
     return one
 

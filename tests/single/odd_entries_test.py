@@ -5,11 +5,8 @@ import io
 import json
 import os
 import shutil
-import signal
 import socket
 import tempfile
-import threading
-import time
 import zlib
 from unittest import mock
 
@@ -20,11 +17,12 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
+from tests.support.waiting import stopped_when_it_waits
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import BadPass
 from trainer.files import to_json
-from trainer.job import job, stream
+from trainer.job import stream
 from trainer.job.job import Job
 from trainer.reporting import closing
 from trainer.training import inputs
@@ -168,17 +166,9 @@ class OddEntriesTest(tf.test.TestCase):
 
   def run_job(self, one):
     """Trains on what there is, then stops. Returns: what it printed."""
-    sleep, own = time.sleep, threading.current_thread()
-
-    def stop(seconds):
-      if threading.current_thread() is own:
-        one.stop_request.signal = signal.SIGTERM
-      else:
-        sleep(seconds)
-
     # As a terminal that takes UTF-8 and nothing else.
     printed = io.TextIOWrapper(io.BytesIO(), 'utf-8')
-    with mock.patch.object(job.time, 'sleep', stop), contextlib.redirect_stdout(printed):
+    with stopped_when_it_waits(one), contextlib.redirect_stdout(printed):
       self.assertEqual(0, one.run())
       closing.write_report(one.cfg)
       printed.flush()

@@ -27,17 +27,7 @@ def versions(*args):
   return module.versions(*args)
 
 
-class TopicStoreTest(tf.test.TestCase):
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    cls.cluster = topics.Cluster()
-
-  @classmethod
-  def tearDownClass(cls):
-    cls.cluster.close()
-    super().tearDownClass()
-
+class TopicStoreTest(topics.ClusterTest):
   def setUp(self):
     super().setUp()
     self.run_ = Run(tempfile.mkdtemp(dir=self.get_temp_dir()))

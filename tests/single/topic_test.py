@@ -3,10 +3,7 @@
 import json
 import os
 import pathlib
-import signal
 import tempfile
-import threading
-import time
 from unittest import mock
 
 import numpy as np
@@ -16,6 +13,7 @@ from absl.testing import parameterized
 
 from tests.support import topics
 from tests.support.states import state_of
+from tests.support.waiting import stopped_when_it_waits
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data import topic
@@ -23,7 +21,6 @@ from trainer.data.conversion import prepare_pass
 from trainer.data.file_system import refusing
 from trainer.data.topic import Span, Spans
 from trainer.errors import BadPass, ConfigError, UserError
-from trainer.job import job
 from trainer.job.job import Job
 from trainer.job.topic_passes import shared
 from trainer.training.step import TrainStep
@@ -51,17 +48,7 @@ def as_example(record):
   return example.SerializeToString()
 
 
-class TopicTest(tf.test.TestCase, parameterized.TestCase):
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    cls.cluster = topics.Cluster()
-
-  @classmethod
-  def tearDownClass(cls):
-    cls.cluster.close()
-    super().tearDownClass()
-
+class TopicTest(topics.ClusterTest, parameterized.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
@@ -90,15 +77,7 @@ class TopicTest(tf.test.TestCase, parameterized.TestCase):
     """Trains on what is there, then stops; returns the events of metrics.jsonl."""
     cfg = self.config(*args, **sections)
     one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
-    sleep, own = time.sleep, threading.current_thread()
-
-    def stop(seconds):
-      if threading.current_thread() is own:
-        one.stop_request.signal = signal.SIGTERM
-      else:
-        sleep(seconds)
-
-    with mock.patch.object(job.time, 'sleep', stop):
+    with stopped_when_it_waits(one):
       self.assertEqual(0, one.run())
       one.close()
     return self.events()

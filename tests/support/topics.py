@@ -7,6 +7,7 @@ from typing import Any
 
 import confluent_kafka
 import numpy as np
+import tensorflow as tf
 
 
 class Cluster:
@@ -42,6 +43,20 @@ class Cluster:
 
   def close(self) -> None:
     del self._producer
+
+
+class ClusterTest(tf.test.TestCase):
+  """A test of one cluster, `cluster`, for all its methods."""
+
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.cluster = Cluster()
+
+  @classmethod
+  def tearDownClass(cls):
+    cls.cluster.close()
+    super().tearDownClass()
 
 
 def records(count: int, seed: int = 0) -> list[dict[str, Any]]:
