@@ -18,7 +18,7 @@ from trainer import config
 from trainer.data.passes import Pass
 from trainer.data.topic import DAY_MS, Away, Expired, Span, Spans, Topic, expired
 from trainer.errors import UserError
-from trainer.files import write_synced
+from trainer.files import whole_file
 from trainer.plain_data import JsonObject
 from trainer.training.ledger import Ledger
 from trainer.training.run_state import Progress, RunState
@@ -151,8 +151,8 @@ class TopicPasses:
 
   def _write(self) -> None:
     self._file['cuts'] = dict([*self._file['cuts'].items()][-_KEPT_CUTS:])
-    write_synced(self._path + '.new', json.dumps(self._file).encode())
-    os.replace(self._path + '.new', self._path)
+    with whole_file(self._path) as f:
+      f.write(json.dumps(self._file).encode())
 
   def _cut(self, place: _Place) -> Spans | None:
     """Returns the pass that begins at a place, or None if it is not complete yet."""
@@ -210,9 +210,9 @@ class TopicPasses:
     return Spans(topic, time, parts)
 
   def _cut_by_time(self, place: _Place, starts: Mapping[str, int]) -> Spans | None:
-    """Does what `_cut` does, where a pass lies in one window or day by its messages' timestamps.
+    """Returns what `_cut` does, for passes of messages whose timestamps lie in one window or day.
 
-    A partition has passed a moment with its first message that is `lateness_seconds` newer.
+    A partition has passed a moment once it has a message that is `lateness_seconds` newer.
     """
     cut, time = self._topic.cut, place.time
     length = round(1000 * cut.seconds) if cut.by == 'time' else DAY_MS

@@ -110,7 +110,7 @@ class RowsOnServers:
   def take_changes(self) -> None:
     return None  # a delta looks at all features
 
-  def select(self, kind: str, among: TensorLike | None = None) -> np.ndarray:
+  def select(self, kind: str, among: None = None) -> np.ndarray:
     servers = sorted({self._server_of(shard) for shard in self._shards()})
     empty = np.zeros([0], np.int64)
     keys = np.concatenate([empty, *(self._remote[i].select(kind) for i in servers)])

@@ -250,11 +250,13 @@ class Bucket:
 
   def _twin_here(self, name: str) -> str | None:
     """Returns a local file with the same rows as a checkpoint's: their index has checksums."""
+    if not name.endswith('.bin'):
+      return None
     folder, file = os.path.split(self._path(name))
     for twin in glob.glob(os.path.join(glob.escape(self._directory), '*', 'ckpt-*', file)):
       indices = [os.path.splitext(path)[0] + '.json' for path in (self._path(name), twin)]
       is_done = files.is_done(os.path.dirname(twin)) and os.path.dirname(twin) != folder
-      if file.endswith('.bin') and is_done and filecmp.cmp(*indices, shallow=False):
+      if is_done and filecmp.cmp(*indices, shallow=False):
         return twin
     return None
 

@@ -8,6 +8,7 @@
                                   first and last table shard, the lengths of its columns, and its
                                   checksum
       rows-8-00000-of-00002.bin …    rows that had changed at save 8
+      rows-6-merged-00000-of-00001.bin …    rows of save 6 and those before, in place of their files
       texts-00000-of-00002.parquet   with data.keep_texts, texts of its features (kept_texts.py)
       dense.npz                   variables of layers and optimizer, metrics: name -> array
       progress.json  config.yaml

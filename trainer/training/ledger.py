@@ -63,7 +63,12 @@ class Entry:
 
 
 def _files(path: str) -> list[LogFile]:
-  """Returns the files that identify a pass: its raw files, or a prepared pass's meta.json."""
+  """Returns the files that identify a pass: its raw files, or a prepared pass's meta.json.
+
+  Messages of a topic lie in no file: their path identifies them.
+  """
+  if is_span(path):
+    return []
   meta = os.path.join(path, META)
   return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
 
@@ -98,7 +103,7 @@ def entry_of(data_pass: Pass, epoch: int) -> Entry:
   """Returns the entry of a new pass. It reads all files of the pass for the checksum."""
   size, modified = stamp(data_pass.path)
   crc32 = zlib.crc32(data_pass.path.encode()) if is_span(data_pass.path) else 0
-  for file in [] if is_span(data_pass.path) else _files(data_pass.path):
+  for file in _files(data_pass.path):
     with open_file(file.path) as f:
       crc32 = crc32_of_stream(f, crc32)
   path = absolute(data_pass.path)
