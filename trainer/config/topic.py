@@ -34,18 +34,19 @@ class TopicPass(Section):
   records: PositiveInt | None = 1_000_000
   """The most messages of a pass; null: any number."""
   seconds: Positive | None = None
-  """A pass ends so many seconds after the one before it, with what has come by then, if anything;
-  null: once it has `records`."""
+  """The seconds from the end of one pass to the end of the next, which has the messages that have
+  come by then; if there are none, it waits for the first. null: `records` alone ends a pass."""
   by: Literal['arrival', 'time'] = 'arrival'
-  """What `seconds` count. arrival: the trainer's clock. time: the messages' timestamps; a window of
-  so many seconds is complete once all partitions are `lateness_seconds` past its end."""
+  """What `seconds` are measured by. arrival: the trainer's clock. time: the messages' timestamps; a
+  pass then lies in a window of so many seconds, and ends once the window is over, as
+  `lateness_seconds` says."""
 
 
 class Topic(Section):
   """A topic of Kafka that is trained on as it grows (docs/online.md)."""
 
   brokers: str
-  """Addresses at which the cluster is found, as host:9092,other:9092."""
+  """Addresses at which the cluster is found, such as host:9092,other:9092."""
   topic: str = pydantic.Field(pattern=r'^[A-Za-z0-9._-]{1,249}$')
   """The name of the topic."""
   format: Literal['jsonl', 'csv', 'arrow', 'tfrecord'] = 'jsonl'
@@ -53,22 +54,23 @@ class Topic(Section):
   an Arrow IPC stream of any number of records; tfrecord: a tf.Example."""
   start: Annotated[str | dict[int, int], pydantic.BeforeValidator(_start)] = 'earliest'
   """Where a new run begins: at the oldest message, behind the newest one, or at an offset for each
-  partition, as {0: 1200, 1: 1180}. Partitions that are not named, or are added later, begin with
-  their oldest message."""
+  partition, such as {0: 1200, 1: 1180}. Partitions that are not named, or are added later, begin
+  with their oldest message."""
   cut: TopicPass = pydantic.Field(TopicPass(), alias='pass')
   """What one pass is."""
   days: bool = False
-  """Whether days end, by the messages' timestamps in UTC. A pass then lies in one day, and
-  data.day_pattern finds it."""
+  """Whether the stream has days, by the messages' timestamps in UTC. Each pass then lies in one
+  day; data.day_pattern, which finds the day, is set for you."""
   lateness_seconds: NonNegative = 60.0
-  """How late a message may come: a day or window ends once each partition has a message so much
-  newer, or has had none for so long. Of later ones, data.late decides."""
+  """How late a message may come. A day or window is over once every partition has a message that is
+  newer than its end by so many seconds, or has had no new message for so long. data.late says what
+  becomes of messages that come after the end of their day."""
   on_expired: Literal['fail', 'skip'] = 'fail'
   """What to do where the broker has deleted messages that were not trained on yet. fail: the run
   ends; skip: it goes on with the oldest message there, and tells how many it has lost."""
   config: dict[str, bool | int | float | str] = {}
-  """Settings of librdkafka, as security.protocol. A text that begins with @ names a file that holds
-  the value, which is never shown; passwords, secrets and keys must be given so."""
+  """Settings of librdkafka, such as security.protocol. A text that begins with @ names a file that
+  holds the value, which is never shown; passwords, secrets and keys must be given so."""
 
   def mistakes(self, cfg: 'Config') -> Rules:
     if self.cut.records is None and self.cut.seconds is None:

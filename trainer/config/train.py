@@ -205,7 +205,8 @@ class Checkpoint(Section):
   keep: PositiveInt = 3
   """How many of the newest are kept."""
   max_increments: NonNegativeInt = 20
-  """How many checkpoints in a row may write only the rows that changed since the one before. Once
-  there are half as many, their rows and those of the last that has all are merged into one file in
-  the background. A checkpoint writes all rows if that is not done in time, after the end of a day,
-  and once the changed rows are half as many as the table's."""
+  """How many checkpoints in a row may write only the rows that changed since the one before. When
+  half of that number is reached, their rows are merged in the background with those of the last
+  checkpoint that wrote all, and the count begins anew. A checkpoint writes all rows if the merge is
+  not done in time, after the end of a day, and once the changed rows are half as many as the
+  table's."""

@@ -96,7 +96,7 @@ class Away(UserError):
 
 
 class Expired(UserError):
-  """Messages that a run wants are no longer at the cluster; `there` are those that are."""
+  """The cluster has deleted messages that a run wants; `there` are the messages that it has."""
 
   there: Span = Span(0, 0)
 

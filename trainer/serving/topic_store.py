@@ -1,10 +1,10 @@
 """Writes the rows of each version into a compacted topic of Kafka, for whoever keeps a copy.
 
-A message's key is that of a row, 8 bytes, big-endian; its value the row, as versioned_store encodes
-it, or null for a row that is gone. Behind its last row, a version has a marker in each partition:
-the key `ctr:version`, the Version as JSON. Who reads a partition applies what came since the
-marker before once the next one comes. A publisher that was killed before it wrote the markers
-writes the version again.
+The key of a message is that of a row, 8 bytes, big-endian. Its value is the row as versioned_store
+encodes it, or null if the row is gone. Behind its last row, a version has a marker in each
+partition, whose key is `ctr:version` and whose value is the Version as JSON. Who reads a partition
+collects messages up to the next marker, and then applies them. A publisher that was killed before
+it wrote the markers writes the version again.
 """
 
 import json
