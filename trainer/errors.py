@@ -54,6 +54,10 @@ class BadPass(UserError):
   """A pass cannot be trained on: it is empty or damaged, or holds too many bad records."""
 
 
+class Stopped(UserError):
+  """The process was asked to stop while it waited for another machine."""
+
+
 def printable(text: str) -> str:
   """Returns a text in one printable line, with \\n, \\x1b and \\xff spelt out."""
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tests.support import topics
 from tests.support.exports import Run, events
+from trainer.data import topic
 from trainer.errors import UserError
 from trainer.serving.publisher import Publisher
 from trainer.serving.topic_store import TopicStore
@@ -87,6 +88,54 @@ class TopicStoreTest(topics.ClusterTest):
     with mock.patch('trainer.data.topic.SECONDS_TO_ANSWER', 0.2):
       with self.assertRaisesRegex(UserError, 'data.topic: x: .*'):
         open_store('kafka://127.0.0.1:1/x', '--to', writable=True).version()
+
+  def test_a_cluster_that_goes_away_while_a_partition_is_read(self):
+    self.run_.train()
+    self.run_.export('base')
+    self.cluster = topics.Cluster()
+    self.address = f'kafka://{self.cluster.brokers}/{self.name}'
+    self.publish()
+    store = open_store(self.address, '--to', writable=True)
+    self.addCleanup(store.close)
+    publisher, bounds = Publisher(self.run_.directory, store), topic.Topic.bounds
+
+    def goes_away(client):
+      found = bounds(client)
+      self.cluster.close()
+      return found
+
+    briefly = mock.patch.object(topic, 'SECONDS_TO_ANSWER', 1.0)
+    with briefly, mock.patch.object(topic, '_AT_ONCE', 0):  # as if no message came
+      with self.assertRaisesRegex(topic.Away, f'{self.name}:0:.*: no answer'):
+        publisher.advance()
+    self.assertIsNone(publisher.advance())  # it has read again: the version is there
+    again = open_store(self.address, '--to', writable=True)
+    self.addCleanup(again.close)
+    with briefly, mock.patch.object(topic.Topic, 'bounds', goes_away):
+      with self.assertRaisesRegex(topic.Away, f'{self.name}:0:.*: no answer'):
+        Publisher(self.run_.directory, again).advance()
+
+  def test_messages_that_nobody_takes(self):
+    self.run_.train()
+    self.run_.export('base')
+    self.cluster = topics.Cluster()
+    few = {'queue.buffering.max.messages': 10, 'message.timeout.ms': 200}
+    store = open_store(
+      f'kafka://{self.cluster.brokers}/{self.name}', '--to', writable=True, settings=few
+    )
+    self.addCleanup(store.close)
+    self.cluster.send(self.name, [None])  # makes the topic
+    send = TopicStore._send
+
+    def goes_away(store, *args):
+      self.cluster.close()
+      with mock.patch.object(TopicStore, '_send', send):
+        while True:
+          send(store, *args)
+
+    with mock.patch.object(TopicStore, '_send', goes_away):
+      with self.assertRaisesRegex(topic.Away, self.name):
+        Publisher(self.run_.directory, store).advance()
 
   def test_settings_come_from_files(self):
     path = os.path.join(self.get_temp_dir(), 'secret')

@@ -1,8 +1,11 @@
 """A topic in place of files: what is a pass, what is trained on, and what is told."""
 
+import contextlib
 import json
+import math
 import os
 import pathlib
+import signal
 import tempfile
 from unittest import mock
 
@@ -16,11 +19,12 @@ from tests.support.states import state_of
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config
 from trainer.comm.communicator import SingleProcess
-from trainer.data import topic
+from trainer.data import file_system, topic
 from trainer.data.conversion import prepare_pass
 from trainer.data.file_system import refusing
 from trainer.data.topic import Span, Spans
 from trainer.errors import BadPass, ConfigError, UserError
+from trainer.job import stop_request
 from trainer.job.job import Job
 from trainer.job.topic_passes import shared
 from trainer.training.step import TrainStep
@@ -233,6 +237,31 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
       with self.assertLogs(level='WARNING') as logs:
         self.assertEmpty(self.train({'brokers': '127.0.0.1:1'}))
     self.assertIn('waiting for the cluster', '\n'.join(logs.output))
+
+  def test_a_stop_while_no_message_comes(self):
+    self.cluster.send(self.name, map(topics.as_json, topics.records(100)))
+    cfg = self.config({'pass': {'records': 100}})
+    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    told = []
+
+    def stop(*args):  # in place of the line that says so
+      told.append(args[0] % args[1:])
+      os.kill(os.getpid(), signal.SIGTERM)
+
+    with contextlib.ExitStack() as stack:
+      stack.callback(file_system.attempt_for, math.inf)
+      for module, name, value in (
+        (topic, '_AT_ONCE', 0),  # as if no message came
+        (topic, 'SECONDS_TO_ANSWER', 1.0),
+        (stop_request, 'SECONDS_FOR_OTHERS', 0.0),
+        (topic.absl_logging, 'warning', stop),
+      ):
+        stack.enter_context(mock.patch.object(module, name, value))
+      self.assertEqual(one.run(), 0)
+      one.close()
+    self.assertRegex(told[0], f'{self.name}:0:0: no answer; waiting')
+    self.assertEqual([e['status'] for e in self.events('end')], ['stopped'])
+    self.assertLen(self.train({'pass': {'records': 100}}), 1)
 
   def test_a_pass_that_ruins_the_model_is_left_out(self):
     some = topics.records(300)

@@ -42,7 +42,7 @@ class Cluster:
       raise AssertionError(f'{left} messages were not sent')
 
   def close(self) -> None:
-    del self._producer
+    self._producer = None
 
 
 class ClusterTest(tf.test.TestCase):

@@ -41,9 +41,14 @@ _last_attempt = math.inf  # when, by time.monotonic(), the last attempt may begi
 
 
 def attempt_for(seconds: float) -> None:
-  """Lets no attempt at a remote file begin later than in `seconds`, once asked to stop."""
+  """Lets no attempt to reach another machine begin later than in `seconds`, once asked to stop."""
   global _last_attempt
   _last_attempt = time.monotonic() + seconds
+
+
+def attempts_end() -> bool:
+  """Returns whether no attempt may begin any more."""
+  return time.monotonic() > _last_attempt
 
 
 class LogFile(NamedTuple):
@@ -134,7 +139,7 @@ def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value
     except FileNotFoundError:
       raise
     except OSError as e:
-      if attempt == ATTEMPTS or time.monotonic() > _last_attempt:
+      if attempt == ATTEMPTS or attempts_end():
         attempts = '1 attempt' if attempt == 1 else f'{attempt} attempts'
         raise UserError(f'{path}: cannot be {verb} after {attempts}: {first_line(e)}') from e
       time.sleep(SECONDS_BETWEEN_ATTEMPTS * attempt)

@@ -19,8 +19,8 @@ from absl import logging as absl_logging
 
 from trainer import config, files
 from trainer.data.block import Block
-from trainer.data.file_system import SPAN
-from trainer.errors import BadPass, UserError
+from trainer.data.file_system import SPAN, attempts_end
+from trainer.errors import BadPass, Stopped, UserError
 
 if TYPE_CHECKING:
   import confluent_kafka
@@ -203,8 +203,9 @@ class Topic:
   ) -> Iterator[list['confluent_kafka.Message']]:
     """Yields the messages of a partition in order, some at a time.
 
-    If the cluster does not answer, it waits, tells of it and calls `waits`; without, it is Away.
-    Expired, a UserError, says that the first of them has been deleted at the cluster.
+    If the cluster does not answer, it waits, tells of it and calls `waits`, until the process is
+    asked to stop (Stopped); without `waits`, it is Away. Expired, a UserError, says that the first
+    of them has been deleted at the cluster.
     """
     place, since, is_told = span.start, time.monotonic(), False
     self._consumer.assign([self._at(partition, place)])
@@ -235,6 +236,8 @@ class Topic:
       self._check_refused()
       if waits:
         waits()
+        if attempts_end():
+          raise Stopped(f'{self.what}: asked to stop while no message came')
       if not is_told and time.monotonic() - since > SECONDS_TO_ANSWER:
         is_told, told = True, f'{self.what}:{partition}:{place}: no answer'
         if not waits:

@@ -14,7 +14,7 @@ from trainer.data.item_table import ItemTable
 from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
-from trainer.errors import BadPass, UserError
+from trainer.errors import BadPass, Stopped, UserError
 from trainer.evaluation import drift
 from trainer.evaluation.validation import Validation
 from trainer.job.callback import Callback
@@ -121,6 +121,8 @@ class Job:
           # Otherwise the counts that a sample reads would include its own label.
           self.step.store.forget_counts()
         self.stream.epoch_begins()
+      return self._stop()
+    except Stopped:
       return self._stop()
     finally:
       self.log.status.end()
@@ -261,8 +263,7 @@ class Job:
 
   def _train_on_pass(self, action: TrainPass) -> bool:
     """Trains on a pass, or refuses it. Returns False if the job was asked to stop within it."""
-    prepared = self._prepare(action.data_pass)
-    if prepared is None:
+    if (prepared := self._prepare(action.data_pass)) is None:
       return True
     if self.stream.limit and not self.state.has_checkpoint:
       self.save()

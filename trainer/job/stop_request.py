@@ -6,7 +6,7 @@ from types import FrameType
 
 from trainer.data import file_system
 
-SECONDS_FOR_BUCKETS = 5.0  # how long a job that is to stop goes on trying to reach a bucket
+SECONDS_FOR_OTHERS = 5.0  # how long a job that is to stop still tries to reach other machines
 
 
 class StopRequest:
@@ -31,5 +31,5 @@ class StopRequest:
 
   def _on_signal(self, number: int, _: FrameType | None) -> None:
     if not self.signal:
-      file_system.attempt_for(SECONDS_FOR_BUCKETS)
+      file_system.attempt_for(SECONDS_FOR_OTHERS)
     self.signal = min(number, self.signal or number)

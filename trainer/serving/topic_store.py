@@ -66,7 +66,7 @@ class TopicStore(VersionedStore):
     return Version(**fields)
 
   def _read(self, partition: str, span: Span) -> Iterator[tuple[bytes, bytes | None]]:
-    for messages in self._topic.messages(partition, span, lambda: None):
+    for messages in self._topic.messages(partition, span):
       yield from ((message.key(), message.value()) for message in messages)
 
   def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
@@ -107,18 +107,24 @@ class TopicStore(VersionedStore):
         return self._producer.produce(self._name, value, key, partition, self._sent)
       except BufferError:  # too many messages wait to be sent
         self._producer.poll(0.1)
+        self._check_sent()
 
   def _sent(self, error: Any, _: Any) -> None:
     if error is not None:
       self._failed.append(error)
 
-  def _flush(self) -> None:
-    left = self._producer.flush(_SECONDS_TO_SEND)
+  def _check_sent(self) -> None:
     failed, self._failed = self._failed, []
     for error in failed:
       raise_error(self._what, error)
-    if left:
-      raise UserError(f'{self._what}: {left:,} messages were not taken')
+
+  def _flush(self) -> None:
+    for _ in range(_SECONDS_TO_SEND):
+      left = self._producer.flush(1)  # a signal is heeded after each
+      self._check_sent()
+      if not left:
+        return
+    raise UserError(f'{self._what}: {left:,} messages were not taken')
 
   def view(self) -> View | None:
     raise UserError(f'{self._what}: a topic is read by a copy of it; wanted a directory or Redis')
