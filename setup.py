@@ -40,8 +40,9 @@ def requirements() -> list[str]:
     'tensorflow-recommenders-addons==0.8.1',
   ]
   return [
-    *('absl-py', 'Jinja2', 'numpy', 'pandas', 'plotly', 'protobuf>=4.25', 'psutil', 'pydantic>=2'),
-    *('PyYAML', 'rich', 'tensorboard', f'tensorflow=={tensorflow}', f'tf_keras~={minor}.0'),
+    *('absl-py', 'Jinja2', 'numpy', 'pandas', 'plotly', 'prometheus_client', 'protobuf>=4.25'),
+    *('psutil', 'pydantic>=2', 'PyYAML', 'rich', 'tensorboard', f'tensorflow=={tensorflow}'),
+    f'tf_keras~={minor}.0',
     *(with_tfra if minor == '2.16' else ['pyarrow']),
   ]
 

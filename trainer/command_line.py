@@ -90,14 +90,13 @@ class Output(io.TextIOWrapper):
   as_json = False  # whether each line that is no JSON object yet becomes one; of all streams
   replaced: io.TextIOWrapper | None = None
   _is_lost = False
-  _begun = ''  # of a line, with `as_json`
-  _lock = threading.Lock()  # guards `_begun`
+  _begun = threading.local()  # lines that a thread has begun, by stream, with `as_json`
 
   def write(self, text: str) -> int:
     if not Output.as_json:
       return self._write(text)
-    with self._lock:
-      *lines, self._begun = re.split('[\r\n]', self._begun + text)
+    begun = vars(self._begun)
+    *lines, begun[self] = re.split('[\r\n]', begun.get(self, '') + text)
     for line in filter(None, map(str.rstrip, lines)):
       level = re.match('error|warning|', line)[0] or 'info'
       self._write(

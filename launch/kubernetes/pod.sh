@@ -20,14 +20,12 @@ above() {  # processes, and those that wait for their status: shells, and sessio
 stop() {
   local found all
   found=$(ranks)
-  if [ -z "$found" ]; then
-    kill -INT "$command"
-    return
+  if [ -n "$found" ]; then
+    all=$(above $found)
+    kill -INT $found 2>/dev/null
+    while kill -0 $all 2>/dev/null; do sleep 0.2; done
   fi
-  all=$(above $found)
-  kill -INT $found 2>/dev/null
-  while kill -0 $all 2>/dev/null; do sleep 0.2; done
-  kill "$command"
+  kill -INT "$command"  # at SIGTERM, sshd would end with status 0: a worker that has done its work
 }
 trap stop TERM
 while kill -0 "$command" 2>/dev/null; do wait "$command"; done

@@ -1,7 +1,7 @@
-"""Two hosts for real, on one machine: network namespaces joined by a veth pair, a hostname and an
-sshd in each.
+"""Hosts for real, on one machine: network namespaces joined by a bridge, a hostname and an sshd in
+each.
 
-Both name the interface eth0 and know each other from a hosts file of their own, as machines of a
+All name the interface eth0 and know each other from a hosts file of their own, as machines of a
 cluster do. Skipped, with the
 reason, where the machine allows no namespaces or has no sshd. All that is made is undone.
 """
@@ -22,6 +22,7 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
+import yaml
 
 from tests.support import jobs
 from tests.support.states import state_of
@@ -29,7 +30,8 @@ from trainer.storage import checkpoint
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SSHD = '/usr/sbin/sshd'  # sshd wants to be called by its full path
-HOSTS = {'hosta': '10.77.31.1', 'hostb': '10.77.31.2'}
+HOSTS = {'hosta': '10.77.31.1', 'hostb': '10.77.31.2', 'hostc': '10.77.31.3'}
+PODS = {'worker-0': 'hosta', 'worker-1': 'hostb', 'launcher': 'hostc'}  # on which host each is
 
 ALLREDUCE = """
 import os
@@ -83,10 +85,11 @@ class MultiHostTest(tf.test.TestCase):
 
   @classmethod
   def _network(cls):
-    a, b = cls.spaces.values()
-    _run(
-      'ip', 'link', 'add', 'eth0', 'netns', a, 'type', 'veth', 'peer', 'name', 'eth0', 'netns', b
-    )
+    *others, last = cls.spaces.values()
+    _run('ip', '-n', last, 'link', 'add', 'eth0', 'type', 'bridge')
+    for space in others:
+      _run(*f'ip -n {last} link add {space[-5:]} type veth peer name eth0 netns {space}'.split())
+      _run(*f'ip -n {last} link set {space[-5:]} master eth0 up'.split())
     for host, space in cls.spaces.items():
       _run('ip', '-n', space, 'addr', 'add', f'{HOSTS[host]}/24', 'dev', 'eth0')
       _run('ip', '-n', space, 'link', 'set', 'eth0', 'up')
@@ -110,12 +113,14 @@ class MultiHostTest(tf.test.TestCase):
       (etc / 'ssh').mkdir(parents=True)
       cls.addClassCleanup(shutil.rmtree, etc, ignore_errors=True)
       (etc / 'hosts').write_text(
-        '127.0.0.1 localhost\n' + ''.join(f'{a} {h}\n' for h, a in HOSTS.items())
+        '127.0.0.1 localhost\n'
+        + ''.join(f'{a} {h}\n' for h, a in HOSTS.items())
+        + ''.join(f'{HOSTS[host]} {pod}\n' for pod, host in PODS.items())
       )
       (etc / 'ssh' / 'ssh_config').write_text(
         f'Host *\n  IdentityFile {cls.folder}/key\n  IdentitiesOnly yes\n  StrictHostKeyChecking '
         'no\n  UserKnownHostsFile /dev/null\n'
-        '  LogLevel ERROR\n'
+        '  LogLevel ERROR\nHost worker-*\n  Port 2222\n'
       )
       (etc / 'ssh' / 'sshd_config').write_text(
         f'ListenAddress {HOSTS[host]}\nHostKey {cls.folder}/key\nAuthorizedKeysFile '
@@ -136,34 +141,26 @@ class MultiHostTest(tf.test.TestCase):
         ),
       )
     cls.addClassCleanup(cls._end_all)
+    cls.await_ssh(*HOSTS)
+
+  @classmethod
+  def await_ssh(cls, *hosts):
     deadline = time.monotonic() + 30
-    for host in HOSTS:
-      while (
-        cls.on(
-          'hosta',
-          'ssh',
-          '-o',
-          'BatchMode=yes',
-          '-o',
-          'ConnectTimeout=5',
-          host,
-          'true',
-          stderr=subprocess.DEVNULL,
-        ).wait(60)
-        != 0
-      ):
+    for host in hosts:
+      words = 'ssh', '-o', 'BatchMode=yes', '-o', 'ConnectTimeout=5', host, 'true'
+      while cls.on('hosta', *words, stderr=subprocess.DEVNULL).wait(60) != 0:
         if time.monotonic() > deadline:
           raise RuntimeError(f'no ssh to {host}: {(cls.folder / f"{host}.log").read_text()}')
 
   @classmethod
   def on(cls, host, *command, **kwargs):
-    """Starts `command` on `host`: in its network, with its files in /etc and its name."""
+    """Starts `command` on a host, or a pod's: in its network, with its files in /etc and name."""
     return subprocess.Popen(
       [
         'ip',
         'netns',
         'exec',
-        cls.spaces[host],
+        cls.spaces[PODS.get(host, host)],
         'unshare',
         '-u',
         'sh',
@@ -367,6 +364,63 @@ class MultiHostTest(tf.test.TestCase):
     found, wanted = (state_of(str(d), without=['lost']) for d in (run, by_hand))
     for part in 'rows', 'dense', 'progress':
       self.assertEqual(found[part], wanted[part], part)
+
+  def pod(self, name, container, folder, **kwargs):
+    """Starts a manifest's container on its host."""
+    words = [*container['command'], *container['args']]
+    words = [re.sub('/(ctr|home/ctr|etc/mpi)/', f'{folder}/', word) for word in words]
+    process = self.on(
+      name,
+      *('unshare', '-pf', '--kill-child', '--mount-proc', *words),
+      env=self.environment() | {'CTR_RESTART_SECONDS': '0.1'},
+      **kwargs,
+    )
+    self.addCleanup(process.kill)
+    return process
+
+  def take(self, pod):
+    """Sends SIGTERM to the first process of a pod."""
+    children = pathlib.Path(f'/proc/{pod.pid}/task/{pod.pid}/children').read_text()
+    os.kill(int(children), signal.SIGTERM)
+
+  def test_the_pods_of_an_mpi_job(self):
+    """SIGTERM takes a worker, and the job goes on without it; SIGTERM at the launcher ends it."""
+    folder = self.folder / 'pods'
+    folder.mkdir()
+    jobs.write_config(str(folder))
+    dockerfile = (ROOT / 'Dockerfile').read_text()
+    sshd = re.search("'(Port .*)' >/home/ctr/.sshd_config", dockerfile)[1].replace('\\n', '\n')
+    sshd += f'AuthorizedKeysFile {self.folder}/key.pub\n'
+    sshd = sshd.replace('/home/ctr/.ssh/id_rsa', f'{self.folder}/key')
+    (folder / '.sshd_config').write_text(sshd.replace('/home/ctr', str(folder)))
+    job = yaml.safe_load((ROOT / 'launch/kubernetes/mpijob.yaml').read_text())['spec']
+    hosts = [f'{pod} slots={job["slotsPerWorker"]}\n' for pod in PODS if pod != 'launcher']
+    (folder / 'hostfile').write_text(''.join(hosts))
+    launcher, worker = (
+      job['mpiReplicaSpecs'][kind]['template']['spec']['containers'][0]
+      for kind in ('Launcher', 'Worker')
+    )
+    taken, left = (self.pod(pod, worker, folder) for pod in ('worker-0', 'worker-1'))
+    self.await_ssh('worker-0', 'worker-1')
+    process = self.pod(
+      'launcher', launcher, folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    steps = [
+      ('epoch 1 ', lambda: self.take(taken)),
+      ('restart 1 of 9999: 2 ranks on worker-1; no answer from worker-0', lambda: None),
+      ('continuing after step', lambda: None),
+      ('samples/s', lambda: self.take(process)),
+    ]
+    output = ''
+    for line in process.stdout:
+      output += line
+      if steps and steps[0][0] in line:
+        steps.pop(0)[1]()
+    self.assertEqual(process.wait(60), 130, output)
+    self.assertEqual(taken.wait(60), 130, output)  # no success, so that a node's Job replaces it
+    self.assertIsNone(left.poll())
+    lines = (folder / 'runs/demo/metrics.jsonl').read_text().splitlines()
+    self.assertEqual([json.loads(line)['event'] for line in lines[-2:]], ['save', 'end'])
 
 
 if __name__ == '__main__':

@@ -7,6 +7,7 @@ from trainer import config
 from trainer.data.file_system import modified
 from trainer.job.stream import Action, EndDay, Stream, TrainPass, Wait
 from trainer.reporting.status import PASS_FATES, Status
+from trainer.storage import chain
 from trainer.training.run_log import RunLog
 
 
@@ -22,6 +23,7 @@ class JobStatus:
     status, events, run_dir = self._status, self._log.events, self._cfg.run_dir
     status.set(**{f'passes_{fate}': fates.get(fate, 0) for fate in PASS_FATES})
     status.set(
+      version=max((e.sequence for e in chain.exports(f'{run_dir}/exports')), default=None),
       disk_free_bytes=lambda: shutil.disk_usage(run_dir).free,
       disk_bytes=lambda: shutil.disk_usage(run_dir).total,
     )

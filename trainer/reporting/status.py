@@ -8,10 +8,14 @@ import contextlib
 import http.server
 import os
 import socket
+import socketserver
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
+
+import prometheus_client
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from trainer import command_line
 from trainer.errors import plain_errors
@@ -141,13 +145,14 @@ class Status:
       log_message = lambda *_: None
 
       def do_GET(self) -> None:
-        code, text = answer(self.path)
+        code, text = answer(self.path.partition('?')[0])
         self.send_response(code)
-        self.send_header('Content-Type', 'text/plain; version=0.0.4; charset=utf-8')
+        self.send_header('Content-Type', prometheus_client.CONTENT_TYPE_LATEST)
         self.end_headers()
-        self.wfile.write(text.encode())
+        self.wfile.write(text)
 
-    class Server(http.server.ThreadingHTTPServer):
+    class Server(socketserver.ThreadingTCPServer):  # an HTTPServer looks up the host's name
+      allow_reuse_address = daemon_threads = True
       address_family = socket.AF_INET6 if ':' in host else socket.AF_INET
       handle_error = lambda *_: None  # a client is gone
 
@@ -155,20 +160,20 @@ class Status:
       server = Server((host, port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     shown = f'[{host}]' if ':' in host else host
-    command_line.say(f'metrics http://{shown}:{server.server_port}/metrics', 'metrics')
+    command_line.say(f'metrics http://{shown}:{server.server_address[1]}/metrics', 'metrics')
 
-  def _answer(self, path: str) -> tuple[int, str]:
+  def _answer(self, path: str) -> tuple[int, bytes]:
     if path == '/metrics':
-      return 200, ''.join(map(self._lines, *zip(*self.read().items())))
+      return 200, prometheus_client.generate_latest(self)
     if path not in ('/healthz', '/readyz'):
-      return 404, 'wanted /metrics, /healthz or /readyz\n'
+      return 404, b'wanted /metrics, /healthz or /readyz\n'
     hangs = f'no progress for {self._idle():.0f} s' if self._idle() > self._stalled else None
     why = hangs if path == '/healthz' else self.not_ready
-    return (503, f'{why}\n') if why else (200, 'ok\n')
+    return (503, f'{why}\n'.encode()) if why else (200, b'ok\n')
 
-  def _lines(self, name: str, value: float) -> str:
-    """Returns a figure in Prometheus' text form."""
-    text, *_, is_counter = self._figures[name]
-    shown = f'ctr_{self._command}_{name}{"_total" * is_counter}'
-    kind = 'counter' if is_counter else 'gauge'
-    return f'# HELP {shown} {text}\n# TYPE {shown} {kind}\n{shown} {value}\n'
+  def collect(self) -> Iterator[Metric]:
+    """Yields the figures that are known now, for Prometheus."""
+    for name, value in self.read().items():
+      text, *_, is_counter = self._figures[name]
+      family = CounterMetricFamily if is_counter else GaugeMetricFamily
+      yield family(f'ctr_{self._command}_{name}', text, value)
