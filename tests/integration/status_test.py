@@ -1,20 +1,29 @@
 """What a trainer, its ranks and a publisher tell from outside, on their pages and in JSON lines."""
 
+import contextlib
 import json
 import os
 import pathlib
 import re
+import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import time
+import unittest
 import urllib.error
+import urllib.parse
 import urllib.request
 
+import pytest
 import tensorflow as tf
+import yaml
 
 from tests.support import commands, jobs
 from trainer.reporting.status import FIGURES
 
+RULES = jobs.ROOT / 'launch' / 'prometheus' / 'rules.yaml'
 CONFIG = """
 data:
   watch: {folder}/passes
@@ -72,6 +81,50 @@ class Lines:
     return self.command.wait(timeout=120)
 
 
+class Prometheus:
+  """Prometheus with our alerts, which fire at once; `targets` are URLs by job, `rules` exprs."""
+
+  def __init__(self, folder: str, targets: dict[str, str]):
+    self._folder = pathlib.Path(folder)
+    rules = re.sub(' +for: .*\n', '', RULES.read_text('utf-8'))
+    (self._folder / 'rules.yaml').write_text(rules)
+    (group,) = yaml.safe_load(rules)['groups']
+    self.rules = {rule['alert']: rule['expr'] for rule in group['rules']}
+    found = {job: [{'files': [f'{folder}/{job}.json']}] for job in targets}
+    config = {
+      'global': {'scrape_interval': '1s', 'evaluation_interval': '1s'},
+      'rule_files': [f'{folder}/rules.yaml'],
+      'scrape_configs': [{'job_name': job, 'file_sd_configs': of} for job, of in found.items()],
+    }
+    (self._folder / 'prometheus.yaml').write_text(yaml.safe_dump(config))
+    self.scrape(**targets)
+    with socket.create_server(('127.0.0.1', 0)) as free:
+      self._at = f'127.0.0.1:{free.getsockname()[1]}'
+    files = f'--config.file={folder}/prometheus.yaml', f'--storage.tsdb.path={folder}/tsdb'
+    with open(self._folder / 'log', 'w') as log:
+      command = ['prometheus', *files, f'--web.listen-address={self._at}']
+      self.process = subprocess.Popen(command, stdout=log, stderr=log)
+
+  def scrape(self, **urls: str | None) -> None:
+    """Sets the page of a job; None: it has none."""
+    for job, url in urls.items():
+      targets = [url.removeprefix('http://')] if url else []
+      text = json.dumps([{'targets': targets}])
+      (self._folder / f'{job}.new').write_text(text)
+      (self._folder / f'{job}.new').rename(self._folder / f'{job}.json')
+
+  def until(self, query: str, wanted: dict[str, float]) -> None:
+    """Waits until a query has these values by job."""
+    limit, found = time.monotonic() + 60, None
+    url = f'http://{self._at}/api/v1/query?query={urllib.parse.quote(query)}'
+    while found != wanted:
+      assert time.monotonic() < limit, (query, found, (self._folder / 'log').read_text()[-2000:])
+      time.sleep(0.2)
+      with contextlib.suppress(OSError, ValueError):  # it starts
+        result = json.loads(ask(url)[1]).get('data', {}).get('result', [])
+        found = {one['metric']['job']: float(one['value'][1]) for one in result}
+
+
 class StatusTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
@@ -122,6 +175,7 @@ class StatusTest(tf.test.TestCase):
     self.assertLess(found['disk_free_bytes'], found['disk_bytes'])
     for path in ('healthz', 'readyz'):
       self.assertEqual(ask(f'{url}/{path}'), (200, 'ok\n'))
+    self.assertEqual(ask(f'{url}/healthz?verbose=1')[0], 200)
     self.assertEqual(ask(f'{url}/else')[0], 404)
 
     store = f'{self.folder}/store'
@@ -146,9 +200,46 @@ class StatusTest(tf.test.TestCase):
     trainer.until('message', 'waiting for a pass')
     found = figures(f'{url}/metrics', 'trainer')
     self.assertEqual(
-      [found[f'passes_{fate}'] for fate in ('trained', 'refused')] + [found['steps']], [2, 1, 9]
+      [found[name] for name in ('passes_trained', 'passes_refused', 'steps', 'version')],
+      [2, 1, 9, wanted['version']],
     )
     self.assertEqual(trainer.stop(signal.SIGINT), 130)
+
+  @pytest.mark.long
+  def test_alerts_that_prometheus_fires(self):
+    if not shutil.which('prometheus'):
+      raise unittest.SkipTest('needs Prometheus, which this machine has not')
+    self.announce('day_0_hour_0.csv')
+    trainer = Lines('trainer.run', '--config', self.config, '--run_dir', self.run_dir)
+    self.addCleanup(trainer.command.kill)
+    urls = {'ctr-trainer': trainer.url()}
+    trainer.until('export')
+    publisher = Lines('trainer.publish', '--run_dir', self.run_dir, '--to', f'{self.folder}/store')
+    self.addCleanup(publisher.command.kill)
+    prometheus = Prometheus(self.folder, urls | {'ctr-publisher': publisher.url()})
+    self.addCleanup(prometheus.process.wait)
+    self.addCleanup(prometheus.process.kill)
+    alert = 'ALERTS{{alertname="{}"}}'.format
+    prometheus.until('up', {'ctr-trainer': 1, 'ctr-publisher': 1})
+    prometheus.until('ctr_trainer_passes_refused_total', {'ctr-trainer': 0})
+    prometheus.until('ctr_publisher_exports_refused_total', {'ctr-publisher': 0})
+    for name in ('CtrTrainerRefuses', 'CtrPublisherRefuses', 'CtrDown'):
+      prometheus.until(alert(name), {})
+    self.announce('day_0_hour_1.csv', 0)  # without a sample
+    prometheus.until(alert('CtrTrainerRefuses'), {'ctr-trainer': 1})
+    publisher.command.send_signal(signal.SIGSTOP)
+    prometheus.until(alert('CtrDown'), {'ctr-publisher': 1})
+    self.announce('day_0_hour_2.csv', 250)
+    (damaged,) = pathlib.Path(trainer.until('export')['path']).glob('rows-*')
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    publisher.command.send_signal(signal.SIGCONT)
+    prometheus.until(alert('CtrPublisherRefuses'), {'ctr-publisher': 1})
+    prometheus.until(alert('CtrDown'), {})
+    trainer.command.kill()
+    prometheus.until(alert('CtrDown'), {'ctr-trainer': 1})
+    prometheus.scrape(**{'ctr-trainer': None})  # its pod is gone
+    prometheus.until('up', {'ctr-publisher': 1})
+    prometheus.until(prometheus.rules['CtrDown'], {'ctr-trainer': 1})
 
   def test_rank_0_answers_for_the_job(self):
     self.announce('day_0_hour_0.csv')
@@ -171,7 +262,8 @@ class StatusTest(tf.test.TestCase):
       self.assertNotIn('metrics http', ranks.output(1))
 
   def test_a_port_that_is_taken(self):
-    for host, port in (('192.0.2.1', '0'), ('127.0.0.1', '99999')):
+    taken = self.enter_context(socket.create_server(('127.0.0.1', 0))).getsockname()[1]
+    for host, port in (('192.0.2.1', '0'), ('127.0.0.1', '99999'), ('127.0.0.1', str(taken))):
       done = commands.run(
         *('-m', 'trainer.run', '--config', self.config, '--run_dir', self.run_dir),
         *('--metrics_host', host, '--metrics_port', port),

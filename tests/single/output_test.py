@@ -1,6 +1,7 @@
 """Standard output that is closed, full or without a reader, of every command and of a job."""
 
 import io
+import json
 import os
 import pathlib
 import resource
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import unittest.mock
 
 import pytest
@@ -121,6 +123,19 @@ class OutputTest(tf.test.TestCase):
       self.assertEqual(job.returncode, 0, told)
       self.assertTrue((run / 'report.html').exists())
     os.close(writing)
+
+  def test_lines_of_two_threads_are_two_objects(self):
+    raw = io.BytesIO()
+    with unittest.mock.patch.object(command_line.Output, 'as_json', True):
+      out = command_line.Output(raw, 'utf-8', write_through=True)
+      out.write('begun ')  # as print() writes the end of a line by itself
+      other = threading.Thread(target=print, args=('whole\nerror: two',), kwargs={'file': out})
+      other.start()
+      other.join()
+      out.write('here\n')
+    lines = [json.loads(line) for line in raw.getvalue().splitlines()]
+    told = [(line['level'], line['fields']['text']) for line in lines]
+    self.assertEqual(told, [('info', 'whole'), ('error', 'error: two'), ('info', 'begun here')])
 
   def test_output_that_is_not_needed_never_raises(self):
     for needed in (False, True):
