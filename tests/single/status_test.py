@@ -256,6 +256,8 @@ class StatusTest(tf.test.TestCase):
       names = set(re.findall(r'^ctr_\w+', text, re.MULTILINE))
     self.assert_flips('CtrScoresStale', *ages)
     self.assert_named(names, 'ctr(?!_trainer|_publisher)')
+    serving = (LAUNCH / 'kubernetes' / 'serving' / 'serving.yaml').read_text('utf-8')
+    self.assertContainsSubset(re.findall(r'metric: {name: (\w+)}', serving), names)
     publisher.advance()
     self.assertEqual(page.samples()['ctr_publisher_seconds_behind'], 0)
 

@@ -16,7 +16,7 @@ class JobStatus:
 
   def __init__(self, cfg: config.Config, stream: Stream, log: RunLog, status: Status):
     self._cfg, self._stream, self._log = cfg, stream, log
-    self._status, self._since = status, None  # when the oldest waiting pass was announced
+    self._status, self._since = status, None  # monotonic, when the oldest pass was announced
 
   def begin(self, fates: dict[str, int]) -> None:
     """Begins once the run_dir is open and the checkpoint restored; `fates` are of its ledger."""
@@ -46,10 +46,10 @@ class JobStatus:
       case TrainPass(seconds_behind=behind, waiting=waiting):
         if behind is None:  # the pass was begun before a restart: those behind it are known
           waiting, behind = map(self._stream.lag().get, ('waiting', 'seconds_behind'))
-        self._since = time.time() - (behind or 0)
+        self._since = time.monotonic() - (behind or 0)
         self._status.set(passes_waiting=waiting)
       case EndDay(data_pass=following) if following is not None and following.marker:
-        self._since = self._since or modified(following.marker)
+        self._since = self._since or time.monotonic() - time.time() + modified(following.marker)
 
   def _seconds_behind(self) -> float:
-    return 0 if self._since is None else max(0.0, time.time() - self._since)
+    return 0 if self._since is None else time.monotonic() - self._since
