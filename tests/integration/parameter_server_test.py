@@ -467,8 +467,8 @@ class ParameterServerTest(tf.test.TestCase):
     config = self.config([9], checkpoint={'every_steps': 20}, train={'epochs': 1000})
     job = self.start_job(self.cluster(2, 2), config, run_dir, '--set', 'sync.mode=ps')
     self.wait_for(lambda: self.checkpoints(run_dir), job)
-    job['ps 1'].send_signal(signal.SIGTERM)
-    self.finish(job, 143)
+    job['ps 1'].send_signal(signal.SIGINT)
+    self.finish(job, 130)
     self.assertIn('the state is saved', self.text(job['worker 0']))
     step = state(run_dir)[2]['step']
     self.assertIn(f'stopped at step {step};', self.text(job['worker 0']))

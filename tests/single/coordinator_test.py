@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import signal
 import socket
 
 import tensorflow as tf
@@ -362,7 +363,7 @@ class CoordinatorTest(tf.test.TestCase):
     self.receive(other, 'welcome')
     lost.close()
     self.receive(other, 'restart')
-    job.coordinator.stop()
+    job.coordinator.stop(signal.SIGTERM)
     self.assertEqual(self.receive(other, 'end')[1], 143)
     self.assertEqual(job.coordinator.wait(), 143)
 
@@ -370,12 +371,12 @@ class CoordinatorTest(tf.test.TestCase):
     job = PlayedJob(self.sync(), workers=2, servers=2)
     server = in_thread(lambda: job.connect(1, 'ps'))
     workers = [in_thread(lambda i=i: job.connect(i)) for i in range(2)]
-    server.result(PATIENCE).stop()
+    server.result(PATIENCE).stop(signal.SIGINT)
     for process in job.processes:
-      process.wait_for(lambda p: p.stops == 1)
-    job.coordinator.stop()
+      process.wait_for(lambda p: p.stops == [signal.SIGINT])
+    job.coordinator.stop(signal.SIGTERM)
     for process in job.processes:
-      process.wait_for(lambda p: p.stops == 2)
+      process.wait_for(lambda p: p.stops == [signal.SIGINT, signal.SIGTERM])
     for worker in workers:
       worker.result(PATIENCE).bye(143)
     self.assertEqual(job.coordinator.wait(), 143)
@@ -392,7 +393,7 @@ class CoordinatorTest(tf.test.TestCase):
 
   def test_a_stop_without_workers_is_the_end(self):
     job = PlayedJob(self.sync(), workers=1)
-    job.coordinator.stop()
+    job.coordinator.stop(signal.SIGTERM)
     self.assertEqual(job.coordinator.wait(), 143)
 
   def test_processes_must_be_told_the_same(self):

@@ -30,12 +30,13 @@ class PlayedProcess(Process):
     ended: the status with which it was ended; None while it runs.
     restarts: how often it was started again.
     kept: the connection that it keeps then.
-    stops: how often it was asked to stop.
+    stops: the signals by which it was asked to stop.
   """
 
   def __init__(self) -> None:
     self.ended: int | None = None
-    self.restarts = self.stops = 0
+    self.restarts = 0
+    self.stops: list[int] = []
     self.kept: Connection | None = None
     self._changed = threading.Condition()
 
@@ -51,9 +52,9 @@ class PlayedProcess(Process):
       self._changed.notify_all()
     threading.Event().wait()  # this thread has ended in a real process
 
-  def ask_to_stop(self) -> None:
+  def ask_to_stop(self, number: int) -> None:
     with self._changed:
-      self.stops += 1
+      self.stops.append(number)
       self._changed.notify_all()
 
   def wait_for(self, condition: Callable[['PlayedProcess'], Any]) -> None:

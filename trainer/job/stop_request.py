@@ -13,8 +13,7 @@ class StopRequest:
   """Whether a signal has asked this process to stop; a job looks at it after each step.
 
   Attributes:
-    signal: the number of the signal; 0 if none came. If SIGINT and SIGTERM came, it is SIGINT,
-      because parameter servers that are stopped by Ctrl-C send SIGTERM to their workers.
+    signal: the number of the signal; 0 if none came. If SIGINT and SIGTERM came, it is SIGINT.
   """
 
   def __init__(self):

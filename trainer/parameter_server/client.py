@@ -32,9 +32,9 @@ class Process:
     """Restarts this process, which keeps its connection to the coordinator; does not return."""
     runtime.restart(connection.hand_over())
 
-  def ask_to_stop(self) -> None:
-    """Sends SIGTERM to the process itself, whose job then saves its state and ends."""
-    signal.raise_signal(signal.SIGTERM)
+  def ask_to_stop(self, number: int) -> None:
+    """Sends a signal to the process itself, whose job then saves its state and ends."""
+    signal.raise_signal(number)
 
 
 class CoordinatorClient(Communicator):
@@ -153,9 +153,9 @@ class CoordinatorClient(Communicator):
     """Waits, on a server, until the job has ended; returns the job's exit status."""
     return self._statuses.get()
 
-  def stop(self) -> None:
+  def stop(self, number: int) -> None:
     """Asks all workers to save the state and then to stop."""
-    self._connection.send(['stop'])
+    self._connection.send(['stop', int(number)])
 
   def end(self, text: str, status: int) -> None:
     """Ends the job: every process, including this one, prints the text and ends with the status."""

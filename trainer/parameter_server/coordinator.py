@@ -13,7 +13,6 @@ restart, keep their connections, and are waited for as long as they live.
 
 import dataclasses
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
@@ -72,7 +71,7 @@ class Coordinator:
       'claim': lambda member, *state: self._queue.claim(member.index, *state),
       'give_up': lambda _, why: self._queue.give_up(str(why)),
       'bye': self._on_bye,
-      'stop': lambda _: self._stop_workers(),
+      'stop': lambda _, number: self._stop_workers(int(number)),
       'fail': lambda member, text, status: self._fail(member.process, str(text), int(status)),
       'refused': self._on_refused,
     }
@@ -102,18 +101,18 @@ class Coordinator:
       member.connection.close()
     return self._status
 
-  def stop(self) -> None:
-    """Asks all workers to save the state and then to stop; a signal handler may call it."""
+  def stop(self, number: int) -> None:
+    """Sends all workers a signal to save the state and stop; a signal handler may call it."""
     # In another thread, because the thread that the signal interrupts may hold the lock.
-    threading.Thread(target=self._stop_workers, daemon=True).start()
+    threading.Thread(target=self._stop_workers, args=[int(number)], daemon=True).start()
 
-  def _stop_workers(self) -> None:
+  def _stop_workers(self, number: int) -> None:
     with self._lock:
       workers = [m for m in self._members.values() if m.kind == 'worker']
       if not self._view:  # no worker is at work, so there is nothing to save
-        self._end('asked to stop before the job has formed', SIGNALLED + signal.SIGTERM)
+        self._end('asked to stop before the job has formed', SIGNALLED + number)
       for member in workers:
-        member.connection.send(['stop'])
+        member.connection.send(['stop', number])
 
   # Connections
 

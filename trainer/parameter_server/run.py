@@ -64,7 +64,7 @@ def run(
     coordinator = Coordinator(
       cluster, cfg.sync, settings, cluster.host(cfg.sync.lost_peer_seconds), runtime.secret()
     )
-    _on_signals(lambda _: coordinator.stop())
+    _on_signals(coordinator.stop)
     server = cluster.start_server()
     _publish(server.target, coordinator)
     return coordinator.wait()
@@ -77,7 +77,7 @@ def run(
   client = CoordinatorClient(connection, cluster, cfg.sync, settings)
   if cluster.kind == 'ps':
     # A launcher, or Ctrl-C, may ask all processes to stop at once; workers first save the state.
-    _on_signals(lambda _: client.stop())
+    _on_signals(client.stop)
     return client.wait()
   if not client.late:  # until the job listens to signals itself, there is no new state to save
     asked = 'asked to stop before the training began'
