@@ -26,7 +26,7 @@ PASS_FATES = 'trained', 'late', 'skipped', 'seen', 'refused'
 
 
 class Figure(NamedTuple):
-  """A figure: what it is, and which field of which events sets it; a counter adds the field up."""
+  """A figure: what it is, and which field of which events sets it; a counter adds it, or 1, up."""
 
   help: str
   field: str = ''
@@ -54,7 +54,7 @@ FIGURES = {
     'features': Figure('Features with a row.', 'features', (*_PASS, 'day_end')),
     'table_bytes': Figure('Memory of the rows.', 'table_bytes', (*_PASS, 'day_end')),
     'version': Figure('The newest version exported.'),
-    'lost': Figure('Ranks or workers lost in this run.', is_counter=True),
+    'lost': Figure('Ranks or workers lost in this run.', '', ('lost',), True),
     'disk_free_bytes': Figure('Free on the disk of run_dir.'),
     'disk_bytes': Figure('The size of that disk.'),
   },
@@ -106,12 +106,11 @@ class Status:
     event = record['event']
     if fate := 'trained' if event == 'train' else record.get('fate'):
       self.add(f'passes_{fate}')
-    if event == 'lost':
-      self.add('lost')
     if event == 'export':  # such as exports/000012-delta
       self.set(version=int(os.path.basename(record['path']).partition('-')[0]))
     for name, figure in self._figures.items():
-      if event in figure.events and (value := record.get(figure.field)) is not None:
+      value = record.get(figure.field) if figure.field else 1
+      if event in figure.events and value is not None:
         self._values[name] = value + (self._values[name] if figure.is_counter else 0)
 
   def read(self) -> dict[str, float]:
