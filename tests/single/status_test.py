@@ -159,6 +159,8 @@ class StatusTest(tf.test.TestCase):
     ]
     self.assert_flips('CtrTrainerHangs', *idle)
     self.assert_named(seen['d'], 'ctr_trainer')
+    runbook = (LAUNCH.parent / 'docs' / 'runbook.md').read_text('utf-8')
+    self.assertSameElements(re.findall(r'^\| `(Ctr\w+)`', runbook, re.MULTILINE), ALERTS)
 
   def assert_named(self, page, prefix):
     """The page has every figure with this prefix that alerts and dashboard name."""
