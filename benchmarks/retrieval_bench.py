@@ -108,7 +108,7 @@ def server(items: np.ndarray, users: np.ndarray, figures: dict[str, float]) -> I
       {'number': 1},
       store=Rows(cfg, keys, lambda some: np.stack([of_user[key] for key in some.tolist()])),
       model=build(cfg),
-      dense_stats=np.zeros([2, 0], np.float32),
+      dense_stats=np.zeros([3, 0], np.float32),
       items=all_items,
     )
     figures['export_seconds'] = time.perf_counter() - began

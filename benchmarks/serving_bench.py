@@ -125,7 +125,7 @@ class Exports:
     """Writes an export; returns its path."""
     self.number += 1
     self.rows.changed = self.rows.rng.choice(self.rows.keys, len(self.rows.keys) // 100, False)
-    stats = np.stack([np.zeros(2), np.ones(2)]).astype(np.float32)
+    stats = np.stack([np.zeros(2), np.ones(2), np.zeros(2)]).astype(np.float32)
     position = {'number': self.number}
     more = {'store': self.rows, 'model': self.model, 'dense_stats': stats}
     done = export_writer.write(self.cfg, kind, position, ancestors=self.ancestors, **more)

@@ -43,7 +43,7 @@ class CountsTest(tf.test.TestCase):
     for single in (False, True):  # also where each slot has one feature
       cfg = make_config(COUNTS)
       step = TrainStep(cfg, SingleProcess())
-      step.dense.embedding.stats.assign(np.float32([[0, 0, LOG_ODDS], [1, 1, 1]]))
+      step.dense.embedding.stats.assign(np.float32([[0, 0, LOG_ODDS], [1, 1, 1], [0, 0, 0]]))
       rows, rng = LocalRows(step.store, reads_counts=True), np.random.default_rng(4)
       counts = collections.defaultdict(lambda: np.zeros(2))
       for size in (7, 16, 0, 16):

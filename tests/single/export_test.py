@@ -41,7 +41,7 @@ POLICY = Policy(
   delete_after_unseen_days=4,
 )
 MODEL = types.SimpleNamespace(variables=[tf.Variable([1.0, 2.0], name='bias')])
-STATS = np.zeros([2, 0], np.float32)
+STATS = np.zeros([3, 0], np.float32)
 
 
 class Store(FeatureLifecycle):

@@ -47,12 +47,15 @@ class TransformDenseTest(tf.test.TestCase):
       k: [np.sum(~np.isnan(c)), np.nanmean(c), np.nansum((c - np.nanmean(c)) ** 2)]
       for k, c in zip(kinds, seen.T)
     }
-    stats = dense_stats(columns, measured)
-    want = seen.copy()
-    for i in (2, 3):
-      want[:, i] = (want[:, i] - np.nanmean(want[:, i])) / np.nanstd(want[:, i])
-    want = np.where(np.isnan(want), [0.5, 1.5, 2.5, 3.5], want)
-    self.assertAllClose(transform_dense(x, columns, stats), want, 1e-5, 1e-5)
+    for bound in (0, 1.2):
+      stats = dense_stats(columns, measured, bound=bound)
+      want = seen.copy()
+      for i in (2, 3):
+        want[:, i] = (want[:, i] - np.nanmean(want[:, i])) / np.nanstd(want[:, i])
+      if bound:
+        want[:, 2:] = np.clip(want[:, 2:], -bound, bound)
+      want = np.where(np.isnan(want), [0.5, 1.5, 2.5, 3.5], want)
+      self.assertAllClose(transform_dense(x, columns, stats), want, 1e-5, 1e-5)
     self.assertAllEqual(
       tf.function(lambda d: transform_dense(d, columns, stats))(tf.zeros([0, 4])).shape, [0, 4]
     )

@@ -539,6 +539,30 @@ class JobTest(tf.test.TestCase):
     self.watch(data)
     self.assertLen(self.events('train'), 2, 'taken up again, nothing is trained twice')
 
+  def test_a_dense_column_that_grows_a_thousandfold_ruins_no_day(self):
+    rng, likes = np.random.default_rng(0), np.random.default_rng(2).normal(-1, 1, 9)
+    for day in range(1, 6):
+      user, price = rng.integers(9, size=1000), rng.normal(5, 1, 1000) * (1 if day == 1 else 1000)
+      clicks = (rng.random(1000) < 1 / (1 + np.exp(-likes[user]))).astype(int)
+      log = pd.DataFrame({'user': user, 'price': price, 'label': clicks})
+      log.to_csv(f'{self.folder}/day_{day}.csv', index=False)
+    data = {
+      'train': [f'{self.folder}/day_*.csv'],
+      'slots': [{'name': 'user'}],
+      'dense': [{'name': 'price', 'transform': 'standardise'}],
+    }
+    model = {'interactions': ['linear', 'fm', {'dnn': {'hidden': [64, 32]}}]}
+    for days in (r'day_(\d)', None):
+      self.run_dir = f'{self.folder}/run_{days is None}'
+      self.make_job(
+        data | {'day_pattern': days}, model=model, train={'progressive_validation': True}
+      ).run()
+      over = [e['logloss'] / e['base_logloss'] for e in self.events('eval')[1:]]
+      if days:
+        self.assertAllLess(over, 1)
+      else:  # what is not a stream is taken as it is
+        self.assertGreater(over[0], 5)
+
   def test_metrics_of_a_sampled_log_are_of_the_log(self):
     data = {'train': [self.write('day_1.csv', 400), self.write('day_2.csv', 400)]}
     self.make_job(

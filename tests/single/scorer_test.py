@@ -96,7 +96,7 @@ def make_records(rng, n, first_id=0):
       'item': str(first_id + int(100 * rng.random() ** 3)),
       'topics': some('x:', 3, ';') and some('x', 3, ':0.5;') + ';y:2',
       'age': str(rng.integers(18, 40)) if rng.random() < 0.8 else '',
-      'price': f'{rng.random() * 9:.3f}' if rng.random() < 0.8 else ' ',
+      'price': f'{rng.random() * 90:.3f}' if rng.random() < 0.8 else ' ',
       'label': str(int(rng.random() < 0.4)),
     }
     for _ in range(n)
@@ -124,7 +124,7 @@ class ScorerTest(tf.test.TestCase):
     cls.rng = np.random.default_rng(5)
     cls.records = make_records(cls.rng, 60) + make_records(cls.rng, 15, first_id=1000)
     cls.step = TrainStep(cls.cfg, SingleProcess())
-    cls.step.dense.embedding.stats.assign(np.array([[1.2, 0], [0.7, 1]], np.float32))
+    cls.step.dense.embedding.stats.assign(np.array([[1.2, 0], [0.7, 1], [3, 0]], np.float32))
     cls.written, cls.expected = 0, {}
     cls.train_and_export('base')
     store = MemoryStore()  # as of serve --run_dir

@@ -75,9 +75,11 @@ class ServedTest(tf.test.TestCase, parameterized.TestCase):
     self.cfg = config.load(path, overrides, run_dir=f'{self.folder}/run')
     self.step = TrainStep(self.cfg, SingleProcess())
     rng = np.random.default_rng(1)
-    dense = np.stack([rng.random(len(self.cfg.data.dense)), np.full(len(self.cfg.data.dense), 2.0)])
+    columns = len(self.cfg.data.dense)
+    bounds = np.resize([0.3, 0], columns)  # every other one has none
+    dense = np.stack([rng.random(columns), np.full(columns, 2.0), bounds])
     if self.cfg.counted_fields():
-      dense = np.column_stack([dense, [-0.4, 1]])  # the log-odds of a click
+      dense = np.column_stack([dense, [-0.4, 1, 0]])  # the log-odds of a click
     self.step.dense.embedding.stats.assign(dense.astype(np.float32))
     for batch in self.batches('train', make_records(self.cfg, rng, BATCH * BATCHES)):
       train(self.step, batch, has_next=True)

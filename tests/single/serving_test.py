@@ -155,9 +155,7 @@ class ServingTest(tf.test.TestCase):
     step = TrainStep(cfg, SingleProcess())
     if cfg.data.dense:
       step.dense.embedding.stats.assign(
-        np.stack(
-          [np.linspace(-1, 1, len(cfg.data.dense)), np.linspace(0.5, 2, len(cfg.data.dense))]
-        ).astype(np.float32)
+        np.linspace([-1, 0.5, 3], [1, 2, 0], len(cfg.data.dense), axis=1, dtype=np.float32)
       )
     for batch in self._prepared(cfg, rows, 'train').batches(BATCH):
       train(step, batch, has_next=True)

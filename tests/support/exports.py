@@ -85,7 +85,7 @@ class Run:
         {'number': number},
         store=self,
         model=self._model,
-        dense_stats=np.zeros([2, 0], np.float32),
+        dense_stats=np.zeros([3, 0], np.float32),
         ancestors=self._ancestors,
       )
       self._ancestors = [done.checksum]

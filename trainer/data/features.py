@@ -106,26 +106,28 @@ def dense_stats(
   columns: Sequence[DenseColumn],
   measured: Mapping[str, Sequence[float]],
   click_rate: float | None = None,
+  bound: float = 0.0,
 ) -> np.ndarray:
-  """Returns the means and standard deviations for `transform_dense`, float32 [2, Dn].
+  """Returns the means, standard deviations and bounds for `transform_dense`, float32 [3, Dn].
 
   `measured` has {name: [count, mean, Σ (x − mean)²]} of the values x that are not missing, after
   log1p if the transform has it. A column that is not standardised gets mean 0 and deviation 1; a
-  constant one deviation 1. With `click_rate`, clicks of a sample, for slots with `counts`, one more
-  column is added last: the log-odds of this rate, and 1.
+  constant one deviation 1. `bound` is that of the standardised ones; 0: none. With `click_rate`,
+  clicks of a sample, for slots with `counts`, one more column is added last: the log-odds of this
+  rate, 1 and 0.
   """
-  stats = np.zeros([2, len(columns)], np.float32)
+  stats = np.zeros([3, len(columns)], np.float32)
   stats[1] = 1
   for i, column in enumerate(columns):
     if 'standardise' not in column.transform:
       continue
     count, mean, m2 = measured[column.name]
     std = np.sqrt(m2 / count) if count else 0
-    stats[:, i] = mean, std if std > 0 else 1
+    stats[:, i] = mean, std if std > 0 else 1, bound
   if click_rate is None:
     return stats
   rate = np.clip(click_rate, 1e-6, 1 - 1e-6)
-  return np.column_stack([stats, np.float32([np.log(rate / (1 - rate)), 1])])
+  return np.column_stack([stats, np.float32([np.log(rate / (1 - rate)), 1, 0])])
 
 
 # A feature's counts begin as if it had this many impressions at the click rate of the log.
@@ -157,25 +159,27 @@ def transform_dense(
 ) -> tf.Tensor:
   """Applies the transforms of dense columns, then replaces NaN by the column's `missing`.
 
-  A transform is log1p, x → sign(x)·log(1 + |x|); or standardise, x → (x − mean) / deviation; or
-  log1p followed by standardise.
+  A transform is log1p, x → sign(x)·log(1 + |x|); or standardise, x → (x − mean) / deviation, at
+  most the column's bound away from 0 if it has one; or log1p followed by standardise.
 
   Args:
     dense: float32 [B, Dn], NaN where missing; the result is finite.
     columns: `Config.data.dense`.
-    stats: float32 [2, >= Dn], a result of `dense_stats`.
+    stats: float32 [3, >= Dn], a result of `dense_stats`.
   """
   dense = tf.convert_to_tensor(dense, tf.float32)
+  is_missing = tf.math.is_nan(dense)
   if any(has_log1p(c) for c in columns):
     dense = tf.where(
       [has_log1p(c) for c in columns], tf.sign(dense) * tf.math.log1p(tf.abs(dense)), dense
     )
   if any('standardise' in c.transform for c in columns):
-    mean, deviation = tf.unstack(stats[:, : len(columns)])
+    mean, deviation, bound = tf.unstack(stats[:, : len(columns)])
     dense = (dense - mean) / deviation
+    dense = tf.where(bound > 0, tf.clip_by_value(dense, -bound, bound), dense)
   missing = tf.constant([c.missing for c in columns], tf.float32)
   # Layers need the static width, and a file reader may not set it.
-  return tf.ensure_shape(tf.where(tf.math.is_nan(dense), missing, dense), [None, len(columns)])
+  return tf.ensure_shape(tf.where(is_missing, missing, dense), [None, len(columns)])
 
 
 def average_lists(

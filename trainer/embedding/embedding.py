@@ -51,8 +51,8 @@ class Embedding:
     catches_up: whether any table has `l2_mode: catch_up`: a row that is not in a batch takes the
       batch's step of the penalty on weights (L1, L2) later.
     counted: the indices, in `Config.ordered_slots`, of the slots with `counts`.
-    stats: float32 [2, Dn], the means and standard deviations that standardise the Dn dense columns;
-      with `counts`, one more column: the log-odds of a click in the first pass, and 1.
+    stats: float32 [3, Dn], the means, deviations and bounds that standardise the Dn dense columns
+      (trainer.data.features.dense_stats); with `counts`, one more column.
   """
 
   def __init__(self, cfg: Config, needs: Collection[str]):
@@ -92,7 +92,7 @@ class Embedding:
     self._click_shares = tf.constant(shares) if len(shares) > 1 else None
     self.counted = cfg.counted_fields()
     columns = len(cfg.data.dense) + bool(self.counted)
-    stats = np.stack([np.zeros(columns), np.ones(columns)])
+    stats = np.stack([np.zeros(columns), np.ones(columns), np.zeros(columns)])
     self.stats = tf.Variable(stats, trainable=False, name='dense_stats', dtype=tf.float32)
 
   def hyper(self, rate: TensorLike) -> tf.Tensor:

@@ -10,6 +10,10 @@ from trainer.model.click_model import first_biases
 from trainer.training.run_state import Progress
 from trainer.training.step import Step
 
+# Where later days follow, a standardised value is at most so many deviations off. A column may
+# have hardly varied in the first pass, and the model knows nothing of values so far from it.
+BOUND = 3.0
+
 
 def set_statistics(
   cfg: config.Config, step: Step, prepared: PreparedPass, items: ItemTable | None
@@ -17,7 +21,8 @@ def set_statistics(
   """Lets the statistics of a run's first pass standardise dense columns in all passes."""
   click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
   measured = prepared.meta['dense'] | (items.dense if items is not None else {})
-  step.dense.embedding.stats.assign(dense_stats(cfg.data.dense, measured, click_rate))
+  bound = BOUND if cfg.data.day_pattern or cfg.data.stream else 0.0
+  step.dense.embedding.stats.assign(dense_stats(cfg.data.dense, measured, click_rate, bound))
 
 
 def set_biases(cfg: config.Config, step: Step, prepared: PreparedPass, progress: Progress) -> None:

@@ -120,15 +120,15 @@ class Scorer:
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
     """Sets the dense variables to those of an export; DataLoss if they are of another model."""
     values = {name.partition('/')[0]: value for name, value in dense.items()}
-    for i, variable in enumerate(self._model.variables):
-      value = values.get(f'{i:03d}')
+    wanted = {f'{i:03d}': variable for i, variable in enumerate(self._model.variables)}
+    for name, variable in (wanted | {'dense_stats': self._embedding.stats}).items():
+      value = values.get(name)
       if value is None or value.shape != variable.shape:
         raise DataLoss(
           f"an export's dense.npz: found {'nothing' if value is None else value.shape} for "
           f'{variable.name}; wanted shape {tuple(variable.shape)}'
         )
       variable.assign(to_tensor(value))
-    self._embedding.stats.assign(to_tensor(dense['dense_stats']))
 
   def signature(self) -> tuple[dict[str, str], dict[str, Json], list[str]]:
     """Returns {column: its tensor's dtype}, an example of a sample, and the outputs' names."""

@@ -50,7 +50,7 @@ from trainer.storage.checkpoint_rows import Layer, check_finite, part_name, read
 from trainer.storage.kept_texts import KeptTexts
 from trainer.storage.merger import Merger
 
-_FORMAT = 7
+_FORMAT = 8
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 

@@ -21,7 +21,7 @@ Graph = tf.types.experimental.ConcreteFunction
 class ServedModel(tf.Module):
   """The dense part of a CTRModel, or of a RetrievalModel, which computes the vector of a query.
 
-  `dense_stats`, float32 [2, Dn], are the statistics that standardise dense columns.
+  `dense_stats`, float32 [3, Dn], are the statistics that standardise dense columns.
   """
 
   def __init__(self, cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable):
