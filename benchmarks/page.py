@@ -68,6 +68,11 @@ WANTED = {
   'loop_seconds': ('<=', 10, "from a pass's marker to the changed score, s"),
   'serve_100_per_second': ('>=', 1000, 'requests of 100 candidates a second'),
   'serve_100_p99_ms': ('<=', 10, 'their p99 at half of that rate, a delta every second, ms'),
+  'serve_1_per_second': ('>=', 2000, 'requests of one candidate a second'),
+  'wide_100_per_second': ('>=', 700, 'the same of 100 with 26 slots, 13 of them of the user'),
+  'store_over_memory': ('>=', 0.8, 'requests a second from a store in a directory over memory'),
+  'grpc_over_rest': ('>=', 1, 'the same by gRPC over REST'),
+  'serving_over_saved_model': ('>=', 2, 'the same over a SavedModel behind the same server'),
   'serve_failed': ('<=', 0, 'failed requests through at least 50 versions'),
 }
 

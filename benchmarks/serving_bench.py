@@ -7,10 +7,13 @@ their latency.
 The model is DeepFM (D = 8, DNN 64-32) on six slots of one feature, one of several, and two dense
 columns. Requests of benchmarks.load have 1 and 100 candidates of one user, in columns. They come
 from 4 connections, first as fast as they are answered, then at half of that rate. Meanwhile a delta
-of 1 % of the rows is applied about every second, until 50 versions have come. A server with the
-rows in its memory gets the same, by HTTP and by gRPC. The same requests then go to a plain
-TensorFlow SavedModel of the same rows behind the same HTTP server, without new versions. All
-processes share the cores. Writes build/bench/serving_bench.json.
+of 1 % of the rows is applied about every second, until 50 versions have come. The server,
+`ctr-serve --store DIRECTORY`, has as many processes as there are cores.
+
+Servers of one process then get 100 candidates in turn: from the store, from memory, by gRPC, and a
+plain TensorFlow SavedModel of the same rows behind the same HTTP server, without new versions. The
+last model is DeepFM (D = 16, DNN 256-128) on 26 slots, 13 of them the user's. All processes share
+the cores. Writes build/bench/serving_bench.json.
 """
 
 import contextlib
@@ -49,6 +52,7 @@ ROWS = flags.DEFINE_integer('rows', 500_000, 'Features of the model.')
 SECONDS = flags.DEFINE_integer('seconds', 10, 'Length of each measurement.')
 SAVED_MODEL = flags.DEFINE_string('saved_model', None, 'Serves it; the bench calls itself so.')
 SEED = 0  # of everything
+SECONDS_TO_LOAD = 120  # a server's first version
 VERSIONS = 50  # at least so many come while requests are answered
 PASSES = 12  # of the loop; the first one is left out
 OUT = os.path.join('build', 'bench', 'serving_bench.json')
@@ -64,6 +68,18 @@ CONFIG = {
   'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [64, 32]}}]},
 }
 CONTEXT = ('user', 'query', 'hour', 'device', 'age')
+WIDE_SLOTS = [f'{whose}_{i}' for whose in ('user', 'item') for i in range(13)]
+WIDE_CONFIG = {
+  'data': {'train': ['none'], 'slots': [{'name': name} for name in WIDE_SLOTS]},
+  'sparse': {'tables': {'default': {'width': 16}}},
+  'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [256, 128]}}]},
+}
+ROUNDS = 3  # of servers that are compared
+_RATIOS = {
+  'store_over_memory': ('store', 'memory'),
+  'grpc_over_rest': ('grpc', 'memory'),
+  'serving_over_saved_model': ('store', 'saved_model'),
+}
 
 
 class Rows:
@@ -103,20 +119,22 @@ class Rows:
 
 
 class Exports:
-  """Writes exports of the made-up rows."""
+  """Writes exports of made-up rows of a config."""
 
-  def __init__(self, folder: str):
+  def __init__(self, folder: str, tree: dict[str, Any] = CONFIG):
+    os.makedirs(folder)
     path = os.path.join(folder, 'config.yaml')
     with open(path, 'w', encoding='utf-8') as f:
-      yaml.safe_dump(CONFIG | {'run_dir': os.path.join(folder, 'run')}, f)
+      yaml.safe_dump(tree | {'run_dir': os.path.join(folder, 'run')}, f)
     self.cfg = config.load(path)
     self.directory = os.path.join(self.cfg.run_dir, 'exports')
     ids = self.cfg.slot_ids().values()
     texts = [str(i) for i in range(-(-ROWS.value // len(ids)))]
     rng, keys = np.random.default_rng(SEED), [hash_keys(texts, slot).numpy() for slot in ids]
+    width = self.cfg.sparse.tables['default'].width
 
     def vectors(keys: np.ndarray) -> np.ndarray:
-      return rng.normal(size=[len(keys), WIDTH]).astype(np.float32) / 10
+      return rng.normal(size=[len(keys), width]).astype(np.float32) / 10
 
     self.rows = Rows(self.cfg, np.concatenate(keys), vectors, linear=0.1)
     self.model, self.number, self.ancestors = build(self.cfg), 0, []
@@ -125,7 +143,8 @@ class Exports:
     """Writes an export; returns its path."""
     self.number += 1
     self.rows.changed = self.rows.rng.choice(self.rows.keys, len(self.rows.keys) // 100, False)
-    stats = np.stack([np.zeros(2), np.ones(2), np.zeros(2)]).astype(np.float32)
+    columns = len(self.cfg.data.dense)
+    stats = np.stack([np.zeros(columns), np.ones(columns), np.zeros(columns)]).astype(np.float32)
     position = {'number': self.number}
     more = {'store': self.rows, 'model': self.model, 'dense_stats': stats}
     done = export_writer.write(self.cfg, kind, position, ancestors=self.ancestors, **more)
@@ -133,8 +152,9 @@ class Exports:
     return done.path
 
 
-def measure_publishing(exports: Exports, folder: str, figures: dict[str, float]) -> None:
+def measure_publishing(folder: str, figures: dict[str, float]) -> None:
   """Measures rows per second of a base and a delta, into a directory and into Redis."""
+  exports = Exports(os.path.join(folder, 'published'))
   addresses = {'embedded': os.path.join(folder, 'store')}
   with contextlib.ExitStack() as stack:
     if RedisServer.installed():
@@ -195,6 +215,17 @@ def bodies(candidates: int) -> list[str]:
   return found
 
 
+def wide_bodies(candidates: int) -> list[str]:
+  """Returns requests for the model of 26 slots, as `bodies` does for the other one."""
+  rng, found = np.random.default_rng(SEED), []
+  for _ in range(200):
+    counts = {name: 1 if name.startswith('user') else candidates for name in WIDE_SLOTS}
+    ids = {name: rng.integers(0, ROWS.value // 26, count) for name, count in counts.items()}
+    columns = {name: [str(i) for i in some] for name, some in ids.items()}
+    found.append(json.dumps({'inputs': columns}))
+  return found
+
+
 def load(
   port: int,
   requests: Sequence[str],
@@ -225,12 +256,15 @@ def process(*arguments: str) -> Iterator[int | tuple[int, int]]:
     calls = None
     if '--grpc_port' in arguments:
       calls = int(re.search(r':(\d+)$', server.stdout.readline())[1])
+    ends = time.monotonic() + SECONDS_TO_LOAD
     while True:
       client = Client(port)
       ready = client.ask('GET', '/healthz')[0] == 200
       client.close()
       if ready:
         break
+      if time.monotonic() > ends:
+        raise TimeoutError(f'{" ".join(arguments)} serves nothing after {SECONDS_TO_LOAD} s')
       time.sleep(0.2)
     yield (port, calls) if calls else port
   finally:
@@ -241,16 +275,16 @@ def process(*arguments: str) -> Iterator[int | tuple[int, int]]:
 def measure_requests(
   name: str,
   port: int,
+  requests_of: dict[int, Sequence[str]],
   versions: Callable[[], int],
   figures: dict[str, float],
-  calls: bool = False,
 ) -> None:
-  for candidates in (1, 100):
-    requests = bodies(candidates)
-    load(port, requests, 4, calls=calls)  # warms up
+  """Measures requests, {number of candidates: bodies}."""
+  for candidates, requests in requests_of.items():
+    load(port, requests, 4)  # warms up
     before = versions()
-    most = load(port, requests, 4, calls=calls)
-    half = load(port, requests, 4, most['rate'] / 2, calls)
+    most = load(port, requests, 4)
+    half = load(port, requests, 4, most['rate'] / 2)
     key = f'{name}_{candidates}'
     figures |= {f'{key}_per_second': most['rate'], f'{key}_failed': most['failed'] + half['failed']}
     figures |= {f'{key}_p50_ms': half['p50_ms'], f'{key}_p99_ms': half['p99_ms']}
@@ -266,7 +300,7 @@ def measure_requests(
 class SavedModel:
   """Stands for trainer.serving.service.Service, and runs a SavedModel's graph."""
 
-  version = None
+  not_ready = None
 
   def __init__(self, path: str):
     self._model = tf.saved_model.load(path)
@@ -298,19 +332,21 @@ def main(_: list[str]) -> None:
   print(f'{os.cpu_count()} cores, {ROWS.value:,} features, seed {SEED}')
   with tempfile.TemporaryDirectory() as folder:
     measure_loop(figures)
-    exports = Exports(folder)
-    measure_publishing(exports, folder, figures)
-    _measure_serving(exports, folder, figures)
+    measure_publishing(folder, figures)
+    _measure_serving(folder, figures)
   os.makedirs(os.path.dirname(OUT), exist_ok=True)
   with open(OUT, 'w', encoding='utf-8') as f:
     json.dump(figures, f, indent=1)
 
 
-def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -> None:
-  saved_model = exports.write('saved_model')
-  address, stop = os.path.join(folder, 'store'), threading.Event()
-  store = open_store(address, '--to', writable=True)
-  publisher, applied = Publisher(exports.directory, store), []
+@contextlib.contextmanager
+def published(exports: Exports, address: str) -> Iterator[list[Any]]:
+  """Publishes a base, then a delta about every second; yields what was applied."""
+  exports.write('base')
+  store, stop = open_store(address, '--to', writable=True), threading.Event()
+  publisher = Publisher(exports.directory, store)
+  publisher.advance()
+  applied = []
 
   def publish() -> None:
     while not stop.wait(1):
@@ -318,23 +354,56 @@ def _measure_serving(exports: Exports, folder: str, figures: dict[str, float]) -
       applied.append(publisher.advance())
 
   thread = threading.Thread(target=publish)
-  with process('trainer.serve', '--store', address, '--port', '0') as port:
-    thread.start()
-    measure_requests('serve', port, lambda: len(applied), figures)
-    failed = figures['serve_1_failed'] + figures['serve_100_failed']
-    while len(applied) < VERSIONS:
-      failed += load(port, bodies(100), 2, rate=50)['failed']
-    figures |= {'serve_failed': failed, 'serve_versions': len(applied)}
-    print(f'{failed:.0f} failed requests through {len(applied)} versions', flush=True)
-  server = 'trainer.serve', '--run_dir', exports.cfg.run_dir, '--port', '0', '--grpc_port', '0'
-  with process(*server) as (port, calls):
-    measure_requests('memory', port, lambda: len(applied), figures)
-    measure_requests('grpc', calls, lambda: len(applied), figures, calls=True)
-  stop.set()
-  thread.join()
-  store.close()
-  with process('benchmarks.serving_bench', '--saved_model', saved_model) as port:
-    measure_requests('saved_model', port, lambda: 0, figures)
+  thread.start()
+  try:
+    yield applied
+  finally:
+    stop.set()
+    thread.join()
+    store.close()
+
+
+def _measure_serving(folder: str, figures: dict[str, float]) -> None:
+  on_all_cores = '--port', '0', '--processes', str(os.cpu_count())
+  exports = Exports(os.path.join(folder, 'small'))
+  saved_model, address = exports.write('saved_model'), os.path.join(folder, 'small', 'store')
+  with published(exports, address) as applied:
+    with process('trainer.serve', '--store', address, *on_all_cores) as port:
+      requests_of = {n: bodies(n) for n in (1, 100)}
+      measure_requests('serve', port, requests_of, lambda: len(applied), figures)
+      failed = figures['serve_1_failed'] + figures['serve_100_failed']
+      while len(applied) < VERSIONS:
+        failed += load(port, bodies(100), 2, rate=50)['failed']
+      figures |= {'serve_failed': failed, 'serve_versions': len(applied)}
+      print(f'{failed:.0f} failed requests through {len(applied)} versions', flush=True)
+    _compare(exports, address, saved_model, figures)
+  exports = Exports(os.path.join(folder, 'wide'), WIDE_CONFIG)
+  address = os.path.join(folder, 'wide', 'store')
+  with published(exports, address) as applied:
+    with process('trainer.serve', '--store', address, *on_all_cores) as port:
+      measure_requests('wide', port, {100: wide_bodies(100)}, lambda: len(applied), figures)
+
+
+def _compare(exports: Exports, address: str, saved_model: str, figures: dict[str, float]) -> None:
+  """Measures servers of one process beside one another, by 100 candidates."""
+  memory = 'trainer.serve', '--run_dir', exports.cfg.run_dir, '--port', '0', '--grpc_port', '0'
+  rates: dict[str, list[float]] = {}
+  with contextlib.ExitStack() as stack:
+    serving = lambda *arguments: stack.enter_context(process(*arguments))
+    store = serving('trainer.serve', '--store', address, '--port', '0')
+    http_port, grpc_port = serving(*memory)
+    plain = serving('benchmarks.serving_bench', '--saved_model', saved_model)
+    ports = {'store': store, 'memory': http_port, 'grpc': grpc_port, 'saved_model': plain}
+    for _ in range(1 + ROUNDS):  # the first one warms up
+      for name, port in ports.items():
+        rates.setdefault(name, []).append(load(port, bodies(100), 4, calls=name == 'grpc')['rate'])
+  for name, found in rates.items():
+    figures[f'{name}_100_per_second'] = float(np.median(found[1:]))
+    rounds = ', '.join(f'{rate:,.0f}' for rate in found[1:])
+    print(f'{name:12}  100 candidates, one process: {rounds} requests/s', flush=True)
+  for key, (a, b) in _RATIOS.items():
+    figures[key] = float(np.median(np.divide(rates[a][1:], rates[b][1:])))
+    print(f'{key}: {figures[key]:.2f}', flush=True)
 
 
 if __name__ == '__main__':

@@ -167,15 +167,14 @@ class ServingTest(tf.test.TestCase):
       serving_bench.measure_loop(figures)
     measured = {'rate': 200.0, 'p50_ms': 3.0, 'p99_ms': 5.0, 'failed': 0.0}
     with mock.patch.object(serving_bench, 'load', return_value=measured):
-      for name in ('serve', 'memory', 'saved_model'):
-        serving_bench.measure_requests(name, 1, lambda: 0, figures)
+      requests_of = {1: ['{}'], 100: ['{}']}
+      serving_bench.measure_requests('serve', 1, requests_of, lambda: 0, figures)
     with tempfile.TemporaryDirectory() as folder:
-      serving_bench.measure_publishing(serving_bench.Exports(folder), folder, figures)
+      serving_bench.measure_publishing(folder, figures)
     wanted = {'loop_seconds', 'loop_first_seconds'}
     wanted |= {f'loop_{part}_seconds' for part in ('train', 'export', 'publish', 'apply')}
     wanted |= {
-      f'{name}_{candidates}_{what}'
-      for name in ('serve', 'memory', 'saved_model')
+      f'serve_{candidates}_{what}'
       for candidates in (1, 100)
       for what in ('per_second', 'failed', 'p50_ms', 'p99_ms')
     }

@@ -254,7 +254,8 @@ class App:
     async def short() -> bytes:
       waiting = _Waiting(form, message, asyncio.get_running_loop().create_future())
       self._waiting.append(waiting)
-      self._pool.submit(self._score_some)
+      if len(self._waiting) == 1:  # else a thread is about to take it with those before
+        self._pool.submit(self._score_some)
       return await waiting.answer
 
     def long() -> bytes:
@@ -331,6 +332,8 @@ class App:
       while self._waiting and (not some or size + len(self._waiting[0].message) <= _BYTES_TOGETHER):
         some.append(self._waiting.popleft())
         size += len(some[-1].message)
+      if self._waiting:
+        self._pool.submit(self._score_some)
     if not some:  # another thread has taken the request
       return
     answers = self._score(some)

@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from ops.keys import NO_FEATURE, text_keys
+from ops.request import RequestReader, TextSlot
 from trainer import config
 from trainer.data.columns import bins
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader, repeated
-from trainer.data.features import HASH_BITS
-from trainer.data.values import Writing, feature_keys, marker_numbers, ranges
+from trainer.data.values import Writing, feature_keys, marker_numbers
 from trainer.plain_data import Json
 from trainer.serving.graph import Graph
 
@@ -157,9 +156,18 @@ class PlainColumns:
     self._computed_dense = [i for i, c in enumerate(cfg.data.dense) if c.made]
     is_plain = len(self._slots) == self._num_slots and not self._computed_dense
     self._computed = None if is_plain else _Computed(cfg)
-    self._fields = np.array([f for f, _ in self._slots], np.int32)
-    self._high_bits = np.array([ids[s.name] << HASH_BITS for _, s in self._slots], np.int64)
-    self._missing_keys = feature_keys(pa.array(missing, pa.string()), '', 0, [])
+    text_slots = [
+      TextSlot(
+        field,
+        ids[slot.name],
+        slot.separator or '',
+        slot.sequence.max_length if slot.sequence else 0,
+        has_markers=slot.made is None,
+      )
+      for field, slot in self._slots
+    ]
+    markers = feature_keys(pa.array(missing, pa.string()), '', 0, [])
+    self._reader = RequestReader(text_slots, self._num_slots, markers)
     self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
 
   def read(self, columns: Mapping[str, Sequence[Json]], shared: np.ndarray) -> Samples | None:
@@ -186,6 +194,8 @@ class PlainColumns:
       return None
     dense = np.ascontiguousarray(dense.T)
     keys, places, segments = found
+    if self._computed and not len(segments):
+      segments = np.arange(len(places), dtype=np.int32)
     values = np.ones([len(segments)], np.float32)
     if self._computed:
       if shared.any():  # several users; the graph knows one value for all samples, or one for each
@@ -220,58 +230,17 @@ class PlainColumns:
     shared: np.ndarray,
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Returns `keys`, `places` and `segments` of plain slots; None if it cannot read a value."""
-    texts, size, of_slots = [], len(shared), []
-    counts = np.ones([len(self._slots), size], np.int32)  # of texts
-    starts, samples, begin = np.empty_like(counts), np.arange(size, dtype=np.int32), 0
-    for i, (_, slot) in enumerate(self._slots):
+    texts, counts = [], []
+    for _, slot in self._slots:
       if slot.made:
         place, features = self._bins[slot.name]
         with np.errstate(over='ignore'):
           values = features(numbers[place].astype(np.float32))
       elif (values := _texts(columns[slot.column or slot.name])) is None:
         return None
-      at, of_slot = samples if len(values) == size else shared, len(values)
-      if slot.separator:
-        own = np.array([1 + value.count(slot.separator) for value in values], np.int32)
-        values = [value.replace(slot.separator, _END) for value in values]
-        ends = np.cumsum(own, dtype=np.int32)
-        counts[i], at, of_slot = own[at], (ends - own)[at], int(ends[-1]) if size else 0
-      np.add(at, begin, out=starts[i])
-      begin += of_slot
-      of_slots.append(of_slot)
       texts += values
+      counts.append(len(values))
     try:
-      data = np.frombuffer(_END.join(texts).encode(), np.uint8)
+      return self._reader.read(_END.join(texts).encode(), counts, shared)
     except UnicodeEncodeError:
       return None
-    ends = np.flatnonzero(data == ord(_END))
-    if len(ends) != max(begin - 1, 0):
-      return None  # a text has a line break
-    offsets = np.concatenate([[0], ends + 1, [len(data)] * bool(texts)]).astype(np.int32)
-    keys = text_keys(data, offsets, 0)
-    if len(self._missing_keys):
-      is_missing = np.isin(keys, self._missing_keys)
-      is_missing &= np.repeat([slot.made is None for _, slot in self._slots], of_slots)
-      keys[is_missing] = NO_FEATURE
-    keys |= np.repeat(self._high_bits, of_slots)  # NO_FEATURE, all bits 1, stays as it is
-    is_single = not any(slot.separator for _, slot in self._slots)
-    places, counts = starts.T.ravel(), counts.T.ravel()
-    if not is_single:
-      places = ranges(places, counts).astype(np.int32)
-    present = keys != NO_FEATURE
-    is_whole = present.all()
-    if is_single and is_whole and not self._computed:
-      return keys, places, np.zeros([0], np.int32)
-    segments = (samples[:, None] * self._num_slots + self._fields).ravel()
-    segments = segments if is_single else np.repeat(segments, counts)
-    if not is_whole:
-      kept = present[places]
-      segments, places = segments[kept], (np.cumsum(present, dtype=np.int32) - 1)[places[kept]]
-      keys = keys[present]
-    for f, slot in self._slots:
-      if slot.sequence:  # keep the last max_length features
-        own = np.flatnonzero(segments % self._num_slots == f)
-        to_end = np.searchsorted(segments, segments[own], side='right') - own
-        left_out = own[to_end > slot.sequence.max_length]
-        places, segments = np.delete(places, left_out), np.delete(segments, left_out)
-    return keys, places, segments

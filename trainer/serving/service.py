@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -232,6 +233,7 @@ class Service:
   def follow(self, stop: threading.Event, seconds_between_looks: float) -> None:
     """Calls `refresh` until `stop` is set; an error that repeats is logged only once."""
     while not stop.is_set():
+      pause, started = seconds_between_looks, time.monotonic()
       try:
         self.refresh()
         text = ''
@@ -244,7 +246,8 @@ class Service:
           f'version {version.sequence} ({version.export}) is still' if version else 'nothing is'
         )
         text = f'{served} served: {e if isinstance(e, UserError) else one_line(e)}'
+        pause = max(pause, time.monotonic() - started)  # a load that fails may take seconds
       if text and text != self._logged:
         logging.warning(text)
       self._logged = text
-      stop.wait(seconds_between_looks)
+      stop.wait(pause)
