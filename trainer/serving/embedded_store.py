@@ -286,7 +286,9 @@ class _EmbeddedView(View):
         keys = np.frombuffer(changed, _KEY)['key'].astype(np.int64)
         self._absent.difference_update(keys.tolist())
         if self._rows:
+          kept = keys[self._rows.pull(keys).present]
           self._rows.erase(keys)
+          self.fetch(kept)  # now, because requests would read the store a second time
       elif before.version != self.version:
         self._drop()
 

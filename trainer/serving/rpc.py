@@ -24,7 +24,7 @@ from trainer.serving.scorer import BadRequest
 
 PREDICT = '/tensorflow.serving.PredictionService/Predict'
 TensorProto = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
-_STRING = tf.string.as_datatype_enum
+_STRING, _FLOAT = tf.string.as_datatype_enum, tf.float32.as_datatype_enum
 _DTYPES = {
   dtype.as_datatype_enum: dtype.as_numpy_dtype
   for dtype in (tf.float32, tf.float64, tf.int32, tf.int64)
@@ -103,12 +103,14 @@ def _values(name: str, tensor: TensorProto, shape: Sequence[int]) -> Json:
   """Returns the values of a tensor, as JSON would have them."""
   size = math.prod(shape)
   try:
-    # The first two take a tenth of the time of make_ndarray.
+    # All but the last take a tenth of the time of make_ndarray.
     if tensor.dtype == _STRING:
       values = [value.decode() for value in tensor.string_val]
       values = values * size if len(values) == 1 else values
     elif tensor.tensor_content and (dtype := _DTYPES.get(tensor.dtype)):
       values = np.frombuffer(tensor.tensor_content, dtype).tolist()
+    elif len(tensor.float_val) == size and tensor.dtype == _FLOAT:
+      values = list(tensor.float_val)
     else:
       dtype = tf.as_dtype(tensor.dtype)
       if not (dtype.is_integer or dtype.is_floating or dtype.is_bool):
