@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# For GPUs (NCCL):  docker build -t ctr-trainer:0.1.0 .
-# For CPUs:         docker build -t ctr-trainer:0.1.0-cpu --build-arg VARIANT=cpu .
+# For GPUs (NCCL):  docker build -t ctr-trainer:0.2.0 .
+# For CPUs:         docker build -t ctr-trainer:0.2.0-cpu --build-arg VARIANT=cpu .
 # The newest TensorFlow, without TFRA:  --build-arg STACK=next
 # TensorFlow's own extra brings the CUDA libraries, cuDNN and NCCL; Horovod is compiled with these (docs/gpu.md). The driver is the host's.
 # The first stage compiles; the second has no compiler, and /opt/venv/share/sbom.cdx.json lists the Python packages in it (docs/operations.md).

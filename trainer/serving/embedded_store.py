@@ -264,8 +264,8 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[by
 class _EmbeddedView(View):
   """Reads one version. LMDB keeps the version's pages until the read transaction ends.
 
-  The kept rows of `before`, the last view, are taken over; if not all changes since are known, they
-  are dropped. `before` then reads each row from the store.
+  At its first use it takes over the kept rows of `before`, the last view, with what has changed, or
+  drops them if not all changes since are known. `before` then reads each row from the store.
   """
 
   def __init__(
@@ -279,18 +279,43 @@ class _EmbeddedView(View):
     self._rows: ServedRows | None = None
     self._is_taken, self._changes = False, 0
     self._absent: set[int] = set()  # kept keys that have no row
+    self._before: _EmbeddedView | None = None  # until its rows are taken over
+    self._changed: np.ndarray | None = None  # the keys of rows that differ from its; None: unknown
+    self._fresh: list[tuple[np.ndarray, LookedUpRows]] = []  # those of them that it has kept
     if before and before.config == self.config:
-      self._rows, self._absent = before._given_up()
       *versions, changed = (changed or b'').split(b'\n', 2)
       if versions == [before.version.to_json(), version]:
-        keys = np.frombuffer(changed, _KEY)['key'].astype(np.int64)
-        self._absent.difference_update(keys.tolist())
-        if self._rows:
-          kept = keys[self._rows.pull(keys).present]
-          self._rows.erase(keys)
-          self.fetch(kept)  # now, because requests would read the store a second time
-      elif before.version != self.version:
-        self._drop()
+        self._changed = np.frombuffer(changed, _KEY)['key'].astype(np.int64)
+      elif before.version == self.version:
+        self._changed = np.zeros([0], np.int64)
+      self._follow(before)
+
+  def _follow(self, before: '_EmbeddedView') -> None:
+    """Reads the kept rows that have changed, to take them over from `before` with the others."""
+    with before._lock:
+      before._take_over()
+      rows = before._rows
+    self._before = before
+    if rows and self._changed is not None:
+      kept = self._changed[rows.pull(self._changed).present]
+      parts = (kept[i : i + _READ_AT_ONCE] for i in range(0, len(kept), _READ_AT_ONCE))
+      self._fresh = [(keys, self._read(keys)) for keys in parts]
+
+  def _take_over(self) -> None:
+    """Takes over the kept rows of the view before, for which it reads the store from now on."""
+    before, self._before = self._before, None
+    if before is None:
+      return
+    self._rows, self._absent = before._given_up()
+    if self._changed is None:
+      self._drop()
+      return
+    self._absent.difference_update(self._changed.tolist())
+    if self._rows:
+      self._rows.erase(self._changed)
+      for keys, found in self._fresh:
+        self._keep(keys, found)
+    self._changed, self._fresh = None, []
 
   def _given_up(self) -> tuple[ServedRows | None, set[int]]:
     """Returns the kept rows, and the keys that have none, for one later view; forgets them."""
@@ -308,6 +333,7 @@ class _EmbeddedView(View):
   @property
   def row_store(self) -> RowStore | None:
     with self._lock:
+      self._take_over()
       if self._is_taken:
         return None
       if self._rows is None:  # now, because the layers of the config may be imported
