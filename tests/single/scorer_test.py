@@ -800,6 +800,16 @@ class ContextTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual([len(c) for c in scores(step, cfg, none, 0).values()], [0] * len(found))
 
 
+class OlderExportTest(tf.test.TestCase):
+  def test_statistics_of_before_had_no_bounds(self):
+    cfg = make_config({'data.dense': [{'name': 'price', 'transform': 'standardise'}]})
+    step = TrainStep(cfg, SingleProcess())
+    columns = {name: [2.0 if name == 'price' else 'a'] for name in cfg.data.log_columns()}
+    embedding, wanted = step.dense.embedding, scores(step, cfg, columns, 1)
+    with mock.patch.object(embedding, 'stats', tf.Variable(embedding.stats[:2])):
+      self.assertAllEqual(scores(step, cfg, columns, 1), wanted)
+
+
 class PlainColumnsTest(tf.test.TestCase):
   TEXTS = [
     'a',

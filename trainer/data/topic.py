@@ -159,9 +159,10 @@ class Topic:
     quiet = logging.getLogger('librdkafka')
     quiet.propagate = False
     with plain_kafka(self.what):
-      # Few messages, because those behind a pass are read again with the next one.
+      # Few messages, because those behind a pass are read again with the next one. A fetch from the
+      # end of a partition waits, and what is asked meanwhile waits for it.
       settings = (
-        {'group.id': GROUP, 'queued.min.messages': 20_000}
+        {'group.id': GROUP, 'queued.min.messages': 20_000, 'fetch.wait.max.ms': 50}
         | client_settings(topic.brokers, topic.config)
         | ours
       )
@@ -207,8 +208,16 @@ class Topic:
     asked to stop (Stopped); without `waits`, it is Away. Expired, a UserError, says that the first
     of them has been deleted at the cluster.
     """
+    self._consumer.assign([self._at(partition, span.start)])
+    try:
+      yield from self._assigned(partition, span, waits)
+    finally:
+      self._consumer.unassign()  # else the cluster answers `bounds` only after a fetch that waits
+
+  def _assigned(
+    self, partition: str, span: Span, waits: Callable[[], None] | None
+  ) -> Iterator[list['confluent_kafka.Message']]:
     place, since, is_told = span.start, time.monotonic(), False
-    self._consumer.assign([self._at(partition, place)])
     while place < span.end:
       got, is_there = [], True
       with plain_kafka(self.what):

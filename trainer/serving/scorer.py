@@ -120,6 +120,8 @@ class Scorer:
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
     """Sets the dense variables to those of an export; DataLoss if they are of another model."""
     values = {name.partition('/')[0]: value for name, value in dense.items()}
+    if len(stats := values.get('dense_stats', ())) == 2:  # of 0.1, which had no bounds
+      values['dense_stats'] = np.concatenate([stats, np.zeros_like(stats[:1])])
     wanted = {f'{i:03d}': variable for i, variable in enumerate(self._model.variables)}
     for name, variable in (wanted | {'dense_stats': self._embedding.stats}).items():
       value = values.get(name)
