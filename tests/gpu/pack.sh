@@ -25,8 +25,8 @@ find "$kit/bin" "$kit/lib/$version/lib-dynload" -type f -exec env LD_LIBRARY_PAT
 from=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 to=$kit/lib/$version/site-packages
 mkdir -p "$to"
-packages='absl annotated_types astunparse certifi charset_normalizer cloudpickle dateutil flatbuffers gast google h5py h5py.libs idna ml_dtypes
-  narwhals numpy numpy.libs opt_einsum packaging pandas plotly _plotly_utils psutil pyarrow pydantic pydantic_core requests rich markdown_it
+packages='absl annotated_types astunparse certifi charset_normalizer cloudpickle dateutil flatbuffers gast google h5py h5py.libs idna jinja2 markupsafe ml_dtypes
+  narwhals numpy numpy.libs opt_einsum packaging pandas plotly _plotly_utils prometheus_client psutil pyarrow pydantic pydantic_core requests rich markdown_it
   mdurl pygments six.py tensorboard tensorflow termcolor tf_keras typing_extensions.py typing_inspection urllib3 wrapt yaml'
 (cd "$from" && tar -c --exclude=__pycache__ --exclude=tests --exclude='*.pyi' --exclude=tensorflow/include --exclude=pyarrow/include \
   --exclude='pyarrow/libarrow_flight*' --exclude='pyarrow/_flight*' --exclude='pyarrow/_substrait*' \

@@ -285,7 +285,7 @@ class _EmbeddedView(View):
     if before and before.config == self.config:
       *versions, changed = (changed or b'').split(b'\n', 2)
       if versions == [before.version.to_json(), version]:
-        self._changed = np.frombuffer(changed, _KEY)['key'].astype(np.int64)
+        self._changed = np.unique(np.frombuffer(changed, _KEY)['key'].astype(np.int64))
       elif before.version == self.version:
         self._changed = np.zeros([0], np.int64)
       self._follow(before)
