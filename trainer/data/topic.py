@@ -208,16 +208,8 @@ class Topic:
     asked to stop (Stopped); without `waits`, it is Away. Expired, a UserError, says that the first
     of them has been deleted at the cluster.
     """
-    self._consumer.assign([self._at(partition, span.start)])
-    try:
-      yield from self._assigned(partition, span, waits)
-    finally:
-      self._consumer.unassign()  # else the cluster answers `bounds` only after a fetch that waits
-
-  def _assigned(
-    self, partition: str, span: Span, waits: Callable[[], None] | None
-  ) -> Iterator[list['confluent_kafka.Message']]:
     place, since, is_told = span.start, time.monotonic(), False
+    self._consumer.assign([self._at(partition, place)])
     while place < span.end:
       got, is_there = [], True
       with plain_kafka(self.what):
@@ -252,6 +244,7 @@ class Topic:
         if not waits:
           raise Away(told)
         absl_logging.warning('%s; waiting for it', told)
+    self._consumer.unassign()  # else `bounds` is answered only after a fetch that waits
 
   def close(self) -> None:
     self._consumer.close()

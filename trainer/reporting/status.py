@@ -26,7 +26,10 @@ PASS_FATES = 'trained', 'late', 'skipped', 'seen', 'refused'
 
 
 class Figure(NamedTuple):
-  """A figure: what it is, and which field of which events sets it; a counter adds it, or 1, up."""
+  """A figure: what it is, and which field of which events sets it.
+
+  A counter adds the field up; without a field, it counts the events.
+  """
 
   help: str
   field: str = ''

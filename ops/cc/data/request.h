@@ -22,7 +22,7 @@ struct TextSlots {
   int64_t num_markers;
 };
 
-// The features of samples, of which many may have one, such as their user, that is read once.
+// The features of a request's samples. What many samples share, such as their user, is read once.
 struct RequestFeatures {
   std::vector<int64_t> keys;
   std::vector<int32_t> places;    // of each feature of each sample in `keys`
@@ -32,7 +32,7 @@ struct RequestFeatures {
   //
   // counts [n]: how many texts each slot has, either one for each sample or some that they share.
   // shared [samples]: which of the latter each sample has. Returns false if there are more or fewer
-  // texts, as where one has a line end, or if a slot lacks one that is shared.
+  // texts than `counts` says, as where one has a line end, or if `shared` names one beyond them.
   bool Read(const TextSlots& slots, std::string_view texts, const int64_t* counts,
             const int32_t* shared, int64_t samples);
 
