@@ -106,7 +106,7 @@ class PageTest(tf.test.TestCase):
 
   @unittest.skipUnless(BROWSER, 'no Chromium is installed: apt-get install chromium')
   def test_a_browser_shows_what_the_events_say(self):
-    run_dir = self.write()
+    run_dir = self.write('w' * 60)  # that its path has no place to break
     events = runs.healthy_events()
     path = f'{run_dir}/report.html'
     report.write([run_dir], path)
