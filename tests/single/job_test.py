@@ -558,10 +558,15 @@ class JobTest(tf.test.TestCase):
         data | {'day_pattern': days}, model=model, train={'progressive_validation': True}
       ).run()
       over = [e['logloss'] / e['base_logloss'] for e in self.events('eval')[1:]]
+      drifts = [e['beyond'] for e in self.events() if e['event'] == 'drift']
+      faults = ' '.join(findings.faults(read_run(self.run_dir)))
       if days:
         self.assertAllLess(over, 1)
+        self.assertEqual(drifts, [{'price': 1.0}] * 4)
+        self.assertIn("'price' has left the values of the first pass: 100% on day 5", faults)
       else:  # what is not a stream is taken as it is
         self.assertGreater(over[0], 5)
+        self.assertEmpty(drifts)
 
   def test_metrics_of_a_sampled_log_are_of_the_log(self):
     data = {'train': [self.write('day_1.csv', 400), self.write('day_2.csv', 400)]}

@@ -1,26 +1,37 @@
-"""Detects drift: compares how samples spread over bins on each day with the first day."""
+"""Detects drift: compares on each day how samples spread over bins, and dense columns' values, with
+the first day."""
+
+from collections.abc import Sequence
 
 import numpy as np
 from absl import logging
 
 from trainer import config
 from trainer.data.columns import bins
-from trainer.data.features import hash_keys
+from trainer.data.features import hash_keys, transform_dense
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import Json, JsonObject
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress
 
 TOLD = 0.25  # a population stability index above it is usually called a significant change
+TOLD_BEYOND = 0.25  # of a column's values
 _MOST_CHUNKS = 8  # how many chunks of a pass are counted
 
 
-def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> None:
+def count(
+  cfg: config.Config, progress: Progress, prepared: PreparedPass, stats: np.ndarray
+) -> None:
   """Counts samples by bin, for each slot made of bins, and adds them to the counts of the day.
 
-  It counts only the samples in the first chunks of the pass. Every process calls it, reads the same
-  samples, and keeps the same counts in `progress.bins`.
+  Of dense columns with a bound it counts the values that are cut to it. It counts only the samples
+  in the first chunks of the pass. Every process calls it, reads the same samples, and keeps the
+  same counts in `progress.bins`.
+
+  Args:
+    stats: float32 [3, >= Dn], a result of `dense_stats`.
   """
+  _count_beyond(cfg.data.dense, progress.bins.setdefault('beyond', {}), prepared, stats)
   ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
   for i, slot in enumerate(cfg.ordered_slots):
     is_read = slot.shares is None and slot.name not in cfg.columns_of_items()
@@ -36,6 +47,25 @@ def count(cfg: config.Config, progress: Progress, prepared: PreparedPass) -> Non
     today[slot.name] = counts.tolist()
 
 
+def _count_beyond(
+  columns: Sequence[config.DenseColumn],
+  counts: dict[str, list[int]],
+  prepared: PreparedPass,
+  stats: np.ndarray,
+) -> None:
+  """Adds to {column: [values that are cut, all values]}."""
+  bounds = stats[2, : len(columns)]
+  if not bounds.any():
+    return
+  values = prepared.chunks(_MOST_CHUNKS)['dense']
+  are_cut = np.abs(transform_dense(values, columns, stats)) >= bounds
+  seen = np.isfinite(values)
+  for i in np.flatnonzero(bounds):
+    cut, total = counts.get(columns[i].name, (0, 0))
+    cut, total = cut + int((are_cut & seen)[:, i].sum()), total + int(seen[:, i].sum())
+    counts[columns[i].name] = [cut, total]
+
+
 def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:
   """Compares a finished day's counts with those of the first day, and writes an event `drift`.
 
@@ -47,22 +77,32 @@ def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> 
     first    the shares of the first day's samples.
     last     the shares of this day's samples.
 
-  On the first day there is nothing to compare; its counts are kept for later days. If `warns`, it
-  warns of slots whose psi is above TOLD. `place` is the field `day` or, without days, `pass`.
+  Its field `beyond` has {dense column: the share of its values that are cut to its bound}. On the
+  first day there is nothing to compare; its counts are kept for later days. If `warns`, it warns of
+  slots whose psi is above TOLD, and of columns whose share is above TOLD_BEYOND. `place` is the
+  field `day` or, without days, `pass`.
   """
-  today = progress.bins.pop('today', {})
+  today, counts = progress.bins.pop('today', {}), progress.bins.pop('beyond', {})
   first = progress.bins.setdefault('first', today)
   if first is today:
     return
   drifts = {n: _compared(first[n], counts) for n, counts in today.items() if n in first}
-  if drifts:
-    log.write('drift', slots=drifts, **place)
+  beyond = {name: cut / total for name, (cut, total) in counts.items() if total}
+  if drifts or beyond:
+    log.write('drift', slots=drifts, beyond=beyond, **place)
   for name, of in drifts.items():
     if warns and of['psi'] > TOLD:
       logging.warning(
         "slot '%s': on %s its bins have other shares of the samples than on the first day: "
         'population stability index %.2f, above %g',
         *(name, next(iter(place.values())), of['psi'], TOLD),
+      )
+  for name, share in beyond.items():
+    if warns and share > TOLD_BEYOND:
+      logging.warning(
+        "dense column '%s': on %s %.0f %% of its values are so far from those of the first pass that "
+        'they are cut, which makes them alike; a run that begins anew measures the column anew',
+        *(name, next(iter(place.values())), 100 * share),
       )
 
 

@@ -305,7 +305,7 @@ class Job:
     self.validation.trained_auc = figures.get('auc')
     self.state.texts.learn(prepared)
     if progress.epoch == 0:
-      drift.count(cfg, progress, prepared)
+      drift.count(cfg, progress, prepared, self.step.dense.embedding.stats.numpy())
       if cfg.data.day_pattern is None:
         drift.compare_day(progress, self.log, self._is_reporter, **{'pass': name})
     self.stream.trained()

@@ -331,7 +331,7 @@ def unknown(run: RecordedRun) -> go.Figure | None:
 def drift(run: RecordedRun) -> go.Figure | None:
   """Draws the bins of the slot that has drifted most, on the first and the last day."""
   last = run.of('drift')['slots'].tail(1) if len(run.of('drift')) else ()
-  for slots in last:
+  for slots in filter(None, last):
     slot = max(slots, key=lambda name: slots[name]['psi'])
     figure = new_figure(f'bin of {slot}', 'share of samples')
     first, last = slots[slot]['first'], slots[slot]['last']

@@ -27,7 +27,8 @@ FEW_ADMITTED = 0.05  # of the features seen
 BLANK_JUMP = 0.5  # rise of a slot's blank share above the median of the earlier passes
 LABEL_FACTOR = 3.0  # ratio between a pass's click rate and the median of the others
 LABEL_AUC_DROP = 0.1  # how far a pass's AUC lies below the median of the others
-DRIFTED = 0.25  # population stability index, as in trainer.evaluation.drift
+# As in trainer.evaluation.drift: population stability index, and share of a dense column's values.
+DRIFTED = BEYOND = 0.25
 UNIQUE, LEAST_UNIQUE = 0.5, 1000  # a slot's features per impression, and number of features
 LEAK_AUC, LEAK_LOSS = 0.93, 0.15  # the model's AUC, and how much it falls without one slot
 COLLAPSED_SHARE = 0.25  # effective rank of a slot's factors, as a share of the width
@@ -170,6 +171,13 @@ def drift(run: RecordedRun, last: pd.Series) -> Iterator[str]:
       yield (
         f"The bins of slot '{slot}' have drifted since the first day: their population stability "
         f'index is {of["psi"]:.2f} on {when}.'
+      )
+  beyond = last.get('beyond')  # runs of earlier versions have none
+  for column, share in beyond.items() if isinstance(beyond, dict) else ():
+    if share > BEYOND:
+      yield (
+        f"Dense column '{column}' has left the values of the first pass: {share:.0%} on {when} are "
+        'cut, which makes them alike. A run that begins anew measures the column anew.'
       )
 
 
