@@ -643,6 +643,16 @@ class ScorerTest(tf.test.TestCase):
     self.assertEqual(found, ['the server is loading its first version'] * 2)
     self.assertIsNone(service.not_ready)
 
+  def test_a_new_version_builds_no_model(self):
+    """That would hold up requests for 0.2 s and more; the first version builds two."""
+    store = MemoryStore()
+    service = Service(store, Publisher(self.exports, store).advance)
+    with mock.patch('trainer.serving.service.Scorer', wraps=Scorer) as built:
+      for _ in range(4):
+        service.refresh()
+        self.assertEqual(built.call_count, 2)
+        self.train_and_export('delta')
+
   def test_an_error_of_the_store_names_what_is_served(self):
     stop = threading.Event()
 
@@ -653,7 +663,7 @@ class ScorerTest(tf.test.TestCase):
     store = MemoryStore()
     for is_published, wanted in (
       (False, 'nothing is'),
-      (True, r'version 1 \(000001-base\) is still'),
+      (True, r'version (\d+) \(0*\1-\w+\) is still'),
     ):
       service = Service(store)
       if is_published:

@@ -214,10 +214,14 @@ class Service:
         idle = next((pair for pair in self._idle if pair[0] == text), None)
         if idle:
           self._idle.remove(idle)
-      scorer = idle[1] if idle else Scorer(text, self._own_layers)
-      scorer.load(view.dense)
-      if not idle:
-        scorer.warm_up(view)
+      if idle:
+        scorer = idle[1]
+        scorer.load(view.dense)
+      else:
+        # The first time also that of the next version, which would then hold up requests.
+        scorer, *spare = (self._new_scorer(text, view) for _ in range(1 if self._served else 2))
+        with self._lock:
+          self._idle += [(text, one) for one in spare]
         # Later collections then skip TensorFlow's many objects, which would take 0.1 s or more.
         gc.unfreeze()
         gc.collect()
@@ -229,6 +233,12 @@ class Service:
     except BaseException:
       view.close()
       raise
+
+  def _new_scorer(self, text: str, view: View) -> Scorer:
+    scorer = Scorer(text, self._own_layers)
+    scorer.load(view.dense)
+    scorer.warm_up(view)
+    return scorer
 
   def follow(self, stop: threading.Event, seconds_between_looks: float) -> None:
     """Calls `refresh` until `stop` is set; an error that repeats is logged only once."""
