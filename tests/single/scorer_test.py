@@ -647,11 +647,22 @@ class ScorerTest(tf.test.TestCase):
     """That would hold up requests for 0.2 s and more; the first version builds two."""
     store = MemoryStore()
     service = Service(store, Publisher(self.exports, store).advance)
-    with mock.patch('trainer.serving.service.Scorer', wraps=Scorer) as built:
-      for _ in range(4):
-        service.refresh()
-        self.assertEqual(built.call_count, 2)
-        self.train_and_export('delta')
+    of_store, config_ends = store.view, ''
+
+    def view():
+      found = of_store()
+      found.config = found.config.rstrip() + config_ends
+      return found
+
+    with (
+      mock.patch('trainer.serving.service.Scorer', wraps=Scorer) as built,
+      mock.patch.object(store, 'view', view),
+    ):
+      for config_ends, count in (('', 2), ('\n', 4)):
+        for _ in range(4):
+          service.refresh()
+          self.assertEqual(built.call_count, count)
+          self.train_and_export('delta')
 
   def test_an_error_of_the_store_names_what_is_served(self):
     stop = threading.Event()

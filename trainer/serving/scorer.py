@@ -305,11 +305,11 @@ class Scorer:
     return {self._slot_names[s]: int(counts[s]) for s in np.flatnonzero(counts).tolist()}
 
   def warm_up(self, view: View) -> None:
-    """Scores some samples without values, because the first calls of TensorFlow are slow."""
-    nothing = dict.fromkeys(self._columns, [None])
-    for size in (1, 2):  # this may look up rows, because missing numbers may have a bin
-      with contextlib.suppress(VersionGone):
-        self.score(self.parse(nothing, size), view)
+    """Scores some samples, with values and without, because TensorFlow's first calls are slow."""
+    for sample in (dict.fromkeys(self._columns), self._example):
+      for size in (1, 2):
+        with contextlib.suppress(VersionGone):
+          self.score(self.parse({name: [v] for name, v in sample.items()}, size), view)
 
 
 def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:

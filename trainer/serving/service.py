@@ -180,8 +180,9 @@ class Service:
     if ended:
       served.view.close()
       with self._lock:
-        self._idle = [(text, s) for text, s in self._idle if text == served.text]
+        text = (self._served or served).text
         self._idle.append((served.text, served.scorer))
+        self._idle = [pair for pair in self._idle if pair[0] == text]
 
   def refresh(self, gone: _Served | None = None) -> None:
     """Switches to the store's version; on a UserError the earlier one is still served.
@@ -218,14 +219,19 @@ class Service:
         scorer = idle[1]
         scorer.load(view.dense)
       else:
-        # The first time also that of the next version, which would then hold up requests.
-        scorer, *spare = (self._new_scorer(text, view) for _ in range(1 if self._served else 2))
-        with self._lock:
-          self._idle += [(text, one) for one in spare]
+        # Those of two versions, as building the second one would hold up requests. After both are
+        # built, because TensorFlow then forgets what it knew of the first one.
+        count = 1 if self._served and self._served.text == text else 2
+        scorer, *spare = new = [Scorer(text, self._own_layers) for _ in range(count)]
+        for one in new:
+          one.load(view.dense)
+          one.warm_up(view)
         # Later collections then skip TensorFlow's many objects, which would take 0.1 s or more.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        with self._lock:
+          self._idle += [(text, one) for one in spare]
       if view.version.left_out and not self._logged_filter:
         logging.warning('version %d: %s', view.version.sequence, view.version.left_out)
         self._logged_filter = True
@@ -233,12 +239,6 @@ class Service:
     except BaseException:
       view.close()
       raise
-
-  def _new_scorer(self, text: str, view: View) -> Scorer:
-    scorer = Scorer(text, self._own_layers)
-    scorer.load(view.dense)
-    scorer.warm_up(view)
-    return scorer
 
   def follow(self, stop: threading.Event, seconds_between_looks: float) -> None:
     """Calls `refresh` until `stop` is set; an error that repeats is logged only once."""
