@@ -100,8 +100,8 @@ def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> 
   for name, share in beyond.items():
     if warns and share > TOLD_BEYOND:
       logging.warning(
-        "dense column '%s': on %s %.0f %% of its values are so far from those of the first pass that "
-        'they are cut, which makes them alike; a run that begins anew measures the column anew',
+        "dense column '%s': on %s %.0f %% of its values are so far from those of the first pass "
+        'that they are cut, which makes them alike; a run that begins anew measures it anew',
         *(name, next(iter(place.values())), 100 * share),
       )
 
