@@ -178,6 +178,12 @@ class PreparedPass:
     self._check_sizes()
     return samples, features, keys
 
+  def dense(self, chunks: int) -> np.ndarray:
+    """Returns the dense columns of the first chunks, float32 [n, Dn], NaN where missing."""
+    dense = self._arrays['dense'][: chunks * CHUNK].copy()
+    self._check_sizes()
+    return dense
+
   def sole_labels(self) -> list[float | None]:
     """Returns, for each task, the label of all samples that have one; None if they differ."""
     if not self.num_samples:

@@ -57,7 +57,7 @@ def _count_beyond(
   bounds = stats[2, : len(columns)]
   if not bounds.any():
     return
-  values = prepared.chunks(_MOST_CHUNKS)['dense']
+  values = prepared.dense(_MOST_CHUNKS)
   are_cut = np.abs(transform_dense(values, columns, stats)) >= bounds
   seen = np.isfinite(values)
   for i in np.flatnonzero(bounds):
