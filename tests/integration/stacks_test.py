@@ -48,6 +48,7 @@ class StacksTest(tf.test.TestCase):
     super().setUp()
     if not OTHER.exists():
       self.skipTest(f'{OTHER.relative_to(ROOT)} is not set up')
+    self.run_python(OTHER, '-m', 'ops.build', timeout=900)  # compiles what has changed
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     rng = np.random.default_rng(0)
     for day in range(3):
@@ -58,7 +59,7 @@ class StacksTest(tf.test.TestCase):
           click = int(rng.random() < 0.1 + 0.02 * user)
           f.write(f'{user},{tags[0]}|{tags[1]},{rng.random():.3f},{click}\n')
 
-  def run_python(self, python, *args, **kwargs):
+  def run_python(self, python, *args, timeout=300, **kwargs):
     path = f'{python.parent}{os.pathsep}{os.environ["PATH"]}'
     done = subprocess.run(
       [python, *args],
@@ -66,7 +67,7 @@ class StacksTest(tf.test.TestCase):
       env=os.environ | {'PATH': path},
       capture_output=True,
       text=True,
-      timeout=300,
+      timeout=timeout,
       **kwargs,
     )
     self.assertEqual(done.returncode, 0, done.stderr)
