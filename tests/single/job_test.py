@@ -27,7 +27,7 @@ from trainer.errors import BadPass, UserError
 from trainer.evaluation import finished_run
 from trainer.job import job
 from trainer.job.job import Job
-from trainer.reporting import findings
+from trainer.reporting import figures, findings
 from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
@@ -559,7 +559,9 @@ class JobTest(tf.test.TestCase):
       ).run()
       over = [e['logloss'] / e['base_logloss'] for e in self.events('eval')[1:]]
       drifts = [e['beyond'] for e in self.events() if e['event'] == 'drift']
-      faults = ' '.join(findings.faults(read_run(self.run_dir)))
+      run = read_run(self.run_dir)
+      faults = ' '.join(findings.faults(run))
+      self.assertIsNone(figures.drift(run), 'of bins, which the log has not')
       if days:
         self.assertAllLess(over, 1)
         self.assertEqual(drifts, [{'price': 1.0}] * 4)

@@ -159,8 +159,8 @@ class Topic:
     quiet = logging.getLogger('librdkafka')
     quiet.propagate = False
     with plain_kafka(self.what):
-      # Few messages, because those behind a pass are read again with the next one. A fetch from the
-      # end of a partition waits, and what is asked meanwhile waits for it.
+      # Few messages, because those behind a pass are read again with the next one. At the end of a
+      # partition a fetch waits for messages, and other questions to the broker wait behind it.
       settings = (
         {'group.id': GROUP, 'queued.min.messages': 20_000, 'fetch.wait.max.ms': 50}
         | client_settings(topic.brokers, topic.config)

@@ -1,5 +1,4 @@
-"""Detects drift: compares on each day how samples spread over bins, and dense columns' values, with
-the first day."""
+"""Detects drift: compares the bins and dense columns of each day with those of the first one."""
 
 from collections.abc import Sequence
 
@@ -15,18 +14,18 @@ from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress
 
 TOLD = 0.25  # a population stability index above it is usually called a significant change
-TOLD_BEYOND = 0.25  # of a column's values
+TOLD_BEYOND = 0.25  # the share of a dense column's values that `standardise` cuts
 _MOST_CHUNKS = 8  # how many chunks of a pass are counted
 
 
 def count(
   cfg: config.Config, progress: Progress, prepared: PreparedPass, stats: np.ndarray
 ) -> None:
-  """Counts samples by bin, for each slot made of bins, and adds them to the counts of the day.
+  """Adds a pass to the counts of the day: samples by bin, and dense values that are cut.
 
-  Of dense columns with a bound it counts the values that are cut to it. It counts only the samples
-  in the first chunks of the pass. Every process calls it, reads the same samples, and keeps the
-  same counts in `progress.bins`.
+  The first are of each slot made of bins, the others of each dense column with a bound. Only the
+  samples in the first chunks of the pass are counted. Every process calls it, reads the same
+  samples, and keeps the same counts in `progress.bins`.
 
   Args:
     stats: float32 [3, >= Dn], a result of `dense_stats`.
@@ -53,17 +52,16 @@ def _count_beyond(
   prepared: PreparedPass,
   stats: np.ndarray,
 ) -> None:
-  """Adds to {column: [values that are cut, all values]}."""
+  """Adds a pass to `counts`, {column: [its values that are cut to its bound, all its values]}."""
   bounds = stats[2, : len(columns)]
   if not bounds.any():
     return
   values = prepared.dense(_MOST_CHUNKS)
-  are_cut = np.abs(transform_dense(values, columns, stats)) >= bounds
-  seen = np.isfinite(values)
+  present = np.isfinite(values)
+  cut = present & (np.abs(transform_dense(values, columns, stats)) >= bounds)
   for i in np.flatnonzero(bounds):
-    cut, total = counts.get(columns[i].name, (0, 0))
-    cut, total = cut + int((are_cut & seen)[:, i].sum()), total + int(seen[:, i].sum())
-    counts[columns[i].name] = [cut, total]
+    name, of_pass = columns[i].name, [cut[:, i].sum(), present[:, i].sum()]
+    counts[name] = np.add(counts.get(name, [0, 0]), of_pass).tolist()
 
 
 def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:
@@ -82,12 +80,12 @@ def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> 
   slots whose psi is above TOLD, and of columns whose share is above TOLD_BEYOND. `place` is the
   field `day` or, without days, `pass`.
   """
-  today, counts = progress.bins.pop('today', {}), progress.bins.pop('beyond', {})
+  today, cut_and_all = progress.bins.pop('today', {}), progress.bins.pop('beyond', {})
   first = progress.bins.setdefault('first', today)
   if first is today:
     return
   drifts = {n: _compared(first[n], counts) for n, counts in today.items() if n in first}
-  beyond = {name: cut / total for name, (cut, total) in counts.items() if total}
+  beyond = {name: cut / total for name, (cut, total) in cut_and_all.items() if total}
   if drifts or beyond:
     log.write('drift', slots=drifts, beyond=beyond, **place)
   for name, of in drifts.items():
@@ -101,7 +99,7 @@ def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> 
     if warns and share > TOLD_BEYOND:
       logging.warning(
         "dense column '%s': on %s %.0f %% of its values are so far from those of the first pass "
-        'that they are cut, which makes them alike; a run that begins anew measures it anew',
+        'that standardise cuts them, which makes them alike; a new run measures the column anew',
         *(name, next(iter(place.values())), 100 * share),
       )
 

@@ -27,8 +27,8 @@ FEW_ADMITTED = 0.05  # of the features seen
 BLANK_JUMP = 0.5  # rise of a slot's blank share above the median of the earlier passes
 LABEL_FACTOR = 3.0  # ratio between a pass's click rate and the median of the others
 LABEL_AUC_DROP = 0.1  # how far a pass's AUC lies below the median of the others
-# As in trainer.evaluation.drift: population stability index, and share of a dense column's values.
-DRIFTED = BEYOND = 0.25
+# As in trainer.evaluation.drift: population stability index, share of values that are cut.
+DRIFTED, BEYOND = 0.25, 0.25
 UNIQUE, LEAST_UNIQUE = 0.5, 1000  # a slot's features per impression, and number of features
 LEAK_AUC, LEAK_LOSS = 0.93, 0.15  # the model's AUC, and how much it falls without one slot
 COLLAPSED_SHARE = 0.25  # effective rank of a slot's factors, as a share of the width
@@ -177,7 +177,7 @@ def drift(run: RecordedRun, last: pd.Series) -> Iterator[str]:
     if share > BEYOND:
       yield (
         f"Dense column '{column}' has left the values of the first pass: {share:.0%} on {when} are "
-        'cut, which makes them alike. A run that begins anew measures the column anew.'
+        'cut by standardise, which makes them alike. A new run measures the column anew.'
       )
 
 
@@ -404,19 +404,9 @@ def _unique_slots(run: RecordedRun) -> dict[str, tuple[int, float]]:
     slot: (of.get('features', 0), of.get('shows', 0)) for slot, of in run.kept_slots().items()
   }
   many = {slot: of for slot, of in kept.items() if of[0] >= LEAST_UNIQUE}
-  undecayed = _undecayed(run) if many else 1
+  undecayed = run.undecayed() if many else 1
   counts = {slot: (features, shows * undecayed) for slot, (features, shows) in many.items()}
   return {slot: of for slot, of in counts.items() if of[0] >= UNIQUE * of[1]}
-
-
-def _undecayed(run: RecordedRun) -> float:
-  """Returns how many impressions there were for each that the decay of days has left."""
-  trained = run.of_kept('train')
-  if run.cfg.counted_fields():  # shows are reset at the start of each epoch
-    trained = trained[trained['epoch'] == trained['epoch'].iloc[-1]]
-  ends = np.searchsorted(run.of('day_end').index, trained.index)
-  left = trained['examples'] * run.cfg.policy().decay ** (ends[-1] - ends)
-  return trained['examples'].sum() / left.sum()
 
 
 @_check()

@@ -184,6 +184,15 @@ class RecordedRun:
       for slot, values in statistics.iloc[-1].items()
     }
 
+  def undecayed(self) -> float:
+    """Returns how many impressions there were for each that the decay of days has left."""
+    trained = self.of_kept('train')
+    if self.cfg.counted_fields():  # shows are reset at the start of each epoch
+      trained = trained[trained['epoch'] == trained['epoch'].iloc[-1]]
+    ends = np.searchsorted(self.of('day_end').index, trained.index)
+    left = trained['examples'] * self.cfg.policy().decay ** (ends[-1] - ends)
+    return trained['examples'].sum() / left.sum()
+
   def reachable(self, name: str, metric: str) -> float | None:
     """Returns the metric of the true click probabilities; None if unknown, as of most logs."""
     return self.truth.get('passes', {}).get(name, {}).get(metric)

@@ -280,8 +280,9 @@ class _EmbeddedView(View):
     self._is_taken, self._changes = False, 0
     self._absent: set[int] = set()  # kept keys that have no row
     self._before: _EmbeddedView | None = None  # until its rows are taken over
-    self._changed: np.ndarray | None = None  # the keys of rows that differ from its; None: unknown
-    self._fresh: list[tuple[np.ndarray, LookedUpRows]] = []  # those of them that it has kept
+    # The keys of all rows that differ from those of `before`; None: unknown.
+    self._changed: np.ndarray | None = None
+    self._fresh: list[tuple[np.ndarray, LookedUpRows]] = []  # the rows of those that it has kept
     if before and before.config == self.config:
       *versions, changed = (changed or b'').split(b'\n', 2)
       if versions == [before.version.to_json(), version]:
@@ -291,7 +292,7 @@ class _EmbeddedView(View):
       self._follow(before)
 
   def _follow(self, before: '_EmbeddedView') -> None:
-    """Reads the kept rows that have changed, to take them over from `before` with the others."""
+    """Reads what has changed of the rows that `before` keeps, so that `_take_over` is short."""
     with before._lock:
       before._take_over()
       rows = before._rows
@@ -302,7 +303,7 @@ class _EmbeddedView(View):
       self._fresh = [(keys, self._read(keys)) for keys in parts]
 
   def _take_over(self) -> None:
-    """Takes over the kept rows of the view before, for which it reads the store from now on."""
+    """Takes over the kept rows of the view before, which then reads each row from the store."""
     before, self._before = self._before, None
     if before is None:
       return

@@ -180,9 +180,8 @@ class Service:
     if ended:
       served.view.close()
       with self._lock:
-        text = (self._served or served).text
-        self._idle.append((served.text, served.scorer))
-        self._idle = [pair for pair in self._idle if pair[0] == text]
+        if served.text == (self._served or served).text:
+          self._idle.append((served.text, served.scorer))
 
   def refresh(self, gone: _Served | None = None) -> None:
     """Switches to the store's version; on a UserError the earlier one is still served.
@@ -202,6 +201,8 @@ class Service:
       served = view and self._load(view)
       with self._lock:
         before, self._served = self._served, served
+        if served:
+          self._idle = [pair for pair in self._idle if pair[0] == served.text]
       if served:
         version = served.view.version
         logging.info('version %d (%s) is served', version.sequence, version.export)
@@ -219,8 +220,8 @@ class Service:
         scorer = idle[1]
         scorer.load(view.dense)
       else:
-        # Those of two versions, as building the second one would hold up requests. After both are
-        # built, because TensorFlow then forgets what it knew of the first one.
+        # A new config: build the next version's scorer too, because later requests would wait.
+        # Warm them up when both are built: building one makes TensorFlow prepare the other again.
         count = 1 if self._served and self._served.text == text else 2
         scorer, *spare = new = [Scorer(text, self._own_layers) for _ in range(count)]
         for one in new:
