@@ -1,5 +1,6 @@
 """A run_dir's copies into a bucket and back: what checkpoints share travels once."""
 
+import itertools
 import os
 import pathlib
 import shutil
@@ -76,6 +77,17 @@ class BucketTest(tf.test.TestCase):
     self.here = there
     self.checkpoint(4, 'last', there / third.relative_to(third.parents[1]))
     self.assertEqual(self.moved(other.upload), [set(), {name(4, 4)}])
+
+  def test_the_best_state_shares_no_file_with_checkpoints_there_or_here(self):
+    first = self.checkpoint(1, 'all')
+    shutil.copytree(first, self.here / 'best' / first.name)
+    _, written = self.moved(self.bucket.upload)
+    self.assertEqual({name.split('/')[0] for name in written}, {'checkpoints', 'best'})
+    there = tempfile.mkdtemp(dir=self.get_temp_dir())
+    Bucket(self.bucket.run_dir, there).refresh(STATE)
+    names = [f'{there}/{folder}/{first.name}' for folder in ('checkpoints', 'best')]
+    for one, other in itertools.product(*map(os.scandir, names)):
+      self.assertNotEqual(one.inode(), other.inode())
 
   def test_other_rows_of_the_same_name_travel(self):
     self.checkpoint(1, 'all')

@@ -30,7 +30,7 @@ from trainer.config import RowOptimizer
 from trainer.errors import UserError
 from trainer.storage import checkpoint, checkpoint_rows
 from trainer.storage import merger as merger_module
-from trainer.storage.merger import Merger
+from trainer.storage.merger import Merger, Scrub
 
 WIDTH = {'small': 4, 'wide': 6}  # floats of an admitted row in each table, optimizer state included
 TABLE_SLOTS = {'small': [1, 3], 'narrow': [1, 3], 'wide': [2]}
@@ -575,7 +575,7 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
     keys = self.rng.integers(0, of, n)
     return (1 + keys % 2) << 52 | keys * 7919
 
-  def save(self, stores, base, most_layers=20, keep=3, merger=None):
+  def save(self, stores, base, most_layers=20, keep=3, merger=None, scrub=None):
     return first_of(
       len(stores),
       lambda communicator: checkpoint.save(
@@ -590,8 +590,14 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
         base=base,
         most_layers=most_layers,
         merger=None if communicator.rank else merger,
+        scrub=None if communicator.rank else scrub,
       ),
     )
+
+  def two(self, stores, most_layers=20, merger=None):
+    """Two checkpoints that share nothing; the next one adds to the second."""
+    first = self.save(stores, None, most_layers, merger=merger)
+    return self.save(stores, first, most_layers, merger=merger)
 
   def read(self, path, size):
     """The rows that a checkpoint gives to so many processes."""
@@ -630,7 +636,7 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
     stores = self.stores(1)
     for _ in range(4):
       self.push(stores, self.keys(4000))
-    path, sizes = self.save(stores, None), [1, 2, 3, 1, 2]
+    path, sizes = self.two(stores), [1, 2, 3, 1, 2]
     full = self.own_bytes(path)
     self.assertLen(self.layers(path), 1)
     for size in sizes:
@@ -649,12 +655,13 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
         name = f'rows-{self.layers(path)[0][0]}-00000-of-00001.bin'
         files = [os.stat(os.path.join(p, name)).st_ino for p in (path, before)]
         self.assertEqual(*files)
-    self.assertLen(checkpoint.candidates(self.directory), 3)
+    # The newest three, and the newest that shares nothing with them.
+    self.assertLen(checkpoint.candidates(self.directory), 4)
 
   def test_when_all_rows_are_written(self):
     stores = self.stores(2)
     self.push(stores, self.keys(6000))
-    path = self.save(stores, None)
+    path = self.two(stores)
 
     def saved(change, most_layers=20):
       nonlocal path
@@ -687,25 +694,24 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
     shutil.rmtree(path)
     self.assertEqual(saved(few), 1)
 
-  def wait(self, merger):
-    """Waits for a merge, as a run does not."""
+  def wait(self, name=Merger.THREAD):
+    """Waits for a thread, as a run does not."""
     for thread in threading.enumerate():
-      if thread.name == Merger.THREAD:
+      if thread.name == name:
         thread.join()
-    self.assertIsNone(merger.source)
 
   def test_saves_are_merged_in_the_background(self):
     stores = self.stores(2)
     self.push(stores, self.keys(6000))
-    merger = Merger(self.directory)
-    path, counts = self.save(stores, None, 6, merger=merger), []
+    merger = Merger(self.directory, Scrub())
+    path, counts = self.two(stores, 6, merger), []
     for _ in range(12):
       self.push(stores, self.keys(40))
       path = self.save(stores, path, 6, merger=merger)
       for size in (1, 3):
         self.assertEqual(self.read(path, size)[0], self.rows(stores))
       counts.append(len(self.layers(path)))
-      self.wait(merger)
+      self.wait()
     # At four of at most six, all four become one, to which the next is added.
     self.assertEqual(counts, [2, 3, 4, 2, 3, 4, 2, 3, 4, 2, 3, 4])
     (whole,) = [layer for layer in self.layers(path) if layer[0].endswith('-merged')]
@@ -726,7 +732,7 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
       self.assertLen(self.layers(path), 6)
       self.assertIn(merged, checkpoint.candidates(self.directory))  # it is being read
       gate.set()
-      self.wait(merger)
+      self.wait()
     path = self.save(stores, path, 9, keep=1, merger=merger)
     self.assertEqual(
       [name.partition('-')[2] for name, *_ in self.layers(path)], ['merged', '', '', '']
@@ -738,13 +744,13 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
       for _ in range(5):
         self.push(stores, self.keys(40))
         path = self.save(stores, path, 6, merger=merger)
-        self.wait(merger)
+        self.wait()
         self.assertEqual(self.read(path, 2)[0], self.rows(stores))
 
   def test_a_save_that_fails_loses_no_change(self):
     stores = self.stores(1)
     self.push(stores, self.keys(6000))
-    path = self.save(stores, None)
+    path = self.two(stores)
     self.push(stores, self.keys(70))
     with mock.patch.object(checkpoint.files, 'publish', side_effect=OSError(errno.ENOSPC, 'full')):
       with self.assertRaises(UserError):
@@ -757,7 +763,7 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
   def test_a_damaged_or_missing_increment_is_refused_by_name(self):
     stores = self.stores(1)
     self.push(stores, self.keys(6000))
-    path = self.save(stores, None)
+    path = self.two(stores)
     for _ in range(3):
       self.push(stores, self.keys(60))
       path = self.save(stores, path)
@@ -776,6 +782,140 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
             f.write(bytes([f.read(1)[0] ^ 4]) if not f.seek(0) else b'')
         with self.assertRaisesRegex(errors.DataLoss, f'{name}{suffix}.*{what}'):
           self.read(damaged, 1)
+
+  # Damage to files that checkpoints share
+
+  def newest(self, directory, scrub=None):
+    """The path and the rows of the checkpoint that a run would go on from."""
+    stores = self.stores(1)
+    path, _, _ = checkpoint.restore_latest(directory, store=stores[0], scrub=scrub)
+    return path, self.rows(stores)
+
+  def flip(self, path, layer=0):
+    """Flips a bit of a layer in place, for all checkpoints that share it."""
+    name = f'rows-{self.layers(path)[layer][0]}-00000-of-0000{self.layers(path)[layer][1]}.bin'
+    with open(os.path.join(path, name), 'r+b') as f:
+      f.seek(os.path.getsize(f.name) // 2)
+      byte = f.read(1)[0]
+      f.seek(-1, os.SEEK_CUR)
+      f.write(bytes([byte ^ 1]))
+
+  @parameterized.parameters((2, 1), (3, 2), (10, 1))
+  def test_damage_to_any_one_file_leaves_a_checkpoint(self, keep, size):
+    """In place, where all checkpoints that share the file have the damage."""
+    stores, states, path = self.stores(size), {}, None
+    merger = Merger(self.directory, Scrub())
+    self.push(stores, self.keys(900, of=900))
+    for i in range(14):
+      self.push(stores, self.keys(12, of=900))
+      path = self.save(stores, path, 6, keep, merger)
+      states[path] = self.rows(stores)
+      if i % 3:
+        self.wait()
+      if i not in (1, 6, 13):
+        continue
+      files = {}  # by inode
+      for one in checkpoint.candidates(self.directory):
+        files |= {e.inode(): e.path for e in os.scandir(one)}
+      self.assertLessEqual(len(checkpoint.candidates(self.directory)), keep + 2)
+      for how, file in enumerate(sorted(files.values())):
+        with open(file, 'rb') as f:
+          data = f.read()
+        if how % 2:
+          os.truncate(file, len(data) // 2)
+        else:
+          with open(file, 'r+b') as f:
+            f.seek(len(data) // 2)
+            f.write(bytes([data[len(data) // 2] ^ 1]))
+        found, rows = self.newest(self.directory)
+        self.assertEqual(rows, states[found], file)
+        with open(file, 'r+b') as f:  # mends it
+          f.write(data)
+
+  def test_after_damage_was_found_a_save_links_nothing(self):
+    stores = self.stores(2)
+    self.push(stores, self.keys(3000))
+    scrub = Scrub()
+    merger, path = Merger(self.directory, scrub), self.two(stores)
+    for by in ('scrub', 'merger', 'restore'):
+      with self.subTest(by=by):
+        for _ in range(2):
+          self.push(stores, self.keys(30))
+          path = self.save(stores, path, keep=2, scrub=scrub)
+        self.assertGreater(len(self.layers(path)), 1)
+        paths = checkpoint.candidates(self.directory)
+        with mock.patch.object(os, 'posix_fadvise', wraps=os.posix_fadvise) as forgets:
+          scrub.begin(paths)
+          self.wait(Scrub.THREAD)
+        self.assertEqual(scrub.news, [], 'nothing is damaged')
+        listed = [name for path in paths for name in checkpoint.check(path)['files']]
+        self.assertEqual(forgets.call_count, len(listed), 'the disk is read, not the memory')
+        self.flip(path)
+        with self.assertLogs('absl', 'WARNING') as logs:
+          if by == 'scrub':
+            scrub.begin(checkpoint.candidates(self.directory))
+            self.wait(Scrub.THREAD)
+          elif by == 'merger':
+            merger.begin(path, checkpoint.check(path))
+            self.wait()
+          else:
+            self.newest(self.directory, scrub)
+        self.assertIn('checksum of its block', '\n'.join(logs.output))
+        self.assertNotEmpty(scrub.news)
+        # A save that fails changes nothing of it.
+        with mock.patch.object(checkpoint.files, 'publish', side_effect=OSError(28, 'full')):
+          with self.assertRaises(UserError):
+            self.save(stores, path, keep=2, scrub=scrub)
+        self.push(stores, self.keys(30))
+        with self.assertLogs('absl', 'WARNING') as logs:
+          path = self.save(stores, path, keep=2, scrub=scrub)
+        self.assertRegex(logs.output[0], 'writes all rows and links no file.*checksum of its block')
+        self.assertLen(self.layers(path), 1)
+        self.assertEqual(self.read(path, 1)[0], self.rows(stores))
+        # There are still two copies without damage.
+        self.flip(path)
+        self.assertNotEqual(self.newest(self.directory)[0], path)
+        self.flip(path)
+        for _ in range(2):
+          self.push(stores, self.keys(30))
+          path = self.save(stores, path, keep=2, scrub=scrub)
+        self.assertEqual(self.newest(self.directory), (path, self.rows(stores)))
+        left = set(checkpoint.candidates(self.directory))
+        self.assertEmpty(left & scrub.damaged, 'they are removed')
+
+  def test_what_is_removed_by_hand_costs_a_line(self):
+    stores, scrub = self.stores(1), Scrub()
+    merger = Merger(self.directory, scrub)
+    self.push(stores, self.keys(3000))
+    path = self.two(stores, 6, merger)
+
+    def saved(count=1):
+      nonlocal path
+      for _ in range(count):
+        self.push(stores, self.keys(30))
+        path = self.save(stores, path, 6, merger=merger, scrub=scrub)
+        self.wait()
+      self.assertEqual(self.newest(self.directory), (path, self.rows(stores)))
+      return len(self.layers(path))
+
+    self.assertEqual(saved(3), 4)  # which are merged
+    shutil.rmtree(merger.folder)
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.assertEqual(saved(), 5)
+    self.assertIn('merged rows are missing', logs.output[0])
+    self.assertEqual(saved(), 2)
+    for remove in (
+      lambda: os.remove(os.path.join(path, f'rows-{self.layers(path)[0][0]}-00000-of-00001.bin')),
+      lambda: shutil.rmtree(path),
+    ):
+      remove()
+      with self.assertLogs('absl', 'WARNING') as logs:
+        self.assertEqual(saved(), 1)
+      self.assertRegex(
+        logs.output[0], 'writes all rows and links no file of an earlier one: .*is mi'
+      )
+    shutil.rmtree(self.directory)
+    self.assertEqual(saved(), 1)
 
 
 if __name__ == '__main__':

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from ops.sharding import SHARDS
 from ops.tensors import to_tensor
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config, files
@@ -32,7 +33,7 @@ from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.versioned_store import open_store
-from trainer.storage import chain, checkpoint, row_files, saved_model
+from trainer.storage import chain, checkpoint, checkpoint_rows, row_files, saved_model
 from trainer.storage.run_lock import RunLock
 from trainer.training import inputs
 from trainer.training.advice import why_worse_than_constant
@@ -92,9 +93,10 @@ class JobTest(tf.test.TestCase):
       self.assertEqual(saves.call_count, 1, 'nothing was done')
     (last,) = glob.glob(f'{self.run_dir}/checkpoints/ckpt-*')
     (best,) = glob.glob(f'{self.run_dir}/best/ckpt-*')
-    for name in checkpoint.check(last)['files']:
-      self.assertTrue(os.path.samefile(f'{last}/{name}', f'{best}/{name}'), name)
-    checkpoint.check(best)
+    for name in checkpoint.check(best)['files']:  # damage to one is none to the other
+      self.assertFalse(os.path.samefile(f'{last}/{name}', f'{best}/{name}'), name)
+      with open(f'{last}/{name}', 'rb') as one, open(f'{best}/{name}', 'rb') as other:
+        self.assertEqual(one.read(), other.read())
 
   def test_it_is_compared_with_its_checkpoint_not_with_a_config_that_saved_nothing(self):
     data = {'train': [self.write('a.csv')]}
@@ -370,6 +372,31 @@ class JobTest(tf.test.TestCase):
     with mock.patch.object(one.state.progress, 'best_step', 2):
       one.state.keep_best()
       self.assertIsNone(one.state.progress.best_step)
+    self.assertEqual(os.path.exists(f'{self.run_dir}/best'), False)
+
+  def test_a_damaged_best_state_is_brought_back_or_told(self):
+    data = {'train': [self.write('a.csv')], 'valid': [self.write('valid.csv')]}
+    train = {'epochs': 3, 'dense_optimizer': {'learning_rate': 0.3}}
+
+    def run():
+      """Runs the job, whose best state has damage; returns the step that it ends with."""
+      for path in glob.glob(f'{self.run_dir}/best/*/rows-*.bin'):
+        with open(path, 'r+b') as f:
+          f.write(bytes([f.read(1)[0] ^ 1]) if not f.seek(0) else b'')
+      one = self.make_job(data, train=train, checkpoint={'keep': 9})
+      self.assertEqual(one.run(), 0)
+      return one.step.steps
+
+    self.assertEqual(run(), 3, 'the first epoch is the best')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.assertEqual(run(), 3)
+    self.assertIn('best/ckpt-000000003/rows-', '\n'.join(logs.output))
+    (best,) = glob.glob(f'{self.run_dir}/best/*')
+    list(checkpoint_rows.read_rows(best, checkpoint.check(best), range(SHARDS)))
+    files.remove(f'{self.run_dir}/checkpoints/ckpt-000000003')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      self.assertEqual(run(), 9)
+    self.assertIn('the best state, of step 3, is gone: the best is chosen', '\n'.join(logs.output))
     self.assertEqual(os.path.exists(f'{self.run_dir}/best'), False)
 
   def test_a_failed_export_costs_no_checkpoint_and_is_written_later(self):

@@ -203,10 +203,11 @@ class Checkpoint(Section):
   every_passes: PositiveInt | None = 1
   """Passes between checkpoints; null: not by passes."""
   keep: PositiveInt = 3
-  """How many of the newest are kept."""
+  """How many of the newest are kept; with 2 or more, also the newest that shares no file with the
+  last one. With 1, damage to one file may lose the run."""
   max_increments: NonNegativeInt = 20
   """How many checkpoints in a row may write only the rows that changed since the one before. When
   half of that number is reached, their rows are merged in the background with those of the last
   checkpoint that wrote all, and the count begins anew. A checkpoint writes all rows if the merge is
-  not done in time, after the end of a day, and once the changed rows are half as many as the
-  table's."""
+  not done in time, after the end of a day, once the changed rows are half as many as the table's,
+  after damage was found, and if no other one were a second copy of the rows."""

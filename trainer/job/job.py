@@ -150,14 +150,9 @@ class Job:
       begins_with = self.state.start_from(self._init_from)
     # Only now, so that a checkpoint that does not suit the config leaves the run_dir as it was.
     self.communicator.on_first(what, lambda: config.write_of_run(self.cfg))
-    best_step = self.progress.best_step
     self.state.keep_best()
     self.log.open(self._is_reporter, self.progress.metrics_position)
     self.log.events.report_to(self.cfg)
-    if best_step != self.progress.best_step:
-      self.log.show(
-        f'the best state, of step {best_step:,}, is gone: the best is chosen anew', True
-      )
     if begins_with:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
     place = {'epoch': self.progress.epoch, 'day': self.progress.day}

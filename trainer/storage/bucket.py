@@ -253,7 +253,7 @@ class Bucket:
     if not name.endswith('.bin'):
       return None
     folder, file = os.path.split(self._path(name))
-    for twin in glob.glob(os.path.join(glob.escape(self._directory), '*', 'ckpt-*', file)):
+    for twin in glob.glob(os.path.join(glob.escape(os.path.dirname(folder)), 'ckpt-*', file)):
       indices = [os.path.splitext(path)[0] + '.json' for path in (self._path(name), twin)]
       is_done = files.is_done(os.path.dirname(twin)) and os.path.dirname(twin) != folder
       if is_done and filecmp.cmp(*indices, shallow=False):

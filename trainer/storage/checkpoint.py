@@ -19,20 +19,22 @@ A save writes all rows, or those that changed since the checkpoint before it, wh
 then links: so a checkpoint is complete in itself, and a feature's row is that of the last save that
 wrote it. `checkpoint_rows.read_rows` yields each row once.
 
+A linked file is one copy. So with `keep` of 2 or more, a kept checkpoint shares no file with the
+newest: a save writes all rows if there were none otherwise, or after damage was found (merger.py).
+
 A block is a chunk that the store exports (ops/row_store.py). Its rows are in the order of a table's
 256 shards (ops.sharding). A column `factors_NAME` holds the factors of the admitted features of a
 table, as float32, or as uint16 with the bits of bfloat16. A process reads and checks only the
 blocks that may hold its own rows. Rows are written and read one block at a time.
 """
 
-import contextlib
 import filecmp
 import functools
 import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -48,7 +50,7 @@ from trainer.errors import DataLoss, OtherModel, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.checkpoint_rows import Layer, check_finite, part_name, read_rows, write_rows
 from trainer.storage.kept_texts import KeptTexts
-from trainer.storage.merger import Merger
+from trainer.storage.merger import Merger, Scrub
 
 _FORMAT = 8
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
@@ -79,6 +81,22 @@ def candidates(directory: str) -> dict[str, int | None]:
   return {path: serials[path] for path in newest_first}
 
 
+def _intact(found: Mapping[str, int | None], damaged: Container[str]) -> dict[str, set[str]]:
+  """Returns the names of the layers of each of some `candidates` that is intact, by path.
+
+  One that shares a layer with a damaged one counts as damaged.
+  """
+  readable = [path for path, serial in found.items() if serial]
+  layers = {path: {name for name, *_ in files.read_manifest(path)['layers']} for path in readable}
+  doubtful = set[str]().union(*(own for path, own in layers.items() if path in damaged))
+  return {path: own for path, own in layers.items() if path not in damaged and not own & doubtful}
+
+
+def _apart(intact: Mapping[str, set[str]], layers: set[str]) -> str | None:
+  """Returns the newest of some checkpoints that has none of these layers."""
+  return next((path for path, own in intact.items() if not own & layers), None)
+
+
 def is_between_passes(path: str) -> bool:
   """Returns whether an intact checkpoint was saved when no pass was trained on in part."""
   return not files.read_manifest(path).get('within_pass', False)
@@ -98,6 +116,7 @@ def save(
   base: str | None = None,
   most_layers: int = 1,
   merger: Merger | None = None,
+  scrub: Scrub | None = None,
 ) -> str:
   """Writes a checkpoint; every process calls it. Returns its path.
 
@@ -110,11 +129,13 @@ def save(
     dense: {name: array} of the variables of layers and optimizer, and of metrics; this, `progress`
       and `config_text` are written by process 0.
     keep: how many checkpoints to keep, this one included. The newest one between two passes is kept
-      in any case, because a bad pass brings the state back there.
+      in any case, because a bad pass brings the state back there; with 2 or more, so is the newest
+      one that shares no file with this one. Damaged ones stay until there are so many others.
     base: the checkpoint that was saved or restored last, from which the store has noted changes;
       None if there is none.
     most_layers: how many saves the rows of a checkpoint may come from.
     merger: of process 0: merges the rows of saves in the background.
+    scrub: knows which checkpoints are damaged.
   Raises:
     UserError: on every process, if any process cannot write; BadPass if one holds values that are
       not finite. Earlier checkpoints stay intact.
@@ -122,22 +143,29 @@ def save(
   rank, size = communicator.rank, communicator.size
   what = f'cannot save a checkpoint in {directory}'
   sizes = communicator.gather([int(store.count_changes()), int(store.size())])
+  damaged, news = (scrub.damaged, list(scrub.news)) if scrub else ((), [])
 
   def begin() -> tuple[str, int, list[Layer]]:
-    before: JsonObject = {}
-    if base:
-      with contextlib.suppress(DataLoss):  # it was removed or damaged meanwhile
-        before = check(base)
-    layers, sources = [Layer(*layer) for layer in before.get('layers', [])], [base]
+    before, troubles = {}, list(news)
+    try:
+      before = check(base) if base else {}
+    except DataLoss as e:  # it was removed or damaged meanwhile
+      troubles.append(str(e))
+    layers, folders = [Layer(*layer) for layer in before.get('layers', [])], [base]
     if merger:
-      layers, sources = merger.merged(layers), [base, merger.folder]
-    if not _fit(layers, sizes, most_layers):
-      layers = []
+      layers, folders = merger.merged(layers), [base, merger.folder]
+    intact = _intact(candidates(directory), damaged)
     final, serial = _begin(directory, step, before.get('serial', 0))
-    for layer in layers:
-      for name in layer.files():
-        source = next(path for s in sources if os.path.exists(path := os.path.join(s, name)))
-        files.link_or_copy(source, os.path.join(final + files.UNFINISHED, name))
+    is_apart = keep == 1 or _apart(intact, {layer.name for layer in layers})
+    if troubles or not is_apart or not _fit(layers, sizes, most_layers):
+      layers = []
+    for name in [name for layer in layers for name in layer.files()]:
+      paths = [os.path.join(folder, name) for folder in folders]
+      source = next(filter(os.path.exists, paths), paths[0])
+      files.link_or_copy(source, os.path.join(final + files.UNFINISHED, name))
+    if troubles:
+      told = '%s writes all rows and links no file of an earlier one: %s'
+      logging.warning(told, final, '; '.join(troubles))
     return final, serial, layers
 
   final, serial, before = communicator.on_first(what, begin)
@@ -180,10 +208,16 @@ def save(
     files.publish(unfinished, final, manifest | {'within_pass': progress.get('batch', 0) > 0})
     if merger and 2 * len(layers) > most_layers:
       merger.begin(final, manifest)
-    intact = [path for path, serial in candidates(directory).items() if serial]
-    before_pass = next((path for path in intact if is_between_passes(path)), None)
-    for old in intact[keep:]:
-      if old != before_pass and not (merger and old == merger.source):
+    if scrub:
+      scrub.damaged.discard(final)
+      del scrub.news[: len(news)]
+    found = candidates(directory)
+    intact = _intact(found, damaged)
+    if final in intact and len(intact) >= keep:
+      readable = sorted(filter(found.get, found), key=lambda path: path not in intact)
+      kept = {*list(intact)[:keep], next(filter(is_between_passes, readable), None)}
+      kept |= {merger and merger.source, _apart(intact, intact[final]) if keep > 1 else None}
+      for old in found.keys() - kept:
         files.remove(old)
 
   try:
@@ -228,8 +262,8 @@ def _begin(directory: str, step: int, other: int) -> tuple[str, int]:
   return final, 1 + max([other, *filter(None, done.values())])
 
 
-def link(path: str, directory: str) -> None:
-  """Makes `directory` hold a checkpoint alone."""
+def link(path: str, directory: str, copied: bool = False) -> None:
+  """Makes `directory` hold a checkpoint alone, with links to its files or, if `copied`, copies."""
   os.makedirs(directory, exist_ok=True)
   final = os.path.join(directory, os.path.basename(path))
   done = os.path.join(final, files.DONE)
@@ -237,13 +271,16 @@ def link(path: str, directory: str) -> None:
     unfinished = final + files.UNFINISHED
     files.remove(unfinished)
     files.remove(final)
-    skip_done = shutil.ignore_patterns(files.DONE)
-    shutil.copytree(path, unfinished, copy_function=files.link_or_copy, ignore=skip_done)
-    for folder, _, _ in os.walk(unfinished):
-      files.sync_directory(folder)
+    os.makedirs(unfinished)
+    give = shutil.copyfile if copied else files.link_or_copy
+    try:
+      for name in os.listdir(path):
+        give(os.path.join(path, name), os.path.join(unfinished, name))
+      files.sync([*(entry.path for entry in os.scandir(unfinished)), unfinished])
+    except OSError:
+      files.remove(unfinished)  # gives its space back
+      raise
     os.rename(unfinished, final)
-    files.link_or_copy(os.path.join(path, files.DONE), done)
-    files.sync_directory(final)
     files.sync_directory(directory)
   for name in os.listdir(directory):
     if name != os.path.basename(path):
@@ -324,16 +361,17 @@ def restore_latest(
   store: RowTable,
   communicator: Communicator = SingleProcess(),
   between_passes: bool = False,
+  scrub: Scrub | None = None,
   **others: object,
 ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
   """Reads the newest checkpoint that every process can read, and logs why newer ones are skipped.
 
   With `between_passes`, those saved within a pass are left out. Returns the path, `dense` and
-  `progress`; None if there is no checkpoint yet.
+  `progress`; None if there is no checkpoint yet. `scrub` is told of damaged ones.
 
   Raises:
     OtherModel: if `adapt` refuses a checkpoint as such; older ones are not tried.
-    UserError: if there are checkpoints and all are damaged.
+    DataLoss: if there are checkpoints and all are damaged.
   """
 
   def listed() -> list[str]:
@@ -354,7 +392,9 @@ def restore_latest(
     except UserError as e:
       refusal = refusal or e
       logging.warning('checkpoint refused: %s', e)
+      if scrub:
+        scrub.found(path, e)
       store.clear()  # deletes the rows that were read before the damage was found
   if refusal:
-    raise UserError(f'{directory}: all of its {len(paths)} checkpoints are damaged: {refusal}')
+    raise DataLoss(f'{directory}: all of its {len(paths)} checkpoints are damaged: {refusal}')
   return None

@@ -82,12 +82,12 @@ def read_rows(path: str, manifest: Mapping[str, Json], shards: range) -> Iterato
   layers = [Layer(*layer) for layer in manifest['layers']]
   newer = [np.zeros([0], np.int64)]  # for each layer, from the last: the keys of later ones
   for layer in layers[:0:-1]:
-    own = [chunk['key'] for chunk in _read_layer(path, manifest, layer, shards, most_columns=1)]
+    own = [chunk['key'] for chunk in read_layer(path, manifest, layer, shards, most_columns=1)]
     keys = np.unique(np.concatenate([*own, newer[-1]]))
     newer.append(keys[np.argsort(table_shard_of(keys), kind='stable')])
   for layer, later in zip(layers, reversed(newer)):
     starts = np.searchsorted(table_shard_of(later), np.arange(SHARDS // IN_TABLE_SHARD + 1))
-    for chunk in _read_layer(path, manifest, layer, shards):
+    for chunk in read_layer(path, manifest, layer, shards):
       if len(later):
         chunk = _without(chunk, later, starts, manifest['table_slots'])
       if len(chunk['key']):
@@ -108,7 +108,7 @@ def _without(
   return chunk if kept.all() else chunks.select(chunk, kept, table_slots)
 
 
-def _read_layer(
+def read_layer(
   path: str,
   manifest: Mapping[str, Json],
   layer: Layer,

@@ -1,8 +1,10 @@
-"""Merges the rows of a checkpoint's saves into one file in the background."""
+"""Works on checkpoints in the background: merges the rows of saves, and looks for damage."""
 
+import errno
 import os
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from absl import logging
 
@@ -10,7 +12,67 @@ from ops.sharding import SHARDS
 from trainer import files
 from trainer.errors import one_line
 from trainer.plain_data import Json
-from trainer.storage.checkpoint_rows import Layer, part_name, read_rows, write_rows
+from trainer.storage.checkpoint_rows import Layer, part_name, read_layer, read_rows, write_rows
+
+_BYTES_PER_SECOND = 32e6  # that Scrub reads; some 3 % of a core
+
+
+class Scrub:
+  """Verifies checkpoints in the background, all files of all once in a round; in process 0.
+
+  Attributes:
+    damaged: the paths of checkpoints in which damage was found.
+    news: what was found since a checkpoint wrote all rows.
+  """
+
+  THREAD = 'verify checkpoints'  # its name
+
+  def __init__(self):
+    self.damaged: set[str] = set()
+    self.news: list[str] = []
+    self._thread = threading.Thread()
+
+  def found(self, path: str, error: Exception) -> None:
+    """Notes that a checkpoint is damaged, so that the next save writes all rows. Thread-safe."""
+    if path not in self.damaged:
+      self.damaged.add(path)
+      self.news.append(str(error) if path in str(error) else f'{path}: {one_line(error)}')
+
+  def begin(self, paths: Iterable[str]) -> None:
+    """Begins a round over some checkpoints, unless one is under way."""
+    if not self._thread.is_alive():
+      self._thread = threading.Thread(None, self._run, self.THREAD, (list(paths),), daemon=True)
+      self._thread.start()
+
+  def _run(self, paths: list[str]) -> None:
+    os.nice(10)  # on Linux, of this thread alone
+    read: set[int] = set()
+    for path in paths:
+      try:
+        _verify(path, read)
+      except Exception as e:
+        if path not in self.damaged and files.is_done(path):  # else it was removed meanwhile
+          self.found(path, e)
+          logging.warning('%s: the next checkpoint writes all rows: %s', path, one_line(e))
+
+
+def _verify(path: str, read: set[int]) -> None:
+  """Reads a checkpoint, without the layers whose inodes are in `read`, and adds these."""
+  manifest = files.read_manifest(path)
+  listed = manifest['files']
+  files.check_listed(path, listed)
+  for name in listed:
+    with open(os.path.join(path, name), 'rb') as f:  # what is in memory is no longer used
+      os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if 'crc32' in listed[name]:
+      files.check_crc32(path, name, listed)
+      time.sleep(listed[name]['bytes'] / _BYTES_PER_SECOND)
+  for layer in [Layer(*layer) for layer in manifest['layers']]:
+    inode = os.stat(os.path.join(path, layer.files()[-1])).st_ino
+    if inode not in read:
+      for chunk in read_layer(path, manifest, layer, range(SHARDS)):
+        time.sleep(sum(column.nbytes for column in chunk.values()) / _BYTES_PER_SECOND)
+      read.add(inode)
 
 
 class Merger:
@@ -18,12 +80,13 @@ class Merger:
 
   Attributes:
     folder: where the merged rows lie until a checkpoint takes them.
-    source: the checkpoint that is merged, which must not be removed; None between two.
+    source: the checkpoint that is merged, which must not be removed; None once that is taken.
   """
 
   THREAD = 'merge rows'  # its name
 
-  def __init__(self, directory: str):
+  def __init__(self, directory: str, scrub: Scrub):
+    self._scrub = scrub
     self.folder = os.path.join(directory, 'merged')
     self.source: str | None = None
     self._thread = threading.Thread()
@@ -51,12 +114,19 @@ class Merger:
       self._result = layer
     except Exception as e:  # the next checkpoint writes all rows when it must
       logging.warning('the rows of %s could not be merged: %s', path, one_line(e))
-    finally:
+      if getattr(e, 'errno', None) not in (errno.ENOSPC, errno.EDQUOT):
+        self._scrub.found(path, e)
       self.source = None
 
   def merged(self, layers: Sequence[Layer]) -> list[Layer]:
     """Returns the layers with those in one that have been merged since."""
     count = len(self._before)
-    if self._thread.is_alive() or not self._result or layers[:count] != self._before:
+    if self._thread.is_alive():
       return list(layers)
-    return [self._result, *layers[count:]]
+    self.source = None
+    if self._result and layers[:count] == self._before:
+      if all(os.path.exists(os.path.join(self.folder, name)) for name in self._result.files()):
+        return [self._result, *layers[count:]]
+      logging.warning('%s: merged rows are missing; they are merged anew', self.folder)
+    files.remove(self.folder)  # gives its space back
+    return list(layers)

@@ -14,7 +14,7 @@ from trainer.errors import DataLoss, UserError
 from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
 from trainer.storage.kept_texts import KeptTexts
-from trainer.storage.merger import Merger
+from trainer.storage.merger import Merger, Scrub
 from trainer.training import continuing, warm_start
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
@@ -95,7 +95,8 @@ class RunState:
     self.last_save = time.monotonic()
     self._saved = dataclasses.replace(self.progress)
     self._path = ''  # the path of the checkpoint that was written or read last
-    self._merger = Merger(self._checkpoints) if communicator.rank == 0 else None
+    self._scrub = Scrub()
+    self._merger = Merger(self._checkpoints, self._scrub) if communicator.rank == 0 else None
     self._parts = continuing.parts(cfg)
     self._config_text = config.dump(cfg)
 
@@ -177,6 +178,7 @@ class RunState:
       base=self._path or None,
       most_layers=1 + self._cfg.checkpoint.max_increments,
       merger=self._merger,
+      scrub=self._scrub,
     )
     self.last_save = time.monotonic()
     if self._communicator.rank == 0:
@@ -187,23 +189,32 @@ class RunState:
     self.keep_best()
 
   def keep_best(self) -> None:
-    """Links the checkpoint that was written or read last into run_dir/best, if it is the best.
+    """Keeps the checkpoint that was written or read last in run_dir/best too, if it is the best.
 
     If there is no best state, it removes run_dir/best; predictions then use the last state. If the
-    state there is not the best of this run, because the run went back to an earlier checkpoint,
-    there is none.
+    state there is not the best of this run, because the run went back to an earlier checkpoint, or
+    is damaged and no longer among the checkpoints, there is none. The scrub begins a round.
     """
-    best_step = self.progress.best_step
+    best_step, damaged = self.progress.best_step, self._scrub.damaged
 
     def keep_here() -> bool:
-      if best_step is not None and best_step == self.progress.step:
-        checkpoint.link(self._path, self._best)
-      kept = checkpoint.candidates(self._best).items()
-      is_kept = best_step is not None and any(
-        serial is None or files.read_manifest(path)['step'] == best_step for path, serial in kept
-      )
+      checkpoints = checkpoint.candidates(self._checkpoints)
+      source = self._path if best_step is not None and best_step == self.progress.step else None
+      for path, serial in checkpoint.candidates(self._best).items():
+        if serial is None or path in damaged:
+          same = os.path.join(self._checkpoints, os.path.basename(path))
+          source = source or (same if checkpoints.get(same) and same not in damaged else None)
+          files.remove(path)
+          damaged.discard(path)
+      if source:
+        checkpoint.link(source, self._best, copied=self._cfg.checkpoint.keep > 1)
+      kept = checkpoint.candidates(self._best)
+      is_kept = any(files.read_manifest(path)['step'] == best_step for path in kept)
       if not is_kept and self._path:
         files.remove(self._best)
+      self._scrub.begin([*checkpoints, *kept])
+      if not is_kept and best_step is not None:
+        logging.warning('the best state, of step %d, is gone: the best is chosen anew', best_step)
       return is_kept
 
     what = f'cannot keep the best checkpoint in {self._best}'
@@ -233,23 +244,29 @@ class RunState:
   def take_best(self) -> bool:
     """Restores the best state, if it is not the last one. Returns whether it did.
 
-    If run_dir/best is gone, it restores the last state and returns False.
+    If run_dir/best is gone or damaged, it restores the last state and returns False.
     """
     is_last = self.progress.best_step in (None, self._step.steps)
     if self._communicator.broadcast(is_last):
       return False
-    if self.restore(best=True):
-      return True
-    self.restore()  # run_dir/best is gone
+    for _ in range(2):
+      with contextlib.suppress(DataLoss):  # it was told
+        if self.restore(best=True):
+          return True
+      self.restore()
+      self.keep_best()  # brings back what is among the checkpoints, or forgets it
     return False
 
   def back_to_best(self) -> None:
     """Restores the weights of the best state; the place in the data stays the present one.
 
-    Raises UserError if run_dir/best is gone.
+    Raises UserError if run_dir/best is gone, or damaged; it is then removed.
     """
-    kept, ledger, steps = self.progress, self.ledger, self._step.steps
-    if not self.restore(best=True):
+    kept, ledger, steps, is_there = self.progress, self.ledger, self._step.steps, False
+    with contextlib.suppress(DataLoss):  # it was told
+      is_there = self.restore(best=True)
+    if not is_there:
+      self._communicator.on_first('', lambda: files.remove(self._best))
       raise UserError(f'{self._best} is gone; the same command goes on without it')
     kept.ancestors = self.progress.ancestors
     self.progress, self.ledger = kept, ledger
@@ -310,7 +327,7 @@ class RunState:
     self._step.store.clear()
     held = {'store': self._step.store, 'communicator': self._communicator, 'texts': self.texts}
     restored = checkpoint.restore_latest(
-      directory, adapt=adapt, between_passes=between_passes, **held
+      directory, adapt=adapt, between_passes=between_passes, scrub=self._scrub, **held
     )
     if restored is None:
       return False
