@@ -1,17 +1,29 @@
 """Damages files: what is read must be what was written, or be refused in one line."""
 
+import contextlib
 import os
 import random
 import shutil
+import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from campaigns.processes import INCREMENTS, SOON, Job, difference, half_trained, undisturbed
-from campaigns.units import TRACE, Found, Kind, in_child
+from campaigns.processes import (
+  EXACT,
+  INCREMENTS,
+  SOON,
+  Fault,
+  Job,
+  difference,
+  half_trained,
+  undisturbed,
+)
+from campaigns.units import TRACE, Found, Kind, fork, in_child, killed_in_the_end, text_of
 from ops.sharding import SHARDS
-from trainer import config
+from trainer import config, files
 from trainer.errors import DataLoss, UserError
 
 TRIALS = 20  # of a unit
@@ -115,6 +127,92 @@ def _checkpoints(draw: random.Random, folder: str, shared: str) -> Found:
       job.state.restore,
       lambda there, all_harmed=harmed == names: state() in good.values() if there else all_harmed,
     )
+  return found
+
+
+def _damage_shared(draw: random.Random, run_dir: str) -> str | None:
+  """Damages a file of a complete checkpoint, where all that share it have the damage.
+
+  Returns what it did; None if there are not two checkpoints yet.
+  """
+  done = [
+    entry.path
+    for entry in os.scandir(f'{run_dir}/checkpoints')
+    if files.is_done(entry.path) and not entry.name.endswith(files.UNFINISHED)
+  ]
+  if len(done) < 2:
+    return None
+  layers: dict[str, list[str]] = {}  # the paths of a file's links, by its name
+  for path in sorted(file for one in done for file in files_below(one)):
+    name = os.path.basename(path)
+    layers.setdefault(name if name.startswith('rows-') else path, []).append(path)
+  path = draw.choice(draw.choice(list(layers.values())))
+  how, size = draw.choice(['flip', 'flip', 'cut', 'remove']), os.path.getsize(path)
+  if how == 'cut':
+    os.truncate(path, draw.randrange(max(1, size)))
+  elif how == 'remove':
+    os.remove(path)
+  else:
+    with open(path, 'r+b') as f:
+      f.seek(at := draw.randrange(size))
+      byte = f.read(1)[0]
+      f.seek(at)
+      f.write(bytes([byte ^ 1 << draw.randrange(8)]))
+  return f'{how} of {os.path.relpath(path, run_dir)}, with {len(done)} checkpoints'
+
+
+def _linked(draw: random.Random, folder: str, shared: str) -> Found:
+  """Flips a bit of a file that checkpoints share, cuts or removes it, at a random moment of a run.
+
+  The run is killed at a random call, before or after that, and continued. With two or more
+  checkpoints kept, it must go on from one of them and end as an undisturbed one, bit by bit.
+  """
+  mode, found = draw.choice(EXACT) + INCREMENTS, Found()
+  config, reference = undisturbed(mode, shared)
+  first = Job.names[mode.removesuffix(INCREMENTS)][-1 if mode.startswith('ps') else 0]
+  for i in range(RUNS):
+    keep, run_dir = draw.choice([2, 3, 10]), f'{folder}/{i}/run'
+    flags = ['--config', config, '--run_dir', run_dir, '--set', f'checkpoint.keep={keep}']
+    os.makedirs(f'{folder}/{i}/again')
+    after, log = draw.randrange(2, 16), f'{folder}/{i}/damage.log'
+
+    def damage_in_time(run_dir: str = run_dir, after: int = after) -> None:
+      name = f'{run_dir}/checkpoints/ckpt-{after:09d}'
+      while not files.is_done(name):
+        time.sleep(0.005)  # between looks
+      time.sleep(draw.random() / 10)
+      told = None
+      while told is None:
+        with contextlib.suppress(FileNotFoundError):  # the job removed it
+          told = _damage_shared(draw, run_dir)
+      print(told, flush=True)
+
+    job = Job(f'{folder}/{i}', mode, flags)
+    calls = reference['first'][first]['calls']
+    fault = Fault(signal.SIGKILL, draw.randrange(calls // 3, calls))
+    job.start({first: fault.arm})
+    with killed_in_the_end([fork(damage_in_time, log)]):
+      job.wait(SOON)
+    job.end()
+    what, place = text_of(log).strip(), 'while it ran'
+    if not what:
+      place = 'after it was killed'
+      os.makedirs(f'{run_dir}/checkpoints', exist_ok=True)
+      what = str(_damage_shared(draw, run_dir))
+    again = Job(f'{folder}/{i}/again', mode, flags)
+    again.start()
+    left = again.wait(SOON)
+    again.end()
+    said, statuses = again.said(), set(again.statuses.values())
+    wrong = f'ended with {statuses}, {left}: {said[-1500:]}' if statuses != {0} or left else None
+    if TRACE in job.said() + said or what == TRACE:
+      wrong = wrong or f'a stack trace: {(job.said() + said)[-2000:]}'
+    wanted = f'{os.path.dirname(config)}/run'
+    wrong = wrong or in_child(
+      lambda at=run_dir, wanted=wanted: difference(mode, at, wanted, 1), f'{folder}/{i}'
+    )
+    ended = f'{place}: the same' if what != 'None' else 'killed before the second checkpoint'
+    found.trial(ended, wrong and f'{mode}, keep {keep}, {fault}, {what}: {wrong}')
   return found
 
 
@@ -240,6 +338,7 @@ def _configs(draw: random.Random, folder: str, shared: str) -> Found:
 
 KINDS = [
   Kind('damaged checkpoints', 'faults', 15, 3000, _checkpoints),
+  Kind('linked layers damaged', 'faults', 12, 3000, _linked),
   Kind('damaged prepared passes', 'faults', 10, 3000, _prepared),
   Kind('damaged run_dirs', 'faults', 8, 3000, _run_dirs),
   Kind('damaged configs', 'faults', 4, 3000, _configs),

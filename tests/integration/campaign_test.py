@@ -16,6 +16,7 @@ KINDS = (
   'items tables',
   'special files',
   'damaged checkpoints',
+  'linked layers damaged',
   'damaged prepared passes',
   'damaged exports',
   'damaged configs',
