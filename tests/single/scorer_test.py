@@ -31,7 +31,7 @@ from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
-from trainer.serving.plain_columns import PlainColumns, Samples
+from trainer.serving.plain_columns import PlainColumns, Samples, Shared
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import BadRequest, Scorer
 from trainer.serving.service import Service
@@ -809,7 +809,7 @@ class ContextTest(tf.test.TestCase, parameterized.TestCase):
       (batch,) = batches([one | shared for one in records])
       wanted = np.reshape(step.predict(step.stage(batch)), [len(records), -1])
       self.assertGreater(np.std(wanted), 1e-3)
-      columns = {n: [shared[n]] if n in shared else [r[n] for r in records] for n in names}
+      columns = {n: Shared([shared[n]]) if n in shared else [r[n] for r in records] for n in names}
       found = scores(step, cfg, columns, len(records))
       self.assertAllClose(np.stack([*found.values()], 1), wanted, rtol=0, atol=1e-6)
       none = {n: columns[n] if n in shared else [] for n in names}
@@ -920,8 +920,8 @@ class PlainColumnsTest(tf.test.TestCase):
     for cfg in (cfg, single, binned, computed, made_alone):
       scorer, before = Scorer(config.dump(cfg)), plain
       for _ in range(300):
-        size, users = rng.choice([(1, 1), (2, 1), (5, 1), (5, 2)])
-        shared = np.sort([*range(users), *rng.choices(range(users), k=size - users)])
+        size, users = rng.choice([(1, 1), (2, 1), (5, 1), (5, 2), (2, 3), (3, 3)])
+        shared = np.sort(rng.choices(range(users), k=size))
         few = rng.random() < 0.5  # most kinds of values leave a request to the log's reader
         columns = {}
         for name, is_text in cfg.data.log_columns().items():
@@ -929,7 +929,8 @@ class PlainColumnsTest(tf.test.TestCase):
           if cfg is computed:
             values = self.OF_COLUMN.get(name, values)
           values = values[: 6 if few else None]
-          columns[name] = rng.choices(values, k=rng.choice([users, size]))
+          kind, count = rng.choice([(Shared, users), (list, size)])
+          columns[name] = kind(rng.choices(values, k=count))
         found = []
         for way in (counted, lambda *_: None):
           with mock.patch.object(PlainColumns, 'read', way):

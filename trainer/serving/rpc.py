@@ -24,6 +24,7 @@ from trainer.serving.scorer import BadRequest
 
 PREDICT = '/tensorflow.serving.PredictionService/Predict'
 TensorProto = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
+_LIST_BYTES = 64  # of a list without values, about
 _STRING, _FLOAT = tf.string.as_datatype_enum, tf.float32.as_datatype_enum
 _DTYPES = {
   dtype.as_datatype_enum: dtype.as_numpy_dtype
@@ -56,16 +57,19 @@ class _Call:
     rest.check_columns(request.inputs)
     self._app.check_name(request.model_spec.name)
     self._spec, self._outputs = request.model_spec, list(request.output_filter)
-    columns, written = {}, 0  # bytes of tensors that give one value for many elements
+    columns, written = {}, 0  # bytes of values and lists that the message does not hold each
     for name, tensor in request.inputs.items():
       shape = _shape(name[:80], tensor)
       rest.check_cost(shape[0] if shape else 1, 0, max_instances)
       size, given = math.prod(shape), tensor.ByteSize()
       if size > given or len(tensor.string_val) == 1:
         written += size * given
+      if len(shape) == 2:
+        written += _LIST_BYTES * max(0, shape[0] - given)
       if written > max_instances * rest.SAMPLE_BYTES:
         raise rest.TooLarge(
-          f"inputs: '{name[:80]}': found {size} values in {given} bytes; wanted each value"
+          f"inputs: '{name[:80]}': found {size or shape[0]} {'values' if size else 'empty lists'} in "
+          f'{given} bytes; wanted each {"value" if size else "list with values"}'
         )
       columns[name] = _values(name[:80], tensor, shape)
     signature = self._spec.signature_name
@@ -93,7 +97,7 @@ class _Call:
 
 
 def _shape(name: str, tensor: TensorProto) -> list[int]:
-  shape = [dim.size for dim in tensor.tensor_shape.dim]
+  shape = [dim.size for dim in tensor.tensor_shape.dim[:3]]
   if tensor.tensor_shape.unknown_rank or min(shape, default=0) < 0 or len(shape) > 2:
     raise BadRequest(f"inputs: '{name}': wanted a tensor of shape [samples] or [samples, features]")
   return shape
