@@ -5,6 +5,7 @@ it refuses in one line.
 import asyncio
 import contextlib
 import csv
+import functools
 import json
 import os
 import random
@@ -21,11 +22,12 @@ from absl import logging
 from absl.testing import parameterized
 
 from tests.support.exports import RedisServer
-from tests.support.fuzz import requests
-from tests.support.scorer import Client, served
+from tests.support.fuzz import mixed, requests
+from tests.support.scorer import Client, asked_together, served
 from tests.support.steps import TASKS, make_config, scores, train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.data import jsonl_format
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
@@ -78,6 +80,7 @@ CONFIG = {
   'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
 }
 COLUMNS = ('user id', 'tags', 'history', 'item', 'topics', 'age', 'price')
+PATH = '/v1/models/ctr:predict'
 CONTEXT = ('user id', 'tags', 'topics', 'age')
 
 
@@ -133,6 +136,7 @@ class ScorerTest(tf.test.TestCase):
     cls.client = cls.stack.enter_context(
       served(cls.service, Limits(body_bytes=100_000, instances=200, seconds_to_send=2))
     )
+    cls.roomy = cls.stack.enter_context(served(cls.service))
 
   @classmethod
   def tearDownClass(cls):
@@ -296,6 +300,34 @@ class ScorerTest(tf.test.TestCase):
     self.assertEqual(status, 404)
     self.assertIn("the nearest valid name is 'ctr'", answer.decode())
 
+  def test_json_is_what_a_log_may_hold(self):
+    """A request is refused where a line of a log is, and for nothing else."""
+    good = {name: self.records[0][name] for name in COLUMNS}
+    for changes, is_good in (
+      ({}, True),
+      ({'item': '1, "item": 2'}, False),
+      ({'item': '1, "item": 1'}, False),
+      ({'price': '1, "price": 2'}, False),
+      ({'price': 'NaN'}, False),
+      ({'price': '-Infinity'}, False),
+      ({'more': 'Infinity'}, False),
+      ({'more': '1, "more": 2'}, True),
+      ({'more': '{"a": 1, "a": 2}'}, True),
+      ({'topics': '{"x": 1, "x": 2}'}, False),
+      ({'tags': '["x", NaN]'}, False),
+    ):
+      texts = {n: json.dumps(v) for n, v in good.items()} | changes
+      line = f'{{{", ".join(f"{json.dumps(n)}: {text}" for n, text in texts.items())}}}'
+      block = jsonl_format.of_messages([line.encode()], self.cfg.data, dict.fromkeys(COLUMNS, ''))
+      self.assertEqual(not block.malformed, is_good, line)
+      for body in f'{{"instances": [{line}]}}', f'{{"inputs": {line}}}':
+        if changes.get('topics') and 'inputs' in body:
+          continue
+        status, answer = self.client.predict(body.encode())
+        self.assertEqual(status, 200 if is_good else 400, f'{body}: {answer}')
+    status, answer = self.client.predict(b'{"inputs": {}, "inputs": {}}')
+    self.assertEqual((status, answer['error'][:35]), (400, "the body: found the name 'inputs' t"))
+
   def test_a_name_that_some_samples_lack_is_missing_there(self):
     rows = [{name: record[name] for name in COLUMNS} for record in self.records[:40]]
     some = [{n: v for n, v in row.items() if (i + len(n)) % 3} for i, row in enumerate(rows)]
@@ -386,6 +418,11 @@ class ScorerTest(tf.test.TestCase):
         found, answer = self.client.predict(body)
         self.assertEqual(found, status, answer)
         self.assertIn(wanted or '', str(answer))
+
+    names = dict.fromkeys(map(str, range(10_001)))
+    for body in {'instances': [names]}, {'context': names, 'instances': [{}]}, {'inputs': names}:
+      status, answer = self.roomy.predict(body)
+      self.assertEqual((status, answer['error'][:19]), (413, 'found 10001 columns'))
 
   def test_short_requests_do_not_wait_for_long_ones(self):
     entered, ended = threading.Event(), threading.Event()
@@ -517,60 +554,40 @@ class ScorerTest(tf.test.TestCase):
       self.assertEqual(client.predict(body)[0], 503)
 
   def test_requests_that_wait_are_scored_together(self):
-    entered, ended, sizes = threading.Event(), threading.Event(), []
-
-    class Held:
-      """Holds the first request until it is told."""
-
-      version = self.service.version
-      unknown_columns = self.service.unknown_columns
-
-      def predict(held, request):
-        sizes.append(request.size)
-        entered.set()
-        ended.wait()
-        return self.service.predict(request)
-
-    users = [{n: self.records[i][n] for n in CONTEXT} for i in range(4)]
     bodies = [self.rows(self.records[:3])]
-    bodies += [
-      {'inputs': {n: [user[n]] if n in CONTEXT else [r[n] for r in self.records] for n in COLUMNS}}
-      for user in users
-    ]
-    bodies += [self.rows([self.records[0] | {'more': 1}]), {'inputs': {'item': 1}}]
-    good = {name: self.records[0][name] for name in COLUMNS}
-    bodies += [{'instances': [good, good | {'price': 'x'}]}, self.rows(self.records[3:5])]
+    for user in self.records[:4]:
+      columns = {n: [r[n] for r in self.records] for n in COLUMNS}
+      bodies.append({'inputs': columns | {n: [user[n]] for n in CONTEXT}})
     wanted = [self.client.predict(body) for body in bodies]
-    self.assertEqual([status for status, _ in wanted], [200] * 6 + [400] * 2 + [200])
-    for together in (bodies[:5], bodies):
-      entered.clear()
-      ended.clear()
-      sizes.clear()
-      answers = [None] * len(together)
+    asks = [functools.partial(Client.predict, body=body) for body in bodies]
+    found, sizes = asked_together(self.service, asks)
+    self.assertEqual((found, sizes), (wanted, [3, 4 * len(self.records)]))
 
-      with served(Held(), Limits(threads=1)) as client:
-
-        def ask(i, answers=answers, together=together, client=client):
-          answers[i] = Client(client.port).predict(together[i])
-
-        first, *rest = (threading.Thread(target=ask, args=(i,)) for i in range(len(together)))
-        first.start()
-        entered.wait()
-        for thread in rest:
-          thread.start()
-        under_way = b''
-        while f'ctr_requests_under_way {len(together)}.0'.encode() not in under_way:
-          under_way = client.ask('GET', '/metrics')[1]
-        ended.set()
-        for thread in (first, *rest):
-          thread.join()
-      for (status, found), (wanted_status, answer) in zip(answers, wanted):
-        self.assertEqual(status, wanted_status)
-        for key in 'outputs', 'predictions':
-          self.assertAllClose(found.get(key, []), answer.get(key, []), rtol=0, atol=1e-6)
-        self.assertEqual(found.get('error'), answer.get('error'))
-      if len(together) == 5:
-        self.assertEqual(sizes, [3, 4 * len(self.records)])
+  def test_strangers_do_not_change_an_answer(self):
+    """Requests that wait together are answered as each alone, to the last bit."""
+    rows = [{name: record[name] for name in COLUMNS} for record in self.records]
+    objects = [row | {'more': 1, 'tags': ['t1', 't2'], 'topics': {'x1': 0.5}} for row in rows[:4]]
+    rng = random.Random(4)
+    plain = list(mixed(rng, rows, CONTEXT, 60))
+    good, half = self.rows(self.records[:3]), list(mixed(rng, objects, CONTEXT, 12))
+    empty = {n: [] if n == 'item' else [rows[0][n]] for n in COLUMNS}
+    empties = [{'inputs': empty | changes} for changes in ({}, {'price': ['x']}, {'tags': []})]
+    one_each = [{'inputs': {n: [row[n]] for n in COLUMNS}} for row in rows[:4]]
+    odd = list(requests(rng, good, 40))
+    for name, bodies in {
+      'empty ones': [plain[0], *empties, *one_each, *empties[:1]],
+      'plain': plain + empties,
+      'objects': half + empties,
+      'all': plain + half + odd,
+    }.items():
+      asks = [functools.partial(Client.ask, method='POST', path=PATH, body=b) for b in bodies]
+      asks = [lambda client, ask=ask: ask(client)[:2] for ask in asks]
+      wanted = [ask(self.roomy) for ask in asks]
+      found, sizes = asked_together(self.service, asks)
+      for body, one, alone in zip(bodies, found, wanted):
+        self.assertEqual(one, alone, f'{name}: {body}')
+      self.assertLess(len(sizes), len(bodies) / 2 if name != 'all' else len(bodies))
+      self.assertContainsSubset({200}, {status for status, _ in wanted})
 
   def test_a_token_is_asked_for(self):
     with served(self.service, token='secret') as client:

@@ -351,18 +351,31 @@ class App:
 
   def _score(self, some: Sequence[_Waiting]) -> list[bytes | Exception]:
     """Returns for each request its answer, or the exception that refuses it."""
-    try:
-      requests = [self._parse(one.form, one.message, is_short=True) for one in some]
-      if sum(request.cost for request in requests) > _SAMPLES_TOGETHER:
-        raise _Long
-      first, *others = requests
-      kind = first.kind() if others else None
-      if all(request.kind() == kind for request in others):
-        return self._score_together([(one.form, r) for one, r in zip(some, requests)])
-    except Exception as e:
-      if len(some) == 1:
-        return [e]
-    return [self._score([one])[0] for one in some]
+    answers: dict[int, bytes | Exception] = {}
+    groups: dict[frozenset, dict[int, rest.Request]] = {}
+    for i, one in enumerate(some):
+      try:
+        request = self._parse(one.form, one.message, is_short=True)
+        groups.setdefault(request.kind(), {})[i] = request
+      except Exception as e:
+        answers[i] = e
+
+    def score(group: dict[int, rest.Request]) -> None:
+      if len(group) == 1 or sum(r.cost for r in group.values()) <= _SAMPLES_TOGETHER:
+        try:
+          found = self._score_together([(some[i].form, request) for i, request in group.items()])
+          answers.update(zip(group, found))
+          return
+        except Exception as e:
+          if len(group) == 1:
+            answers.update(dict.fromkeys(group, e))
+            return
+      for i, request in group.items():
+        score({i: request})
+
+    for group in groups.values():
+      score(group)
+    return [answers[i] for i in range(len(some))]
 
   @contextlib.contextmanager
   def _most(self, is_short: bool) -> Iterator[int]:

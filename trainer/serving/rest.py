@@ -53,12 +53,12 @@ class Request(NamedTuple):
   # int32 [size]: for each sample, which value it has of Shared columns; None: these have one value.
   shared: np.ndarray | None = None
 
-  def kind(self) -> dict[str, bool]:
-    """Returns the columns, and whether each has objects: values may be looked up in these.
+  def kind(self) -> frozenset[tuple[str, bool]]:
+    """Returns the columns, and whether each has objects, in which columns may be looked up.
 
     Requests of one kind may be scored together.
     """
-    return {name: dict in map(type, values) for name, values in self.columns.items()}
+    return frozenset((name, dict in map(type, values)) for name, values in self.columns.items())
 
 
 class Recommend(NamedTuple):

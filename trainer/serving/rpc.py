@@ -67,9 +67,9 @@ class _Call:
       if len(shape) == 2:
         written += _LIST_BYTES * max(0, shape[0] - given)
       if written > max_instances * rest.SAMPLE_BYTES:
+        what = f'{size} values' if size else f'{shape[0]} empty lists'
         raise rest.TooLarge(
-          f"inputs: '{name[:80]}': found {size or shape[0]} {'values' if size else 'empty lists'} in "
-          f'{given} bytes; wanted each {"value" if size else "list with values"}'
+          f"inputs: '{name[:80]}': found {what} in {given} bytes; wanted each value"
         )
       columns[name] = _values(name[:80], tensor, shape)
     signature = self._spec.signature_name

@@ -35,6 +35,7 @@ from trainer.serving.plain_columns import PlainColumns, Samples, Shared
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
 
 # Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
+_TOGETHER = 8  # float32 elements of an AVX register
 _EXAMPLES = {False: (1.0, None), True: ('1', '2024-01-31T13:05:00', '2024013113', None)}
 
 
@@ -280,15 +281,19 @@ class Scorer:
 
   def score(self, samples: Samples, view: View) -> Scores:
     """Computes the scores of samples with the version of the model that a view reads."""
+    size, samples = len(samples.dense), self._padded(samples)
     batch = samples.segments, samples.values, samples.dense
+
+    def scores(outputs: dict[str, np.ndarray], unknown: np.ndarray) -> Scores:
+      return Scores({name: o[:size] for name, o in outputs.items()}, self._unknown(unknown))
 
     def scored(store: RowStore) -> tuple[Scores, np.ndarray]:
       outputs = self._graph_of_store(*batch, samples.places, samples.keys, store.handle)
       absent = samples.keys[outputs.pop('ids') < 0]
-      return Scores(outputs, self._unknown(np.unique(absent)) if len(absent) else {}), absent
+      return scores(outputs, np.unique(absent)), absent
 
-    if self._graph_of_store and (scores := view.settled(scored)):
-      return scores
+    if self._graph_of_store and (found := view.settled(scored)):
+      return found
     keys, inverse = np.unique(samples.keys, return_inverse=True)
     rows, show_click = view.look_up(keys), []
     if self._embedding.counted:
@@ -296,10 +301,26 @@ class Scorer:
     offsets = offsets_of(rows.counts)
     inverse = inverse.astype(np.int32)[samples.places]
     outputs = self._graph(*batch, inverse, offsets, rows.linear, rows.factors, *show_click)
-    return Scores(outputs, self._unknown(keys[~rows.present]))
+    return scores(outputs, keys[~rows.present])
+
+  def _padded(self, samples: Samples) -> Samples:
+    """Adds samples up to a multiple of _TOGETHER, so that no score depends on their number.
+
+    TensorFlow computes the last elements of a tensor, which do not fill a register, by another
+    formula, whose last bit may differ.
+    """
+    keys, places, values, segments, dense = samples
+    if not (more := -len(dense) % _TOGETHER):
+      return samples
+    dense = np.concatenate([dense, np.full([more, dense.shape[1]], np.nan, np.float32)])
+    if not len(segments) and len(keys):  # one feature in each slot
+      places = np.concatenate([places, np.zeros([more * self._num_slots], np.int32)])
+    return Samples(keys, places, values, segments, dense)
 
   def _unknown(self, keys: np.ndarray) -> dict[str, int]:
     """Counts the keys of features without a row, {slot: number of its keys}."""
+    if not len(keys):
+      return {}
     counts = np.bincount(keys >> HASH_BITS)
     return {self._slot_names[s]: int(counts[s]) for s in np.flatnonzero(counts).tolist()}
 
