@@ -589,6 +589,39 @@ class ScorerTest(tf.test.TestCase):
       self.assertLess(len(sizes), len(bodies) / 2 if name != 'all' else len(bodies))
       self.assertContainsSubset({200}, {status for status, _ in wanted})
 
+  def test_connections_that_wait_are_answered_when_the_server_stops(self):
+    entered, ended = threading.Event(), threading.Event()
+
+    class Busy:
+      """Holds the server's event loop, so that connections wait to be accepted."""
+
+      def __getattr__(busy, name):
+        return getattr(self.service, name)
+
+      @property
+      def not_ready(busy):
+        entered.set()
+        ended.wait()
+
+    request = json.dumps(self.rows(self.records[:1])).encode()
+    head = f'POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(request)}\r\n\r\n'
+    with served(Busy()) as client, contextlib.ExitStack() as stack:
+      holding = threading.Thread(target=Client(client.port).status)
+      holding.start()
+      entered.wait()
+      waiting = [
+        stack.enter_context(socket.create_connection(('127.0.0.1', client.port))) for _ in range(40)
+      ]
+      for one in waiting:
+        one.sendall(head.encode() + request)
+      client.server.should_exit = True
+      ended.set()
+      for one in waiting:
+        answer = one.makefile('rb').read()  # to the end: the connection closes
+        self.assertStartsWith(answer, b'HTTP/1.1 200 OK')
+        self.assertIn(b'connection: close', answer)
+      holding.join()
+
   def test_a_token_is_asked_for(self):
     with served(self.service, token='secret') as client:
       body = self.rows(self.records[:1])

@@ -140,7 +140,7 @@ def served(
   thread.start()
   client = Client(listener.getsockname()[1])
   try:
-    client.rpc_port = started.result()
+    client.rpc_port, client.server = started.result(), server
     yield client
   finally:
     client.close()
