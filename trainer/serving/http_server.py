@@ -14,7 +14,7 @@ from trainer.serving.scorer import BadRequest
 
 _HEAD_BYTES = 16 << 10  # the longest head of a request
 SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
-_SECONDS_TO_ACCEPT = 5  # before that, while connections wait
+SECONDS_TO_ACCEPT = 5  # before that, while connections wait
 _SECONDS_TO_BEGIN = 1  # of these, for a connection's request to come
 _PASSES = 10  # of the event loop, in which a connection that waits becomes a request under way
 # An idle connection closes after this time. A short time would often end just as a client sends.
@@ -87,7 +87,7 @@ class _Server(uvicorn.Server):
     """
     self.server_state.ends = True
     loop, quiet = asyncio.get_running_loop(), 0
-    deadline = loop.time() + _SECONDS_TO_ACCEPT
+    deadline = loop.time() + SECONDS_TO_ACCEPT
     while quiet < _PASSES and loop.time() < deadline:
       waiting, *_ = select.select(sockets, [], [], 0)
       busy = waiting or any(one.may_begin() for one in self.server_state.connections)

@@ -5,8 +5,10 @@ shape [B], [1] or [] (one value for all samples), or [B, n] (each sample has n f
 '' is a missing text; NaN is a missing number.
 """
 
+import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import grpc
@@ -19,11 +21,12 @@ from trainer.errors import UserError, nearest
 from trainer.plain_data import Json
 from trainer.serving import rest
 from trainer.serving.http import App, Refused
-from trainer.serving.http_server import SECONDS_TO_FINISH
+from trainer.serving.http_server import SECONDS_TO_ACCEPT, SECONDS_TO_FINISH
 from trainer.serving.scorer import BadRequest
 
 PREDICT = '/tensorflow.serving.PredictionService/Predict'
 TensorProto = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
+_SECONDS_QUIET = 0.1  # without a new call, before the server stops
 _LIST_BYTES = 64  # of a list without values, about
 _STRING, _FLOAT = tf.string.as_datatype_enum, tf.float32.as_datatype_enum
 _DTYPES = {
@@ -135,12 +138,13 @@ class _Handler(grpc.GenericRpcHandler):
   """Answers all calls as bytes, so that no message is read before the client's token."""
 
   def __init__(self, app: App):
-    self._app = app
+    self._app, self.begun = app, 0  # calls
 
   def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
     is_known = details.method == PREDICT
 
     async def answer(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+      self.begun += 1
       metadata = dict(context.invocation_metadata())
       try:
         self._app.authorise(metadata.get('authorization', ''))
@@ -168,7 +172,7 @@ async def listening(app: App, host: str, port: int, shared: bool) -> AsyncIterat
     'grpc.so_reuseport': int(shared),
   }
   server = grpc.aio.server(options=list(options.items()))
-  server.add_generic_rpc_handlers((_Handler(app),))
+  server.add_generic_rpc_handlers((handler := _Handler(app),))
   try:
     bound = server.add_insecure_port(f'[{host}]:{port}' if ':' in host else f'{host}:{port}')
   except RuntimeError:
@@ -179,4 +183,8 @@ async def listening(app: App, host: str, port: int, shared: bool) -> AsyncIterat
   try:
     yield bound
   finally:
+    before, quiet_by = -1, time.monotonic() + SECONDS_TO_ACCEPT
+    while handler.begun > before and time.monotonic() < quiet_by:  # else calls that wait would fail
+      before = handler.begun
+      await asyncio.sleep(_SECONDS_QUIET)
     await server.stop(SECONDS_TO_FINISH)
