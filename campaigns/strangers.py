@@ -71,6 +71,10 @@ def _messages(draw: random.Random, columns: list[str]) -> Iterator[bytes]:
     for name in [*columns, *['more'] * draw.randrange(2), *lists[:1]]:
       tensor = made.inputs[name]
       tensor.dtype = draw.choice((tf.string.as_datatype_enum, 9, 1, draw.randrange(40)))
+      if name in lists and draw.random() < 0.5:  # so many lists without values
+        for size in (draw.choice((256, 10_000)), 0):
+          tensor.tensor_shape.dim.add(size=size)
+        continue
       for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
         tensor.tensor_shape.dim.add(size=draw.choice((1, 1, 2, -1, draw.choice(_SIZES))))
       count = draw.choice((0, 1, 1, 2, 100, 10_000))
@@ -120,8 +124,8 @@ def _grpc(draw: random.Random, folder: str, shared: str) -> Found:
 
 
 def _together(draw: random.Random, folder: str, shared: str) -> Found:
-  """Sends requests of every form and size at once, some without samples and some wrong. Each must be
-  answered as it is alone, to the last bit."""
+  """Sends requests of every form and size at once, some without samples and some wrong. Each must
+  be answered as it is alone, to the last bit."""
   found, run = Found(), Run(folder)
   run.train()
   run.export('base')

@@ -361,17 +361,17 @@ class App:
         answers[i] = e
 
     def score(group: dict[int, rest.Request]) -> None:
-      if len(group) == 1 or sum(r.cost for r in group.values()) <= _SAMPLES_TOGETHER:
-        try:
-          found = self._score_together([(some[i].form, request) for i, request in group.items()])
-          answers.update(zip(group, found))
-          return
-        except Exception as e:
-          if len(group) == 1:
-            answers.update(dict.fromkeys(group, e))
-            return
-      for i, request in group.items():
-        score({i: request})
+      try:
+        if len(group) > 1 and sum(r.cost for r in group.values()) > _SAMPLES_TOGETHER:
+          raise _Long
+        found = self._score_together([(some[i].form, request) for i, request in group.items()])
+        answers.update(zip(group, found))
+      except Exception as e:
+        if len(group) == 1:
+          answers.update(dict.fromkeys(group, e))
+        else:  # each alone, so that nobody is told of another's mistake
+          for i, request in group.items():
+            score({i: request})
 
     for group in groups.values():
       score(group)

@@ -34,8 +34,8 @@ from trainer.serving.graph import Graph
 from trainer.serving.plain_columns import PlainColumns, Samples, Shared
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
 
-# Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
 _TOGETHER = 8  # float32 elements of an AVX register
+# Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
 _EXAMPLES = {False: (1.0, None), True: ('1', '2024-01-31T13:05:00', '2024013113', None)}
 
 
@@ -290,7 +290,7 @@ class Scorer:
     def scored(store: RowStore) -> tuple[Scores, np.ndarray]:
       outputs = self._graph_of_store(*batch, samples.places, samples.keys, store.handle)
       absent = samples.keys[outputs.pop('ids') < 0]
-      return scores(outputs, np.unique(absent)), absent
+      return scores(outputs, np.unique(absent) if len(absent) else absent), absent
 
     if self._graph_of_store and (found := view.settled(scored)):
       return found
@@ -319,8 +319,6 @@ class Scorer:
 
   def _unknown(self, keys: np.ndarray) -> dict[str, int]:
     """Counts the keys of features without a row, {slot: number of its keys}."""
-    if not len(keys):
-      return {}
     counts = np.bincount(keys >> HASH_BITS)
     return {self._slot_names[s]: int(counts[s]) for s in np.flatnonzero(counts).tolist()}
 
