@@ -15,9 +15,9 @@ from tensorflow_serving.apis.predict_pb2 import PredictRequest
 
 from campaigns.units import Found, Kind
 from tests.support.exports import Run, contents
-from tests.support.fuzz import requests
+from tests.support.fuzz import mixed, requests
 from tests.support.retrieval import make_config
-from tests.support.scorer import served
+from tests.support.scorer import asked_together, served
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import DataLoss
 from trainer.serving import rpc
@@ -32,7 +32,7 @@ from trainer.training.step import TrainStep
 INPUTS = 300  # of a unit that asks
 FLIPS = 20  # of a unit that damages
 ITEMS = 20_000
-SECONDS = 20  # in which any request is answered, on a busy machine
+SECONDS = 10  # in which any request is answered, on a busy machine
 _SIZES = (0, 1, 2, 100, 10_000, 10_001, 10**6, 2**40, 2**62)
 
 
@@ -67,9 +67,14 @@ def _messages(draw: random.Random, columns: list[str]) -> Iterator[bytes]:
   for _ in range(INPUTS):
     made = PredictRequest()
     made.model_spec.name = draw.choice(('ctr', 'ctr', 'ctr', '', 'x' * 1000))
-    for name in [*columns, *['more'] * draw.randrange(2)]:
+    lists = [f'list {i}' for i in range(draw.choice((0, 0, 0, 100, 1000, 9000)))]
+    for name in [*columns, *['more'] * draw.randrange(2), *lists[:1]]:
       tensor = made.inputs[name]
       tensor.dtype = draw.choice((tf.string.as_datatype_enum, 9, 1, draw.randrange(40)))
+      if name in lists and draw.random() < 0.5:  # so many lists without values
+        for size in (draw.choice((256, 10_000)), 0):
+          tensor.tensor_shape.dim.add(size=size)
+        continue
       for _ in range(draw.choice((0, 1, 1, 1, 2, 2, 3))):
         tensor.tensor_shape.dim.add(size=draw.choice((1, 1, 2, -1, draw.choice(_SIZES))))
       count = draw.choice((0, 1, 1, 2, 100, 10_000))
@@ -77,6 +82,9 @@ def _messages(draw: random.Random, columns: list[str]) -> Iterator[bytes]:
       tensor.int64_val.extend([draw.choice((0, 7, -1, 2**62))] * draw.choice((0, count)))
       if draw.random() < 0.1:
         tensor.tensor_content = draw.randbytes(draw.choice((1, 8, 800)))
+    for name in lists[1:]:  # many tensors alike, of few bytes, and so of lists without values
+      if made.inputs[lists[0]].ByteSize() < 100:
+        made.inputs[name].CopyFrom(made.inputs[lists[0]])
     data = made.SerializeToString()
     if draw.random() < 0.2:
       at = draw.randrange(len(data) + 1)
@@ -113,6 +121,27 @@ def _grpc(draw: random.Random, folder: str, shared: str) -> Found:
     return _asked(
       _messages(draw, columns), ask, refused, lambda: ask(good.SerializeToString(), predict)
     )
+
+
+def _together(draw: random.Random, folder: str, shared: str) -> Found:
+  """Sends requests of every form and size at once, some without samples and some wrong. Each must
+  be answered as it is alone, to the last bit."""
+  found, run = Found(), Run(folder)
+  run.train()
+  run.export('base')
+  service, columns = _service(run.directory), sorted({name for name, _ in run.keys})
+  values = [*(str(i) for i in range(600)), '', '1|2', None, ['1', '2'], 7]
+  rows = [{name: draw.choice(values) for name in columns} for _ in range(50)]
+  good = {'instances': rows[:3]}
+  bodies = [*mixed(draw, rows, columns[:1], INPUTS // 3), *requests(draw, good, INPUTS // 6)]
+  draw.shuffle(bodies)
+  asks = [lambda c, b=b: c.ask('POST', '/v1/models/ctr:predict', b)[:2] for b in bodies]
+  with served(service) as client:
+    alone = [ask(client) for ask in asks]
+  for body, one, wanted in zip(bodies, asked_together(service, asks)[0], alone):
+    wrong = None if one == wanted else f'{one} for {wanted}: {str(body)[:500]}'
+    found.trial('answered' if one[0] == 200 else str(one[0]), wrong)
+  return found
 
 
 def _recommend(draw: random.Random, folder: str, shared: str) -> Found:
@@ -192,6 +221,7 @@ def _lmdb(draw: random.Random, folder: str, shared: str) -> Found:
 
 KINDS = [
   Kind('gRPC', 'inputs', 10, 600, _grpc),
+  Kind('requests together', 'inputs', 10, 600, _together),
   Kind(':recommend', 'inputs', 10, 600, _recommend),
   Kind('LMDB bytes', 'faults', 20, 600, _lmdb),
 ]

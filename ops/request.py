@@ -56,19 +56,21 @@ class RequestReader:
     self._functions = _functions()
 
   def read(
-    self, texts: bytes, counts: Sequence[int], shared: np.ndarray
+    self, texts: bytes, counts: Sequence[int], is_shared: Sequence[bool], shared: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Reads UTF-8 texts, slot by slot, with line ends between; None if one has a line end.
 
     Args:
       counts: of each slot, how many texts it has: one for each of B samples, or C that they share.
+      is_shared: of each slot, whether samples share its texts.
       shared: int32 [B], for each sample, which of the C texts it has.
     Returns:
       The keys of features, int64 [u]; for each of the n features of samples, its place among these,
       int32 [n]; and sample * F + field, int32 [n], or [0] if each slot of each has one feature.
     """
-    counts, shared = np.array(counts, np.int64), np.ascontiguousarray(shared, np.int32)
-    if len(counts) != self._layout.n:
+    counts, is_shared = np.array(counts, np.int64), np.array(is_shared, bool)
+    shared = np.ascontiguousarray(shared, np.int32)
+    if not len(counts) == len(is_shared) == self._layout.n:
       raise ValueError(f'counts: found {len(counts)}; wanted {self._layout.n}, one of each slot')
     sizes = np.empty([3], np.int64)
     if not self._functions.ctr_read_request(
@@ -76,6 +78,7 @@ class RequestReader:
       texts,
       len(texts),
       counts.ctypes.data,
+      is_shared.ctypes.data,
       shared.ctypes.data,
       len(shared),
       sizes.ctypes.data,
@@ -94,7 +97,7 @@ def _functions() -> ctypes.CDLL:
   functions = ctypes.CDLL(PATH)
   pointer, number = ctypes.c_void_p, ctypes.c_int64
   functions.ctr_read_request.argtypes = [
-    *(pointer, ctypes.c_char_p, number, pointer, pointer, number, pointer),
+    *(pointer, ctypes.c_char_p, number, pointer, pointer, pointer, number, pointer),
   ]
   functions.ctr_read_request.restype = ctypes.c_bool
   functions.ctr_take_request.argtypes = [pointer, pointer, pointer]

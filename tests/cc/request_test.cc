@@ -50,10 +50,12 @@ TEST(ReadsAsAPlainReaderDoes) {
     std::vector<int32_t> shared(samples);
     for (int32_t& s : shared) s = random() % some;
     std::vector<int64_t> counts;
+    bool is_shared[3];
     std::vector<std::vector<std::string>> texts(3);
     std::string all;
     for (int slot = 0; slot < 3; ++slot) {
-      counts.push_back(random() % 2 ? samples : some);
+      is_shared[slot] = random() % 2;
+      counts.push_back(is_shared[slot] ? some : samples);
       for (int64_t i = 0; i < counts[slot]; ++i) {
         texts[slot].push_back(words[random() % 8]);
         all += texts[slot].back() + '\n';
@@ -64,7 +66,7 @@ TEST(ReadsAsAPlainReaderDoes) {
     for (int64_t b = 0; b < samples; ++b) {
       for (int slot = 0; slot < 3; ++slot) {
         const size_t first = wanted.size();
-        const std::string& text = texts[slot][counts[slot] == samples ? b : shared[b]];
+        const std::string& text = texts[slot][is_shared[slot] ? shared[b] : b];
         for (const std::string& part : Parted(text, slot == 1 ? "||" : "")) {
           const int64_t key = KeyOf(part, kIds[slot]);
           if (key == kNoFeature || (slot < 2 && KeyOf(part, 0) == marker)) continue;
@@ -74,7 +76,7 @@ TEST(ReadsAsAPlainReaderDoes) {
           wanted.erase(wanted.begin() + first);
       }
     }
-    CHECK(found.Read(slots, all, counts.data(), shared.data(), samples));
+    CHECK(found.Read(slots, all, counts.data(), is_shared, shared.data(), samples));
     CHECK(found.places.size() == wanted.size() && found.segments.size() == wanted.size());
     for (size_t i = 0; i < wanted.size(); ++i) {
       CHECK(found.keys[found.places[i]] == wanted[i].first);
@@ -88,21 +90,23 @@ TEST(LeavesOutTheSegmentsOfOneFeatureEach) {
   TextSlots slots = Slots(&marker);
   slots.fields_of_model = slots.n;
   const int64_t counts[] = {2, 1, 2};
+  const bool is_shared[] = {false, true, false};
   const int32_t shared[] = {0, 0};
   RequestFeatures found;
-  CHECK(found.Read(slots, "a\nb\nc\nd\ne", counts, shared, 2));
+  CHECK(found.Read(slots, "a\nb\nc\nd\ne", counts, is_shared, shared, 2));
   CHECK(found.segments.empty() && found.keys.size() == 5 && found.places.size() == 6);
 }
 
 TEST(RefusesWhatDoesNotFit) {
   const int64_t marker = 0, counts[] = {2, 1, 2};
   const TextSlots slots = Slots(&marker);
+  const bool is_shared[] = {false, true, false};
   const int32_t shared[] = {0, 0}, above[] = {0, 1}, below[] = {-1, 0};
   RequestFeatures found;
-  CHECK(!found.Read(slots, "a\nb\nc\nd", counts, shared, 2));
-  CHECK(!found.Read(slots, "a\nb\nc\nd\ne\nf", counts, shared, 2));
-  CHECK(!found.Read(slots, "a\nb\nc\nd\ne", counts, above, 2));
-  CHECK(!found.Read(slots, "a\nb\nc\nd\ne", counts, below, 2));
+  CHECK(!found.Read(slots, "a\nb\nc\nd", counts, is_shared, shared, 2));
+  CHECK(!found.Read(slots, "a\nb\nc\nd\ne\nf", counts, is_shared, shared, 2));
+  CHECK(!found.Read(slots, "a\nb\nc\nd\ne", counts, is_shared, above, 2));
+  CHECK(!found.Read(slots, "a\nb\nc\nd\ne", counts, is_shared, below, 2));
 }
 
 }  // namespace

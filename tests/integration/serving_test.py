@@ -2,9 +2,11 @@
 of which the long one is a command (campaigns/serving.py).
 """
 
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import unittest
 
@@ -76,7 +78,19 @@ class ProcessesTest(tf.test.TestCase):
       figures = Client(port).ask('GET', '/metrics')[1].decode()
       self.assertIn('ctr_requests_total{status="200"} 3.0', figures)
       self.assertIn('ctr_version 1.0', figures)
+      body = json.dumps({'inputs': sample})
+      head = 'POST /v1/models/ctr:predict HTTP/1.1\r\nHost: x\r\nContent-Length: '
+      waiting = []
+      for child in children:
+        os.kill(child, signal.SIGSTOP)
+      for _ in range(40):
+        waiting.append(self.enter_context(socket.create_connection(('127.0.0.1', port))))
+        waiting[-1].sendall(f'{head}{len(body)}\r\n\r\n{body}'.encode())
       server.terminate()
+      for child in children:
+        os.kill(child, signal.SIGCONT)
+      for one in waiting:  # they were not accepted yet
+        self.assertStartsWith(one.makefile('rb').read(), b'HTTP/1.1 200 OK')
       self.assertEqual(server.wait(), 0)
 
 

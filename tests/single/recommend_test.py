@@ -30,6 +30,7 @@ from trainer.evaluation.ranker import Ranker
 from trainer.serving.http import Limits
 from trainer.serving.item_search import ItemSearch
 from trainer.serving.memory_store import MemoryStore
+from trainer.serving.plain_columns import Shared
 from trainer.serving.publisher import Publisher
 from trainer.serving.recommend import Recommender
 from trainer.serving.rest import Request
@@ -248,7 +249,7 @@ class PairTest(tf.test.TestCase):
     queries = Request({'user': users}, 2, by_row=True)
     expected = []
     for user, (items, _) in zip(users, finder.find(queries, 9, seen)[0].items):
-      columns = {'user': [user], 'item': items, 'place': ['1']}
+      columns = {'user': Shared([user]), 'item': items, 'place': Shared(['1'])}
       scores, _ = ranker.predict(Request(columns, 9, by_row=False))
       scores = scores.outputs['probability']
       order = np.argsort(-scores)[:4]

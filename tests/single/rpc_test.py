@@ -1,6 +1,8 @@
 """gRPC calls get the scores that NumPy computes; a mistake gets one line and gRPC's status."""
 
 import contextlib
+import functools
+import random
 import tempfile
 
 import numpy as np
@@ -15,7 +17,8 @@ except ModuleNotFoundError:
 
 
 from tests.support.exports import Run
-from tests.support.scorer import served
+from tests.support.fuzz import mixed
+from tests.support.scorer import asked_together, served
 from trainer.errors import UserError
 from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
@@ -35,9 +38,13 @@ def request(inputs, name='ctr', **fields):
   return made
 
 
-def repeated_value(*shape):
+def of_no_values(*shape):
+  return repeated_value(*shape, values=())
+
+
+def repeated_value(*shape, values=(1,)):
   """A tensor of few bytes whose elements are all alike."""
-  made = TensorProto(dtype=tf.int64.as_datatype_enum, int64_val=[1])
+  made = TensorProto(dtype=tf.int64.as_datatype_enum, int64_val=values)
   for size in shape:
     made.tensor_shape.dim.add(size=size)
   return made
@@ -114,6 +121,29 @@ class RpcTest(tf.test.TestCase):
     wanted = [self.run_.score(self.version, sample) for sample in left_out]
     self.assertAllClose(self.scores(missing), wanted, atol=1e-6, rtol=0)
 
+  def test_strangers_do_not_change_an_answer(self):
+    """Calls and requests by HTTP that wait together are answered as each alone."""
+    rng = random.Random(2)
+    rows = [{n: c[i] for n, c in self.columns.items()} for i in range(60)]
+
+    def ask(client, body):
+      if 'inputs' not in body or len(str(body)) % 3 == 0:
+        return client.ask('POST', '/v1/models/ctr:predict', body)[:2]
+      with grpc.insecure_channel(f'127.0.0.1:{client.rpc_port}') as channel:
+        try:
+          answer = PredictionServiceStub(channel).Predict(request(body['inputs']), timeout=60)
+        except grpc.RpcError as e:
+          return e.code(), e.details()
+        return answer.SerializeToString(deterministic=True)
+
+    bodies = [b for b in mixed(rng, rows, [min(self.columns)], 40) if 'None' not in str(b)]
+    asks = [functools.partial(ask, body=body) for body in bodies]
+    with self.serving() as (client, _):
+      wanted = [one(client) for one in asks]
+    found, sizes = asked_together(self.service, asks, rpc=True)
+    self.assertEqual(found, wanted)
+    self.assertLess(len(sizes), len(bodies) / 2)
+
   def test_mistakes_have_a_status_and_one_line(self):
     good = self.columns
     (name, column), *_ = good.items()
@@ -125,10 +155,8 @@ class RpcTest(tf.test.TestCase):
     repeated.tensor_shape.dim.add(size=1 << 40)
     short = tf.make_tensor_proto(column)
     short.tensor_shape.dim[0].size = 59
-    of_nothing = TensorProto(dtype=tf.int64.as_datatype_enum)
-    of_nothing.tensor_shape.dim.add(size=10**12)
-    of_nothing.tensor_shape.dim.add(size=0)
     many = {f'c{i}': repeated_value(99, 100) for i in range(9)}
+    lists = {f'c{i}': of_no_values(99, 0) for i in range(19)}
     wide = {f'c{i}': repeated for i in range(10_001)}
     negative = tf.make_tensor_proto(column)
     negative.tensor_shape.dim[0].size = -1
@@ -152,9 +180,10 @@ class RpcTest(tf.test.TestCase):
       ('INVALID_ARGUMENT', 'wanted a tensor of shape', changed([[[c]] for c in column])),
       ('INVALID_ARGUMENT', 'found a tensor without', changed(of_no_type)),
       ('INVALID_ARGUMENT', 'found 1099511627776 samples', changed(repeated)),
-      ('INVALID_ARGUMENT', 'found 1000000000000 samples', changed(of_nothing)),
+      ('INVALID_ARGUMENT', 'found 1000000000000 samples', changed(of_no_values(10**12, 0))),
       ('INVALID_ARGUMENT', 'found 9900 values in 15 bytes', request(good | many)),
       ('INVALID_ARGUMENT', 'found 10001 columns', request(wide)),
+      ('INVALID_ARGUMENT', 'found 99 empty lists in 10 bytes', request(good | lists)),
       ('INVALID_ARGUMENT', 'found resource values', changed(TensorProto(dtype=20))),
       ('INVALID_ARGUMENT', 'found a tensor without', changed(TensorProto(dtype=77))),
       ('INVALID_ARGUMENT', f"'{name}', sample 0: found 1.5", changed([1.5] * 60)),

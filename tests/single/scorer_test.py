@@ -5,6 +5,7 @@ it refuses in one line.
 import asyncio
 import contextlib
 import csv
+import functools
 import json
 import os
 import random
@@ -21,17 +22,18 @@ from absl import logging
 from absl.testing import parameterized
 
 from tests.support.exports import RedisServer
-from tests.support.fuzz import requests
-from tests.support.scorer import Client, served
+from tests.support.fuzz import mixed, requests
+from tests.support.scorer import Client, asked_together, served
 from tests.support.steps import TASKS, make_config, scores, train
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.data import jsonl_format
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
-from trainer.serving.plain_columns import PlainColumns, Samples
+from trainer.serving.plain_columns import PlainColumns, Samples, Shared
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import BadRequest, Scorer
 from trainer.serving.service import Service
@@ -78,6 +80,7 @@ CONFIG = {
   'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
 }
 COLUMNS = ('user id', 'tags', 'history', 'item', 'topics', 'age', 'price')
+PATH = '/v1/models/ctr:predict'
 CONTEXT = ('user id', 'tags', 'topics', 'age')
 
 
@@ -133,6 +136,7 @@ class ScorerTest(tf.test.TestCase):
     cls.client = cls.stack.enter_context(
       served(cls.service, Limits(body_bytes=100_000, instances=200, seconds_to_send=2))
     )
+    cls.roomy = cls.stack.enter_context(served(cls.service))
 
   @classmethod
   def tearDownClass(cls):
@@ -296,6 +300,34 @@ class ScorerTest(tf.test.TestCase):
     self.assertEqual(status, 404)
     self.assertIn("the nearest valid name is 'ctr'", answer.decode())
 
+  def test_json_is_what_a_log_may_hold(self):
+    """A request is refused where a line of a log is, and for nothing else."""
+    good = {name: self.records[0][name] for name in COLUMNS}
+    for changes, is_good in (
+      ({}, True),
+      ({'item': '1, "item": 2'}, False),
+      ({'item': '1, "item": 1'}, False),
+      ({'price': '1, "price": 2'}, False),
+      ({'price': 'NaN'}, False),
+      ({'price': '-Infinity'}, False),
+      ({'more': 'Infinity'}, False),
+      ({'more': '1, "more": 2'}, True),
+      ({'more': '{"a": 1, "a": 2}'}, True),
+      ({'topics': '{"x": 1, "x": 2}'}, False),
+      ({'tags': '["x", NaN]'}, False),
+    ):
+      texts = {n: json.dumps(v) for n, v in good.items()} | changes
+      line = f'{{{", ".join(f"{json.dumps(n)}: {text}" for n, text in texts.items())}}}'
+      block = jsonl_format.of_messages([line.encode()], self.cfg.data, dict.fromkeys(COLUMNS, ''))
+      self.assertEqual(not block.malformed, is_good, line)
+      for body in f'{{"instances": [{line}]}}', f'{{"inputs": {line}}}':
+        if changes.get('topics') and 'inputs' in body:
+          continue
+        status, answer = self.client.predict(body.encode())
+        self.assertEqual(status, 200 if is_good else 400, f'{body}: {answer}')
+    status, answer = self.client.predict(b'{"inputs": {}, "inputs": {}}')
+    self.assertEqual((status, answer['error'][:35]), (400, "the body: found the name 'inputs' t"))
+
   def test_a_name_that_some_samples_lack_is_missing_there(self):
     rows = [{name: record[name] for name in COLUMNS} for record in self.records[:40]]
     some = [{n: v for n, v in row.items() if (i + len(n)) % 3} for i, row in enumerate(rows)]
@@ -386,6 +418,11 @@ class ScorerTest(tf.test.TestCase):
         found, answer = self.client.predict(body)
         self.assertEqual(found, status, answer)
         self.assertIn(wanted or '', str(answer))
+
+    names = dict.fromkeys(map(str, range(10_001)))
+    for body in {'instances': [names]}, {'context': names, 'instances': [{}]}, {'inputs': names}:
+      status, answer = self.roomy.predict(body)
+      self.assertEqual((status, answer['error'][:19]), (413, 'found 10001 columns'))
 
   def test_short_requests_do_not_wait_for_long_ones(self):
     entered, ended = threading.Event(), threading.Event()
@@ -517,60 +554,75 @@ class ScorerTest(tf.test.TestCase):
       self.assertEqual(client.predict(body)[0], 503)
 
   def test_requests_that_wait_are_scored_together(self):
-    entered, ended, sizes = threading.Event(), threading.Event(), []
+    bodies = [self.rows(self.records[:3])]
+    for user in self.records[:4]:
+      columns = {n: [r[n] for r in self.records] for n in COLUMNS}
+      bodies.append({'inputs': columns | {n: [user[n]] for n in CONTEXT}})
+    wanted = [self.client.predict(body) for body in bodies]
+    asks = [functools.partial(Client.predict, body=body) for body in bodies]
+    found, sizes = asked_together(self.service, asks)
+    self.assertEqual((found, sizes), (wanted, [3, 4 * len(self.records)]))
 
-    class Held:
-      """Holds the first request until it is told."""
+  def test_strangers_do_not_change_an_answer(self):
+    """Requests that wait together are answered as each alone, to the last bit."""
+    rows = [{name: record[name] for name in COLUMNS} for record in self.records]
+    objects = [row | {'more': 1, 'tags': ['t1', 't2'], 'topics': {'x1': 0.5}} for row in rows[:4]]
+    rng = random.Random(4)
+    plain = list(mixed(rng, rows, CONTEXT, 60))
+    good, half = self.rows(self.records[:3]), list(mixed(rng, objects, CONTEXT, 12))
+    empty = {n: [] if n == 'item' else [rows[0][n]] for n in COLUMNS}
+    empties = [{'inputs': empty | changes} for changes in ({}, {'price': ['x']}, {'tags': []})]
+    two = {n: [rows[1][n]] if n in CONTEXT else [r[n] for r in rows[1:3]] for n in COLUMNS}
+    one_each = [{'inputs': {n: [row[n]] for n in COLUMNS}} for row in rows[:4]]
+    odd = list(requests(rng, good, 40))
+    for name, bodies in {
+      'as many as samples': [good, empties[0], {'inputs': two}],
+      'empty ones': [plain[0], *empties, *one_each, *empties[:1]],
+      'plain': plain + empties,
+      'objects': half + empties,
+      'all': plain + half + odd,
+    }.items():
+      asks = [functools.partial(Client.ask, method='POST', path=PATH, body=b) for b in bodies]
+      asks = [lambda client, ask=ask: ask(client)[:2] for ask in asks]
+      wanted = [ask(self.roomy) for ask in asks]
+      found, sizes = asked_together(self.service, asks)
+      for body, one, alone in zip(bodies, found, wanted):
+        self.assertEqual(one, alone, f'{name}: {body}')
+      self.assertLess(len(sizes), len(bodies) / 2 if name == 'plain' else len(bodies))
+      self.assertContainsSubset({200}, {status for status, _ in wanted})
 
-      version = self.service.version
-      unknown_columns = self.service.unknown_columns
+  def test_connections_that_wait_are_answered_when_the_server_stops(self):
+    entered, ended = threading.Event(), threading.Event()
 
-      def predict(held, request):
-        sizes.append(request.size)
+    class Busy:
+      """Holds the server's event loop, so that connections wait to be accepted."""
+
+      def __getattr__(busy, name):
+        return getattr(self.service, name)
+
+      @property
+      def not_ready(busy):
         entered.set()
         ended.wait()
-        return self.service.predict(request)
 
-    users = [{n: self.records[i][n] for n in CONTEXT} for i in range(4)]
-    bodies = [self.rows(self.records[:3])]
-    bodies += [
-      {'inputs': {n: [user[n]] if n in CONTEXT else [r[n] for r in self.records] for n in COLUMNS}}
-      for user in users
-    ]
-    bodies += [self.rows([self.records[0] | {'more': 1}]), {'inputs': {'item': 1}}]
-    good = {name: self.records[0][name] for name in COLUMNS}
-    bodies += [{'instances': [good, good | {'price': 'x'}]}, self.rows(self.records[3:5])]
-    wanted = [self.client.predict(body) for body in bodies]
-    self.assertEqual([status for status, _ in wanted], [200] * 6 + [400] * 2 + [200])
-    for together in (bodies[:5], bodies):
-      entered.clear()
-      ended.clear()
-      sizes.clear()
-      answers = [None] * len(together)
-
-      with served(Held(), Limits(threads=1)) as client:
-
-        def ask(i, answers=answers, together=together, client=client):
-          answers[i] = Client(client.port).predict(together[i])
-
-        first, *rest = (threading.Thread(target=ask, args=(i,)) for i in range(len(together)))
-        first.start()
-        entered.wait()
-        for thread in rest:
-          thread.start()
-        under_way = b''
-        while f'ctr_requests_under_way {len(together)}.0'.encode() not in under_way:
-          under_way = client.ask('GET', '/metrics')[1]
-        ended.set()
-        for thread in (first, *rest):
-          thread.join()
-      for (status, found), (wanted_status, answer) in zip(answers, wanted):
-        self.assertEqual(status, wanted_status)
-        for key in 'outputs', 'predictions':
-          self.assertAllClose(found.get(key, []), answer.get(key, []), rtol=0, atol=1e-6)
-        self.assertEqual(found.get('error'), answer.get('error'))
-      if len(together) == 5:
-        self.assertEqual(sizes, [3, 4 * len(self.records)])
+    request = json.dumps(self.rows(self.records[:1])).encode()
+    head = f'POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(request)}\r\n\r\n'
+    with served(Busy()) as client, contextlib.ExitStack() as stack:
+      holding = threading.Thread(target=Client(client.port).status)
+      holding.start()
+      entered.wait()
+      waiting = [
+        stack.enter_context(socket.create_connection(('127.0.0.1', client.port))) for _ in range(40)
+      ]
+      for one in waiting:
+        one.sendall(head.encode() + request)
+      client.server.should_exit = True
+      ended.set()
+      for one in waiting:
+        answer = one.makefile('rb').read()  # to the end: the connection closes
+        self.assertStartsWith(answer, b'HTTP/1.1 200 OK')
+        self.assertIn(b'connection: close', answer)
+      holding.join()
 
   def test_a_token_is_asked_for(self):
     with served(self.service, token='secret') as client:
@@ -809,7 +861,7 @@ class ContextTest(tf.test.TestCase, parameterized.TestCase):
       (batch,) = batches([one | shared for one in records])
       wanted = np.reshape(step.predict(step.stage(batch)), [len(records), -1])
       self.assertGreater(np.std(wanted), 1e-3)
-      columns = {n: [shared[n]] if n in shared else [r[n] for r in records] for n in names}
+      columns = {n: Shared([shared[n]]) if n in shared else [r[n] for r in records] for n in names}
       found = scores(step, cfg, columns, len(records))
       self.assertAllClose(np.stack([*found.values()], 1), wanted, rtol=0, atol=1e-6)
       none = {n: columns[n] if n in shared else [] for n in names}
@@ -920,8 +972,8 @@ class PlainColumnsTest(tf.test.TestCase):
     for cfg in (cfg, single, binned, computed, made_alone):
       scorer, before = Scorer(config.dump(cfg)), plain
       for _ in range(300):
-        size, users = rng.choice([(1, 1), (2, 1), (5, 1), (5, 2)])
-        shared = np.sort([*range(users), *rng.choices(range(users), k=size - users)])
+        size, users = rng.choice([(1, 1), (2, 1), (5, 1), (5, 2), (2, 3), (3, 3)])
+        shared = np.sort(rng.choices(range(users), k=size))
         few = rng.random() < 0.5  # most kinds of values leave a request to the log's reader
         columns = {}
         for name, is_text in cfg.data.log_columns().items():
@@ -929,7 +981,8 @@ class PlainColumnsTest(tf.test.TestCase):
           if cfg is computed:
             values = self.OF_COLUMN.get(name, values)
           values = values[: 6 if few else None]
-          columns[name] = rng.choices(values, k=rng.choice([users, size]))
+          kind, count = rng.choice([(Shared, users), (list, size)])
+          columns[name] = kind(rng.choices(values, k=count))
         found = []
         for way in (counted, lambda *_: None):
           with mock.patch.object(PlainColumns, 'read', way):

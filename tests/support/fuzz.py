@@ -3,7 +3,7 @@
 import copy
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 _VALUES = (
@@ -71,3 +71,31 @@ def requests(rng: random.Random, good: dict[str, Any], count: int) -> Iterator[b
     if rng.random() < 0.05:
       body = body[: rng.randrange(len(body) + 1)]
     yield bytes(body)
+
+
+def mixed(
+  rng: random.Random, rows: Sequence[dict[str, Any]], shared: Collection[str], count: int
+) -> Iterator[dict[str, Any]]:
+  """Yields requests of every form and size, none and many samples too; some lack a column.
+
+  Args:
+    rows: the samples to take.
+    shared: the names of columns of which all samples of a request may have one value.
+  """
+  for _ in range(count):
+    size = rng.choice((0, 0, 1, 1, 2, 3, 7, 30, rng.choice((256, 300))))
+    some = [rng.choice(rows) for _ in range(size)]
+    one = rng.choice(rows)
+    if rng.random() < 0.1:
+      gone = rng.choice(sorted(one))
+      some = [{n: v for n, v in row.items() if n != gone} for row in some]
+    form = rng.choice(('rows', 'columns', 'context')) if size else 'columns'
+    if form == 'rows':
+      yield {'instances': some}
+    elif form == 'context':
+      own = [{n: v for n, v in row.items() if n not in shared} for row in some]
+      yield {'context': {n: one[n] for n in shared}, 'instances': own}
+    else:
+      names = rng.choice((list(shared), rng.sample(sorted(one), rng.randrange(len(one) + 1))))
+      columns = {n: [one[n]] if n in names else [row.get(n) for row in some] for n in one}
+      yield {'inputs': columns}

@@ -5,14 +5,17 @@ import concurrent.futures
 import contextlib
 import http.client
 import json
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trainer.serving import processes
 from trainer.serving.http import App, Limits
 from trainer.serving.http_server import server as server_of
 from trainer.serving.recommend import Recommender
+from trainer.serving.rest import Request
+from trainer.serving.scorer import Scores
 from trainer.serving.service import Service
 
 
@@ -55,6 +58,54 @@ class Client:
     self._connection.close()
 
 
+class Held:
+  """A service that notes the sizes of what it scores, and holds all until `asked_together` says."""
+
+  def __init__(self, service: Service):
+    self._service, self.sizes = service, []
+    self.entered, self.ended = threading.Event(), threading.Event()
+
+  def __getattr__(self, name: str) -> Any:
+    return getattr(self._service, name)
+
+  def predict(self, request: Request) -> tuple[Scores, int]:
+    self.sizes.append(request.size)
+    self.entered.set()
+    self.ended.wait()
+    return self._service.predict(request)
+
+
+def asked_together(
+  service: Service, asks: Sequence[Callable[[Client], Any]], rpc: bool = False
+) -> tuple[list[Any], list[int]]:
+  """Asks while the first request is held, so that the others wait, and are scored together.
+
+  Each of `asks` gets a client of its own. Returns what they returned, and the sizes of batches.
+  """
+  held, found = Held(service), [None] * len(asks)
+  with served(held, Limits(concurrency=2 * len(asks)), rpc=rpc) as client:
+
+    def ask(i: int) -> None:
+      own = Client(client.port)
+      own.rpc_port = client.rpc_port
+      with contextlib.closing(own):
+        found[i] = asks[i](own)
+
+    first, *others = (threading.Thread(target=ask, args=(i,)) for i in range(len(asks)))
+    first.start()
+    held.entered.wait()
+    for thread in others:
+      thread.start()
+    under_way = -1
+    while under_way + sum(one is not None for one in found) < len(asks):
+      figures = client.ask('GET', '/metrics')[1].decode()
+      under_way = int(re.search(r'(?m)^ctr_requests_under_way (\d+)', figures)[1])
+    held.ended.set()
+    for thread in (first, *others):
+      thread.join()
+  return found, held.sizes
+
+
 @contextlib.contextmanager
 def served(
   service: Service,
@@ -89,7 +140,7 @@ def served(
   thread.start()
   client = Client(listener.getsockname()[1])
   try:
-    client.rpc_port = started.result()
+    client.rpc_port, client.server = started.result(), server
     yield client
   finally:
     client.close()

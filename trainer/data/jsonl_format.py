@@ -11,7 +11,7 @@ import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -37,27 +37,28 @@ class WrongValue(ValueError):
   """Raised for a value of a kind that its column cannot hold."""
 
   def __init__(self, value: Json, wanted: str):
-    super().__init__(json.dumps(value)[:40])
+    super().__init__(json.dumps(value, default=repr)[:40])
     self.value, self.wanted = value, wanted
 
 
-class _Object(dict):
-  """A JSON object that knows which of its names are there twice; the later value counts."""
+class Twice:
+  """Stands for the value of a name that an object has twice; no column can hold it."""
 
-  twice: Collection[str] = ()
+  def __init__(self, name: str):
+    self._name = name
+
+  def __repr__(self) -> str:
+    return f"the name '{self._name[:80]}' twice"
 
 
 def value_at(record: JsonObject, name: str) -> Json:
   """Returns the value of the key `name`, else of the path `name`, such as ctx.os, else None."""
   while isinstance(record, dict):
     head, dot, rest = name.partition('.')
-    is_whole = name in record or not dot
-    if (name if is_whole else head) in getattr(record, 'twice', ()):
-      raise ValueError(f"the name '{name}' is there twice")
-    if is_whole:
+    if name in record or not dot:
       return record.get(name)
     record, name = record.get(head), rest
-  return None
+  return record if isinstance(record, Twice) else None
 
 
 def _refuse(literal: str) -> None:
@@ -65,18 +66,29 @@ def _refuse(literal: str) -> None:
 
 
 def _object(pairs: list[tuple[str, Json]]) -> JsonObject:
-  value = _Object(pairs)
+  value = dict(pairs)
   if len(value) != len(pairs):
     counts = collections.Counter(name for name, _ in pairs)
-    value.twice = {name for name, count in counts.items() if count > 1}
+    value |= {name: Twice(name) for name, count in counts.items() if count > 1}
   return value
 
 
-def _load(line: bytes) -> JsonObject:
+_DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object)
+
+
+def parse_json(text: bytes) -> Json:
+  """Parses JSON in UTF-8, with `Twice` for values of names that are there twice.
+
+  ValueError if it is none, such as NaN and Infinity.
+  """
   try:
-    value = json.loads(line.decode(), parse_constant=_refuse, object_pairs_hook=_object)
+    return _DECODER.decode(text.decode())
   except RecursionError:
     raise ValueError('it is nested too deeply') from None
+
+
+def _load(line: bytes) -> JsonObject:
+  value = parse_json(line)
   if not isinstance(value, dict):
     raise ValueError(f'{type(value).__name__}, not an object')
   return value
@@ -103,8 +115,9 @@ def slot_value(value: Json) -> SlotValue:
   if isinstance(value, list):
     return [*map(_text, value)]
   if isinstance(value, dict):
-    if getattr(value, 'twice', ()):
-      raise ValueError('a name is there twice')
+    for number in value.values():
+      if isinstance(number, Twice):
+        raise WrongValue(number, 'a number')
     return {key: _float(number) for key, number in value.items()}
   return _text(value)
 
@@ -140,7 +153,7 @@ def slot_array(values: Sequence[SlotValue]) -> pa.Array:
 
 def _number(value: Json, decimal: str) -> str | None:
   """Returns a JSON number as text with this decimal mark; a text as it is; else WrongValue."""
-  if isinstance(value, (list, dict)):
+  if isinstance(value, (list, dict, Twice)):
     raise WrongValue(value, 'a number')
   if isinstance(value, bool):
     return _text(value)
@@ -150,7 +163,7 @@ def _number(value: Json, decimal: str) -> str | None:
 def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
   """Returns the Arrow type for a column that begins with `value`; None if Arrow cannot read it."""
   if not is_slot:
-    return {bool: pa.bool_(), str: pa.string()}.get(type(value), pa.float64())
+    return {bool: pa.bool_(), str: pa.string(), Twice: None}.get(type(value), pa.float64())
   if isinstance(value, list) and value and not isinstance(value[0], (list, dict)):
     inner = _arrow_type(value[0], True)
     return inner and pa.list_(inner)

@@ -259,7 +259,7 @@ class App:
       return await waiting.answer
 
     def long() -> bytes:
-      return self._score_together([(form, self._parse(form, message))])[0]
+      return self._score_together([(form, self._parse(form, message, is_short=False))])[0]
 
     return await self._worked_on(message, short, long)
 
@@ -351,21 +351,49 @@ class App:
 
   def _score(self, some: Sequence[_Waiting]) -> list[bytes | Exception]:
     """Returns for each request its answer, or the exception that refuses it."""
-    try:
-      requests = [self._parse(one.form, one.message) for one in some]
-      costs = [request.cost for request in requests]
-      if max(costs) > _SHORT_SAMPLES or sum(costs) > _SAMPLES_TOGETHER:
-        raise _Long
-      columns = requests[0].columns.keys()
-      if all(request.columns.keys() == columns for request in requests):
-        return self._score_together([(one.form, r) for one, r in zip(some, requests)])
-    except Exception as e:
-      if len(some) == 1:
-        return [e]
-    return [self._score([one])[0] for one in some]
+    answers: dict[int, bytes | Exception] = {}
+    groups: dict[frozenset, dict[int, rest.Request]] = {}
+    for i, one in enumerate(some):
+      try:
+        request = self._parse(one.form, one.message, is_short=True)
+        groups.setdefault(request.kind(), {})[i] = request
+      except Exception as e:
+        answers[i] = e
 
-  def _parse(self, form: Form, message: bytes) -> rest.Request:
-    request = form.parse(message, self.limits.instances)
+    def score(group: dict[int, rest.Request]) -> None:
+      try:
+        if len(group) > 1 and sum(r.cost for r in group.values()) > _SAMPLES_TOGETHER:
+          raise _Long
+        found = self._score_together([(some[i].form, request) for i, request in group.items()])
+        answers.update(zip(group, found))
+      except Exception as e:
+        if len(group) == 1:
+          answers.update(dict.fromkeys(group, e))
+        else:  # each alone, so that nobody is told of another's mistake
+          for i, request in group.items():
+            score({i: request})
+
+    for group in groups.values():
+      score(group)
+    return [answers[i] for i in range(len(some))]
+
+  @contextlib.contextmanager
+  def _most(self, is_short: bool) -> Iterator[int]:
+    """Gives what a request may cost, in samples; _Long if one that must be short costs more.
+
+    So long requests are not even parsed where short ones wait.
+    """
+    most = min(self.limits.instances, _SHORT_SAMPLES) if is_short else self.limits.instances
+    try:
+      yield most
+    except rest.TooLarge:
+      if most < self.limits.instances:
+        raise _Long from None
+      raise
+
+  def _parse(self, form: Form, message: bytes, is_short: bool) -> rest.Request:
+    with self._most(is_short) as most:
+      request = form.parse(message, most)
     if self.limits.strict and (unknown := self._service.unknown_columns(request)):
       raise _unknown_column(unknown[0], self._service.signature().columns)
     return request
@@ -385,9 +413,9 @@ class App:
 
   def _find(self, body: bytes, is_short: bool) -> bytes:
     """Returns the answer to a request for items; _Long if it must be short and is not."""
-    request = rest.parse_recommend(body, self.limits.instances)
-    if self._recommender.cost(request, self.limits.instances) > _SHORT_SAMPLES and is_short:
-      raise _Long
+    with self._most(is_short) as most:
+      request = rest.parse_recommend(body, most)
+      self._recommender.check_cost(request, most)
     unknown = self._recommender.unknown_columns(request.queries)
     if self.limits.strict and unknown:
       raise _unknown_column(unknown[0], self._recommender.signature().columns)

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import select
 import socket
 
 import uvicorn
@@ -13,6 +14,9 @@ from trainer.serving.scorer import BadRequest
 
 _HEAD_BYTES = 16 << 10  # the longest head of a request
 SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
+SECONDS_TO_ACCEPT = 5  # before that, while connections wait
+_SECONDS_TO_BEGIN = 1  # of these, for a connection's request to come
+_PASSES = 10  # of the event loop, in which a connection that waits becomes a request under way
 # An idle connection closes after this time. A short time would often end just as a client sends.
 _SECONDS_IDLE = 75
 
@@ -45,6 +49,12 @@ class _Protocol(HttpToolsProtocol):
   def on_headers_complete(self) -> None:
     self._stop_waiting()
     super().on_headers_complete()
+    self.cycle.keep_alive &= not self.server_state.ends
+
+  def may_begin(self) -> bool:
+    """Returns whether a request may be on its way: the connection, or its head, is that new."""
+    most = self._seconds_to_send - _SECONDS_TO_BEGIN
+    return self._timer is not None and self._timer.when() - self.loop.time() > most
 
   def send_400_response(self, msg: str) -> None:
     self._application.told('HTTP', BadRequest(msg))
@@ -61,10 +71,29 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
+  def __init__(self, settings: uvicorn.Config):
+    super().__init__(settings)
+    self.server_state.ends = False  # whether connections end with their next answer
+
   async def startup(self, sockets: list[socket.socket] | None = None) -> None:
     await super().startup(sockets)
     for one in sockets:
       one.listen(BACKLOG)
+
+  async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    """Stops to listen once no connection waits to be accepted, or after a bound.
+
+    The kernel would reset those that wait.
+    """
+    self.server_state.ends = True
+    loop, quiet = asyncio.get_running_loop(), 0
+    deadline = loop.time() + SECONDS_TO_ACCEPT
+    while quiet < _PASSES and loop.time() < deadline:
+      waiting, *_ = select.select(sockets, [], [], 0)
+      busy = waiting or any(one.may_begin() for one in self.server_state.connections)
+      quiet = 0 if busy else quiet + 1
+      await asyncio.sleep(0.01 if busy else 0)
+    await super().shutdown(sockets)
 
 
 def server(app: App) -> uvicorn.Server:

@@ -27,6 +27,13 @@ _MOST = 300  # samples; of more, Arrow computes columns in less time than the gr
 _TEXTS, _NUMBERS = {str, int, type(None)}, {float, int, type(None)}
 
 
+class Shared(list):
+  """The values of a column that samples share; any other column has one for each sample.
+
+  Requests say which it is, never the number of values: that may be the number of samples by chance.
+  """
+
+
 def _texts(values: Sequence[Json]) -> Sequence[str] | None:
   """Returns texts and whole numbers as texts; None if there are values of other types."""
   kinds = set(map(type, values))
@@ -177,7 +184,7 @@ class PlainColumns:
     class does not read, or there are so many samples that Arrow is faster.
 
     Args:
-      columns: {name: B values, or C values that the samples share}.
+      columns: {name: B values, or Shared ones, C}.
       shared: int32 [B], for each sample, which of the C values it has.
     """
     size = len(shared)
@@ -186,10 +193,10 @@ class PlainColumns:
     numbers = self._read_numbers(columns)
     if numbers is None or (found := self._features(columns, numbers, shared)) is None:
       return None
-    dense = np.full([self._num_dense, size], np.nan, np.float32)
+    dense, names = np.full([self._num_dense, size], np.nan, np.float32), dict(self._dense)
     with np.errstate(over='ignore'):
       for i, column in numbers.items():
-        dense[i] = column if len(column) in (1, size) else column[shared]
+        dense[i] = column[shared] if isinstance(columns[names[i]], Shared) else column
     if np.isinf(dense).any():
       return None
     dense = np.ascontiguousarray(dense.T)
@@ -198,8 +205,10 @@ class PlainColumns:
       segments = np.arange(len(places), dtype=np.int32)
     values = np.ones([len(segments)], np.float32)
     if self._computed:
-      if shared.any():  # several users; the graph knows one value for all samples, or one for each
-        columns = {n: c if len(c) == size else [c[i] for i in shared] for n, c in columns.items()}
+      columns = {  # the graph knows one value for all samples, or one for each
+        n: [c[i] for i in shared] if isinstance(c, Shared) and len(c) > 1 else c
+        for n, c in columns.items()
+      }
       if (computed := self._computed.read(columns, size)) is None:
         return None
       dense[:, self._computed_dense] = computed['dense']
@@ -230,17 +239,19 @@ class PlainColumns:
     shared: np.ndarray,
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Returns `keys`, `places` and `segments` of plain slots; None if it cannot read a value."""
-    texts, counts = [], []
+    texts, counts, is_shared = [], [], []
     for _, slot in self._slots:
+      name = slot.made.bins if slot.made else slot.column or slot.name
       if slot.made:
         place, features = self._bins[slot.name]
         with np.errstate(over='ignore'):
           values = features(numbers[place].astype(np.float32))
-      elif (values := _texts(columns[slot.column or slot.name])) is None:
+      elif (values := _texts(columns[name])) is None:
         return None
       texts += values
       counts.append(len(values))
+      is_shared.append(isinstance(columns[name], Shared))
     try:
-      return self._reader.read(_END.join(texts).encode(), counts, shared)
+      return self._reader.read(_END.join(texts).encode(), counts, is_shared, shared)
     except UnicodeEncodeError:
       return None

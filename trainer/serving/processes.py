@@ -131,6 +131,7 @@ def fork(count: int, listener: socket.socket) -> Member:
     if asked:
       os.kill(pid, asked[0])  # in case that it is new
       break
+  listener.close()  # else the kernel would let clients wait here for nobody
   status = 0
   while pids:
     pid, raw = os.wait()

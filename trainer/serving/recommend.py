@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.serving import rest
+from trainer.serving.plain_columns import Shared
 from trainer.serving.rest import Recommend, Request, Signature
 from trainer.serving.service import Service
 
@@ -52,9 +53,9 @@ class Recommender:
     read = set(unknown) - set(self._ranker.unknown_columns(request)) - {self._finder.item_column}
     return [name for name in unknown if name not in read]
 
-  def cost(self, request: Recommend, max_instances: int) -> int:
-    """Returns what a request costs, in samples; TooLarge above `max_instances`."""
-    queries, shared = request.queries, 0
+  def check_cost(self, request: Recommend, max_instances: int) -> None:
+    """Raises TooLarge if a request costs more than `max_instances` samples."""
+    queries = request.queries
     of_query = self._finder.cost_of_query(max(request.k, self._candidates))
     if queries.size * of_query > max_instances:
       raise rest.TooLarge(
@@ -65,7 +66,6 @@ class Recommender:
       columns = [values for values in queries.columns.values() if values]
       shared = sum(sum(map(rest.weight, values)) // len(values) for values in columns)
       rest.check_cost(queries.size * of_query, shared, max_instances)
-    return queries.size * max(of_query, of_query * shared // rest.SAMPLE_BYTES)
 
   def recommend(self, request: Recommend) -> Answer:
     """Finds items for the queries of a request, and ranks them if there is a ranker.
@@ -86,7 +86,7 @@ class Recommender:
 
     some = np.flatnonzero(counts)  # the queries with items
     columns = {
-      name: [values[q] for q in some] if len(values) == queries.size else list(values) * len(some)
+      name: Shared(values * len(some) if isinstance(values, Shared) else [values[q] for q in some])
       for name, values in queries.columns.items()
     }
     columns[found.column] = [item for items, _ in found.items for item in items]

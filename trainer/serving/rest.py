@@ -26,9 +26,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.data.jsonl_format import value_at
+from trainer.data.jsonl_format import Twice, parse_json, value_at
 from trainer.errors import nearest
 from trainer.plain_data import Json, JsonObject
+from trainer.serving.plain_columns import Shared
 from trainer.serving.scorer import BadRequest
 
 SIGNATURE = 'serving_default'
@@ -45,13 +46,19 @@ class TooLarge(BadRequest):
 class Request(NamedTuple):
   """A request for scores."""
 
-  columns: Mapping[str, Sequence[Json]]
+  columns: Mapping[str, Sequence[Json]]  # `size` values each, or Shared
   size: int  # number of samples
   by_row: bool  # whether the body has "instances"
   cost: int = 0  # in samples; at least `size`, if the request was parsed
-  # int32 [size]: for each sample, which value it has in a column that has not `size` values; None:
-  # such columns have one value.
+  # int32 [size]: for each sample, which value it has of Shared columns; None: these have one value.
   shared: np.ndarray | None = None
+
+  def kind(self) -> frozenset[tuple[str, bool]]:
+    """Returns the columns, and whether each has objects, in which columns may be looked up.
+
+    Requests of one kind may be scored together.
+    """
+    return frozenset((name, dict in map(type, values)) for name, values in self.columns.items())
 
 
 class Recommend(NamedTuple):
@@ -118,11 +125,13 @@ def parse_recommend(body: bytes, max_instances: int) -> Recommend:
 
 def _tree(body: bytes) -> JsonObject:
   try:
-    tree = json.loads(body)
-  except (ValueError, RecursionError) as e:
+    tree = parse_json(body)
+  except ValueError as e:
     raise BadRequest(f'the body is not JSON: {" ".join(str(e).split())[:200]}') from None
   if not isinstance(tree, dict):
     raise BadRequest(f'the body: found a JSON {type(tree).__name__}; wanted an object')
+  if twice := next((value for value in tree.values() if isinstance(value, Twice)), None):
+    raise BadRequest(f'the body: found {twice!r}; wanted it once')
   return tree
 
 
@@ -141,10 +150,10 @@ def request_of(tree: JsonObject, max_instances: int) -> Request:
       raise BadRequest('\'context\': wanted an object, as in {"user": "u1"}')
     if both := columns.keys() & context.keys():
       raise BadRequest(f"'{min(both)[:80]}': found in the context and in instances; wanted one")
-    check_columns(context)
+    check_columns([*columns, *context])
     shared += sum(map(weight, context.values()))
     check_cost(size, shared, max_instances)
-    columns |= {name: [_value(value, 1)] for name, value in context.items()}
+    columns |= {name: Shared([_value(value, 1)]) for name, value in context.items()}
   elif 'context' in tree:
     raise BadRequest("'context': found with 'inputs'; wanted a column of one value in these")
   else:
@@ -154,11 +163,11 @@ def request_of(tree: JsonObject, max_instances: int) -> Request:
 
 
 def _once(values: list[Json]) -> list[Json]:
-  """Returns the one value of a column whose values are all equal, else the column."""
+  """Returns a column whose values are all equal as a Shared one, any other as it is."""
   if len(values) < 2 or type(values[0]) not in _PLAIN or values.count(values[0]) < len(values):
     return values
   # 1, 1.0 and true are equal, and so are 0.0 and −0.0.
-  return values if values[0] == 0 or len(set(map(type, values))) > 1 else values[:1]
+  return values if values[0] == 0 or len(set(map(type, values))) > 1 else Shared(values[:1])
 
 
 def check_columns(names: Collection[str]) -> None:
@@ -192,6 +201,7 @@ def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
     names, at = dict.fromkeys(itertools.chain.from_iterable(instances)), value_at
     shared = sum(map(weight, names))  # each name is looked up in each sample
     check_cost(len(instances), shared, max_instances)
+  check_columns(names)
   columns = {name: _value([at(one, name) for one in instances]) for name in names}
   return columns, len(instances), shared
 
@@ -217,7 +227,8 @@ def _columns(inputs: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
   if not sizes:
     return columns, 1, 0
   (size,) = sizes
-  shared = sum(weight(columns[name][0]) for name, length in lengths.items() if length == 1)
+  columns = {name: c if len(c) == size else Shared(c) for name, c in columns.items()}
+  shared = sum(weight(values[0]) for values in columns.values() if isinstance(values, Shared))
   check_cost(size, shared, max_instances)
   return columns, size, shared
 
@@ -235,15 +246,16 @@ def _listed(columns: Sequence[str]) -> str:
 
 
 def together(requests: Sequence[Request]) -> Request:
-  """Returns one request with the samples of all `requests`, which must have the same columns."""
+  """Returns one request with the samples of all `requests`, which must be of one kind."""
   if len(requests) == 1:
     return requests[0]
 
   def joined(name: str) -> list[Json]:
-    columns = [r.columns[name] for r in requests]
-    if not all(len(column) == 1 for column in columns):
-      columns = [c if len(c) == r.size else c * r.size for c, r in zip(columns, requests)]
-    return [value for column in columns for value in column]
+    columns, kind = [r.columns[name] for r in requests], Shared
+    if not all(isinstance(column, Shared) for column in columns):
+      columns = [c * r.size if isinstance(c, Shared) else c for c, r in zip(columns, requests)]
+      kind = list
+    return kind(itertools.chain.from_iterable(columns))
 
   columns = {name: joined(name) for name in requests[0].columns}
   sizes = [r.size for r in requests]
@@ -276,7 +288,7 @@ def items_answer(
   if request.by_row:
     answer = {'predictions': [{'items': texts, 'scores': scores} for texts, scores in items]}
   else:
-    texts, scores = zip(*items)
+    texts, scores = zip(*items) if items else ((), ())
     answer = {'outputs': {'items': texts, 'scores': scores}}
   answer |= {name: str(version) for name, version in versions.items()}
   return json.dumps(answer, ensure_ascii=False, separators=(',', ':')).encode()

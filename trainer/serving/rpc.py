@@ -5,8 +5,10 @@ shape [B], [1] or [] (one value for all samples), or [B, n] (each sample has n f
 '' is a missing text; NaN is a missing number.
 """
 
+import asyncio
 import contextlib
 import math
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 
 import grpc
@@ -19,11 +21,13 @@ from trainer.errors import UserError, nearest
 from trainer.plain_data import Json
 from trainer.serving import rest
 from trainer.serving.http import App, Refused
-from trainer.serving.http_server import SECONDS_TO_FINISH
+from trainer.serving.http_server import SECONDS_TO_ACCEPT, SECONDS_TO_FINISH
 from trainer.serving.scorer import BadRequest
 
 PREDICT = '/tensorflow.serving.PredictionService/Predict'
 TensorProto = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
+_SECONDS_QUIET = 0.1  # without a new call, before the server stops
+_LIST_BYTES = 64  # of a list without values, about
 _STRING, _FLOAT = tf.string.as_datatype_enum, tf.float32.as_datatype_enum
 _DTYPES = {
   dtype.as_datatype_enum: dtype.as_numpy_dtype
@@ -56,16 +60,19 @@ class _Call:
     rest.check_columns(request.inputs)
     self._app.check_name(request.model_spec.name)
     self._spec, self._outputs = request.model_spec, list(request.output_filter)
-    columns, written = {}, 0  # bytes of tensors that give one value for many elements
+    columns, written = {}, 0  # bytes of values and lists that the message does not hold each
     for name, tensor in request.inputs.items():
       shape = _shape(name[:80], tensor)
       rest.check_cost(shape[0] if shape else 1, 0, max_instances)
       size, given = math.prod(shape), tensor.ByteSize()
       if size > given or len(tensor.string_val) == 1:
         written += size * given
+      if len(shape) == 2:
+        written += _LIST_BYTES * max(0, shape[0] - given)
       if written > max_instances * rest.SAMPLE_BYTES:
+        what = f'{size} values' if size else f'{shape[0]} empty lists'
         raise rest.TooLarge(
-          f"inputs: '{name[:80]}': found {size} values in {given} bytes; wanted each value"
+          f"inputs: '{name[:80]}': found {what} in {given} bytes; wanted each value"
         )
       columns[name] = _values(name[:80], tensor, shape)
     signature = self._spec.signature_name
@@ -93,7 +100,7 @@ class _Call:
 
 
 def _shape(name: str, tensor: TensorProto) -> list[int]:
-  shape = [dim.size for dim in tensor.tensor_shape.dim]
+  shape = [dim.size for dim in tensor.tensor_shape.dim[:3]]
   if tensor.tensor_shape.unknown_rank or min(shape, default=0) < 0 or len(shape) > 2:
     raise BadRequest(f"inputs: '{name}': wanted a tensor of shape [samples] or [samples, features]")
   return shape
@@ -131,12 +138,13 @@ class _Handler(grpc.GenericRpcHandler):
   """Answers all calls as bytes, so that no message is read before the client's token."""
 
   def __init__(self, app: App):
-    self._app = app
+    self._app, self.begun = app, 0  # calls
 
   def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
     is_known = details.method == PREDICT
 
     async def answer(message: bytes, context: grpc.aio.ServicerContext) -> bytes:
+      self.begun += 1
       metadata = dict(context.invocation_metadata())
       try:
         self._app.authorise(metadata.get('authorization', ''))
@@ -164,7 +172,7 @@ async def listening(app: App, host: str, port: int, shared: bool) -> AsyncIterat
     'grpc.so_reuseport': int(shared),
   }
   server = grpc.aio.server(options=list(options.items()))
-  server.add_generic_rpc_handlers((_Handler(app),))
+  server.add_generic_rpc_handlers((handler := _Handler(app),))
   try:
     bound = server.add_insecure_port(f'[{host}]:{port}' if ':' in host else f'{host}:{port}')
   except RuntimeError:
@@ -175,4 +183,8 @@ async def listening(app: App, host: str, port: int, shared: bool) -> AsyncIterat
   try:
     yield bound
   finally:
+    before, quiet_by = -1, time.monotonic() + SECONDS_TO_ACCEPT
+    while handler.begun > before and time.monotonic() < quiet_by:  # else calls that wait would fail
+      before = handler.begun
+      await asyncio.sleep(_SECONDS_QUIET)
     await server.stop(SECONDS_TO_FINISH)

@@ -31,9 +31,10 @@ from trainer.errors import DataLoss, UserError
 from trainer.model.builder import build
 from trainer.plain_data import Json
 from trainer.serving.graph import Graph
-from trainer.serving.plain_columns import PlainColumns, Samples
+from trainer.serving.plain_columns import PlainColumns, Samples, Shared
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
 
+_TOGETHER = 8  # float32 elements of an AVX register
 # Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
 _EXAMPLES = {False: (1.0, None), True: ('1', '2024-01-31T13:05:00', '2024013113', None)}
 
@@ -172,7 +173,7 @@ class Scorer:
     """Returns the columns that the model reads; one such as ctx.os is looked up in those of ctx."""
     heads = {n: n.partition('.')[0] for n in self._columns if n not in columns}
     inner = {
-      name: [value_at({head: v}, name) for v in columns[head]]
+      name: type(columns[head])(value_at({head: v}, name) for v in columns[head])
       for name, head in heads.items()
       if head != name and any(isinstance(v, dict) for v in columns.get(head, ()))
     }
@@ -185,26 +186,25 @@ class Scorer:
 
     Args:
       columns: JSON values by the column's name or its name in a SavedModel (`input_name`). A column
-        has B values, or C that samples share. A missing value is null or ''. A slot's value is as
-        in JSON lines; a dense value is a number, its text, or a boolean.
+        has B values, or is Shared. A missing value is null or ''. A slot's value is as in JSON
+        lines; a dense value is a number, its text, or a boolean.
       size: B.
-      shared: int32 [B], for each sample, which of the C values it has; None: C is 1.
+      shared: int32 [B], for each sample, which value it has of a Shared column; None: the first.
     Raises:
       BadRequest: if a column that the model reads is absent, or a column or value is malformed; the
         message is one line.
     """
     if shared is None:
       shared = np.zeros([size], np.int32)
-    of_request, count = {}, shared[-1] + 1 if size else 1
+    of_request = {}
     for name, values in self._flat(columns).items():
       column = self._column(name)
       if column is None:
         continue
       if column in of_request:
         raise BadRequest(f"column '{column}' is given twice")
-      if len(values) not in (count, size):
-        found = f'found {len(values)} values; wanted {size}, or {count}'
-        raise BadRequest(f"column '{column}': {found}")
+      if not isinstance(values, Shared) and len(values) != size:
+        raise BadRequest(f"column '{column}': found {len(values)} values; wanted {size}")
       of_request[column] = values
     for column in self._columns:
       if column not in of_request:
@@ -216,7 +216,7 @@ class Scorer:
     arrays = {}
     for column, is_text in self._columns.items():
       values = of_request[column]
-      if len(values) != size:
+      if isinstance(values, Shared):
         values = [values[i] for i in shared]
       arrays[column] = (
         _texts(column, values) if is_text else _numbers(column, values, self._cfg.data.decimal)
@@ -281,15 +281,19 @@ class Scorer:
 
   def score(self, samples: Samples, view: View) -> Scores:
     """Computes the scores of samples with the version of the model that a view reads."""
+    size, samples = len(samples.dense), self._padded(samples)
     batch = samples.segments, samples.values, samples.dense
+
+    def scores(outputs: dict[str, np.ndarray], unknown: np.ndarray) -> Scores:
+      return Scores({name: o[:size] for name, o in outputs.items()}, self._unknown(unknown))
 
     def scored(store: RowStore) -> tuple[Scores, np.ndarray]:
       outputs = self._graph_of_store(*batch, samples.places, samples.keys, store.handle)
       absent = samples.keys[outputs.pop('ids') < 0]
-      return Scores(outputs, self._unknown(np.unique(absent)) if len(absent) else {}), absent
+      return scores(outputs, np.unique(absent) if len(absent) else absent), absent
 
-    if self._graph_of_store and (scores := view.settled(scored)):
-      return scores
+    if self._graph_of_store and (found := view.settled(scored)):
+      return found
     keys, inverse = np.unique(samples.keys, return_inverse=True)
     rows, show_click = view.look_up(keys), []
     if self._embedding.counted:
@@ -297,7 +301,21 @@ class Scorer:
     offsets = offsets_of(rows.counts)
     inverse = inverse.astype(np.int32)[samples.places]
     outputs = self._graph(*batch, inverse, offsets, rows.linear, rows.factors, *show_click)
-    return Scores(outputs, self._unknown(keys[~rows.present]))
+    return scores(outputs, keys[~rows.present])
+
+  def _padded(self, samples: Samples) -> Samples:
+    """Adds samples up to a multiple of _TOGETHER, so that no score depends on their number.
+
+    TensorFlow computes the last elements of a tensor, which do not fill a register, by another
+    formula, whose last bit may differ.
+    """
+    keys, places, values, segments, dense = samples
+    if not (more := -len(dense) % _TOGETHER):
+      return samples
+    dense = np.concatenate([dense, np.full([more, dense.shape[1]], np.nan, np.float32)])
+    if not len(segments) and len(keys):  # one feature in each slot
+      places = np.concatenate([places, np.zeros([more * self._num_slots], np.int32)])
+    return Samples(keys, places, values, segments, dense)
 
   def _unknown(self, keys: np.ndarray) -> dict[str, int]:
     """Counts the keys of features without a row, {slot: number of its keys}."""
@@ -309,7 +327,7 @@ class Scorer:
     for sample in (dict.fromkeys(self._columns), self._example):
       for size in (1, 2):
         with contextlib.suppress(VersionGone):
-          self.score(self.parse({name: [v] for name, v in sample.items()}, size), view)
+          self.score(self.parse({n: Shared([v]) for n, v in sample.items()}, size), view)
 
 
 def _wrong(column: str, i: int, value: Json, wanted: str) -> BadRequest:

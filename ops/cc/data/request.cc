@@ -32,7 +32,7 @@ void RequestFeatures::TakeText(const TextSlots& slots, int64_t slot, std::string
 }
 
 bool RequestFeatures::Read(const TextSlots& slots, std::string_view texts, const int64_t* counts,
-                           const int32_t* shared, int64_t samples) {
+                           const bool* is_shared, const int32_t* shared, int64_t samples) {
   keys.clear();
   places.clear();
   segments.clear();
@@ -57,7 +57,7 @@ bool RequestFeatures::Read(const TextSlots& slots, std::string_view texts, const
   bool one_each = slots.n == slots.fields_of_model;
   for (int64_t b = 0; b < samples; ++b) {
     for (int64_t s = 0; s < slots.n; ++s) {
-      const int64_t i = counts[s] == samples ? b : shared[b];
+      const int64_t i = is_shared[s] ? shared[b] : b;
       if (i < 0 || i >= counts[s]) return false;
       const int64_t text = first_of_[s] + i;
       one_each &= starts_[text + 1] - starts_[text] == 1;
@@ -76,10 +76,12 @@ thread_local RequestFeatures features_of_thread;
 }  // namespace
 
 bool ctr_read_request(const TextSlots* slots, const char* texts, int64_t size,
-                      const int64_t* counts, const int32_t* shared, int64_t samples,
-                      int64_t* sizes) {
+                      const int64_t* counts, const bool* is_shared, const int32_t* shared,
+                      int64_t samples, int64_t* sizes) {
   RequestFeatures& found = features_of_thread;
-  if (!found.Read(*slots, std::string_view(texts, size), counts, shared, samples)) return false;
+  if (!found.Read(*slots, {texts, static_cast<size_t>(size)}, counts, is_shared, shared, samples)) {
+    return false;
+  }
   sizes[0] = found.keys.size();
   sizes[1] = found.places.size();
   sizes[2] = found.segments.size();

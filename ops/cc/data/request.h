@@ -30,11 +30,12 @@ struct RequestFeatures {
 
   // Reads the texts of all slots, one after another, with line ends between.
   //
-  // counts [n]: how many texts each slot has, either one for each sample or some that they share.
-  // shared [samples]: which of the latter each sample has. Returns false if there are more or fewer
-  // texts than `counts` says, as where one has a line end, or if `shared` names one beyond them.
+  // counts [n]: how many texts each slot has. is_shared [n]: whether samples share these, else they
+  // have one each. shared [samples]: which of the shared ones each sample has. Returns false if
+  // there are more or fewer texts than `counts` says, as where one has a line end, or if a sample's
+  // is beyond them.
   bool Read(const TextSlots& slots, std::string_view texts, const int64_t* counts,
-            const int32_t* shared, int64_t samples);
+            const bool* is_shared, const int32_t* shared, int64_t samples);
 
  private:
   void TakeText(const TextSlots& slots, int64_t slot, std::string_view separator,
@@ -48,8 +49,8 @@ struct RequestFeatures {
 // For ops/request.py. Reads with a `RequestFeatures` of this thread; sizes [3]: of its keys,
 // places and segments.
 extern "C" bool ctr_read_request(const TextSlots* slots, const char* texts, int64_t size,
-                                 const int64_t* counts, const int32_t* shared, int64_t samples,
-                                 int64_t* sizes);
+                                 const int64_t* counts, const bool* is_shared,
+                                 const int32_t* shared, int64_t samples, int64_t* sizes);
 // Copies what this thread's last call of `ctr_read_request` has read.
 extern "C" void ctr_take_request(int64_t* keys, int32_t* places, int32_t* segments);
 
