@@ -309,6 +309,11 @@ def _run(run_dir: str) -> Check:
   events = read_events(run_dir)
   if not len(events):
     return Check('run', 'ok', 'has begun, without an event yet')
+  try:
+    config.load_of_run(run_dir)
+  except UserError as e:
+    found, _, wanted = str(e).partition('; wanted ')
+    return Check('run', 'wrong', found, wanted)
   last = events.iloc[-1]
   status = last['status'] if last['event'] == 'end' else run_lock.in_words(run_dir)
   at = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(last['time']))

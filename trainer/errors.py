@@ -50,6 +50,10 @@ class OtherModel(UserError):
   """A run holds another model than that of the config; its checkpoints may all be intact."""
 
 
+class OtherFormat(OtherModel):
+  """A run's checkpoints are of another format than this version reads."""
+
+
 class BadPass(UserError):
   """A pass cannot be trained on: it is empty or damaged, or holds too many bad records."""
 

@@ -1,5 +1,7 @@
 """Reads, checks and writes configs."""
 
+import contextlib
+import functools
 import glob
 import io
 import os
@@ -8,15 +10,16 @@ from collections.abc import Mapping, Sequence
 
 import pydantic
 import yaml
+from absl import logging
 
 from trainer import files
-from trainer.config.messages import one_line
+from trainer.config.messages import GONE, one_line
 from trainer.config.model import interaction
 from trainer.config.rules import check
 from trainer.config.schema import Config
 from trainer.config.train import BATCH_SIZE
 from trainer.config.yaml_text import flatten, put, read_yaml, set_key
-from trainer.errors import ConfigError, printable, short
+from trainer.errors import ConfigError, DataLoss, OtherFormat, printable, short
 from trainer.plain_data import Json, JsonObject
 
 
@@ -47,6 +50,7 @@ def _text_of(path: str) -> str:
 GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was given
 # Keys that a run measures, beside those that columns leave open: (section, name).
 MEASURED = (('train', 'batch_size'), ('sparse', 'features_per_sample'), ('sparse', 'shared_lists'))
+CHECKPOINT_FORMAT = 8  # of a run's checkpoints (trainer.storage.checkpoint)
 _STAMP = '# crc32 of what follows: '
 
 
@@ -75,6 +79,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   {} before its first checkpoint: it may have ended at a mistake in its config, before it could
   measure. (Processes of a parameter-server job start one after another, so there it holds at once.)
   """
+  check_format(run_dir)
   path = os.path.join(run_dir, GIVEN)
   saved = glob.iglob(os.path.join(glob.escape(run_dir), 'checkpoints', '*', files.DONE))
   if not os.path.exists(path) or cfg.sync.mode == 'allreduce' and not any(saved):
@@ -95,6 +100,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   """Reads the config.yaml of a run; ConfigError if it is missing, or was changed afterwards."""
+  check_format(run_dir)
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
     raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
@@ -104,13 +110,43 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
 def _text_of_run(path: str, remedy: str) -> str:
   """Returns the text of a run's file if its checksum is right; `remedy` says how to repair it."""
   text = _text_of(path)
-  stamp, _, rest = text.partition('\n')
-  if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
+  if not _is_of_run(text):
     raise ConfigError(
       f'{path}: its first line is not the checksum of the rest; wanted the file as the run wrote '
       f'it ({remedy}), and changes in another file or by --set'
     )
   return text
+
+
+def _is_of_run(text: str) -> bool:
+  """Returns whether a run has written this text, and nobody has changed it since."""
+  stamp, _, rest = text.partition('\n')
+  return stamp == f'{_STAMP}{zlib.crc32(rest.encode()):08x}'
+
+
+def check_format(run_dir: str) -> None:
+  """Raises OtherFormat if this version cannot read the newest checkpoint of a run."""
+  manifests = {}
+  for done in glob.iglob(os.path.join(glob.escape(run_dir), 'checkpoints', 'ckpt-*', files.DONE)):
+    path = os.path.dirname(done)
+    with contextlib.suppress(DataLoss, FileNotFoundError):  # restoring it will report the damage
+      manifests[path] = files.read_manifest(path)
+  if manifests:
+    refuse_format(*max(manifests.items(), key=lambda found: found[1]['serial']))
+
+
+def refuse_format(path: str, manifest: Mapping[str, Json]) -> None:
+  """Raises OtherFormat if a checkpoint's manifest says another format than this version reads."""
+  if manifest['format'] != CHECKPOINT_FORMAT:
+    raise OtherFormat(
+      f'{path}: is of format {manifest["format"]}; wanted {CHECKPOINT_FORMAT}: let the version that '
+      'wrote it train and serve on, and train another run_dir with this one (docs/upgrading.md)'
+    )
+
+
+@functools.cache
+def _tell_dropped(where: str, key: str) -> None:
+  logging.warning('%s: drops %s; here that is %s', where, key, GONE[key])
 
 
 def parse(
@@ -133,6 +169,12 @@ def parse(
   tree = read_yaml(text, where)
   if not isinstance(tree, dict):
     raise ConfigError(f'{where}: found {short(tree)}; wanted keys: data, model, …')
+  if _is_of_run(text):
+    for key in GONE:
+      *path, name = key.split('.')
+      section = functools.reduce(lambda within, part: within.get(part) or {}, path, tree)
+      if section.pop(name, None) is not None:
+        _tell_dropped(where, key)
   for assignment in overrides:
     _expand_interactions(tree)
     set_key(tree, assignment)

@@ -31,7 +31,7 @@ from absl import logging
 
 from ops.row_store import RowStore
 from ops.sharding import shard_of
-from trainer.errors import DataLoss
+from trainer.errors import DataLoss, UserError
 from trainer.files import from_npz, to_npz
 from trainer.serving.embedded_check import VERSION, Damaged, check, sealed, unsealed
 from trainer.serving.served_rows import ServedRows
@@ -96,6 +96,14 @@ class EmbeddedStore(VersionedStore):
         with contextlib.suppress(FileNotFoundError):
           os.remove(name)
     self._files = _Files(self._path, writable=True)
+    with self._files.begin() as transaction:
+      is_other = transaction.get(VERSION) is None and transaction.stat()['entries'] > 0
+    if is_other:
+      self.close()
+      raise UserError(
+        f'{self._what}: is of another format, which servers of another version may be reading; '
+        'wanted another --to (docs/upgrading.md)'
+      )
 
   def version(self) -> Version | None:
     with plain(self._what, lmdb.Error), self._reading() or contextlib.nullcontext() as transaction:

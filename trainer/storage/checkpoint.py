@@ -40,7 +40,7 @@ from absl import logging
 
 from ops.chunks import Chunk
 from ops.sharding import SHARDS, owners_with, shards_of
-from trainer import files
+from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
 from trainer.embedding.row_table import RowTable
@@ -50,7 +50,6 @@ from trainer.storage.checkpoint_rows import Layer, check_finite, part_name, read
 from trainer.storage.kept_texts import KeptTexts
 from trainer.storage.merger import Merger
 
-_FORMAT = 8
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 
@@ -173,7 +172,13 @@ def save(
           f'{directory}?'
         )
     layers = [*(Layer(*layer) for layer in before), Layer(str(serial), size, sum(rows))]
-    manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size, 'layers': layers}
+    manifest = {
+      'format': config.CHECKPOINT_FORMAT,
+      'serial': serial,
+      'step': step,
+      'parts': size,
+      'layers': layers,
+    }
     slots = np.array(store.slot_table)
     slots_of = {t.name: np.flatnonzero(slots == i).tolist() for i, t in enumerate(store.tables)}
     manifest |= {'table_slots': slots_of, 'files': entries}
@@ -263,8 +268,7 @@ def read_texts(
 def check(path: str) -> JsonObject:
   """Checks the names and sizes of a checkpoint's files, and returns its manifest."""
   manifest = files.read_manifest(path)
-  if manifest['format'] != _FORMAT:
-    raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {_FORMAT}')
+  config.refuse_format(path, manifest)
   for layer in manifest['layers']:
     for name in Layer(*layer).files():
       if name not in manifest['files']:
@@ -332,7 +336,8 @@ def restore_latest(
   `progress`; None if there is no checkpoint yet.
 
   Raises:
-    OtherModel: if `adapt` refuses a checkpoint as such; older ones are not tried.
+    OtherModel: if a checkpoint is of another format, or `adapt` refuses it as such; older ones are
+      not tried.
     UserError: if there are checkpoints and all are damaged.
   """
 
