@@ -310,6 +310,7 @@ def _run(run_dir: str) -> Check:
   if not len(events):
     return Check('run', 'ok', 'has begun, without an event yet')
   try:
+    config.check_format(run_dir)
     config.load_of_run(run_dir)
   except UserError as e:
     found, _, wanted = str(e).partition('; wanted ')

@@ -1,4 +1,4 @@
-"""What the release before has left is read, served and gone on with: the promise of docs/upgrading.md.
+"""What the release before has left is read, served and gone on with, as docs/upgrading.md promises.
 
 tests/support/kept_state.py, run at that release, has written tests/data/state-0.2.0.tar.xz and the
 numbers in it.
@@ -92,9 +92,7 @@ class UpgradeTest(tf.test.TestCase):
     path = pathlib.Path(self.folder, 'days/config.yaml')
     path.write_text(stamped(path.read_text().partition('\n')[2] + 'new_section: 1\n'))
     before = contents(self.folder)
-    told = (
-      r'days/checkpoints/ckpt-\d+(-2)?: is of format 7; wanted 8: let the version that wrote it'
-    )
+    told = r'days/checkpoints/ckpt-\d+(-2)?: is of format 7; wanted 8: let its version train'
     for command, *flags in (
       ('doctor', '--run_dir', 'days'),
       ('resolve', '--run_dir', 'days'),
@@ -136,6 +134,10 @@ class UpgradeTest(tf.test.TestCase):
     self.assertEqual(other.returncode, 0, other.stderr)
     with self.assertRaisesRegex(UserError, 'the store holds no version that this server reads'):
       service.refresh()
+    words = '-m', 'trainer.serve', '--store', 'days_store', '--port', '0'
+    kept_state.until(
+      'days_store: is of another format; wanted', commands.start, self.folder, *words
+    )
     with served(service) as client:
       self.assertEqual(client.ask('GET', '/healthz')[0], 200)
       samples = kept_state.records(f'{self.folder}/log/test.csv')

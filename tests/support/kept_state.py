@@ -1,4 +1,4 @@
-"""What a release leaves on a disk, small, and what is done with it: by that release, and by the next.
+"""What a release leaves on a disk, small, and what it and the next release do with it.
 
 `python tests/support/kept_state.py FILE.tar.xz`, in a tree of the release (its root is the working
 directory and on PYTHONPATH), writes what tests/integration/upgrade_test.py reads:
@@ -118,8 +118,8 @@ def write(folder: str, start: Start, cluster: Cluster) -> None:
     os.makedirs(f'{folder}/{name}')
   for name, count in {'part_0': 160, 'part_1': 160, 'valid': 200, 'test': 60}.items():
     _write_log(f'{folder}/log/{name}.csv', rng, count)
-  for place, name in (('log/passes', 'day_0_a'), ('log/passes', 'day_0_b'), ('log/passes', 'day_1_a'),
-                      ('later', 'day_1_b'), ('later', 'day_2_a')):  # fmt: skip
+  for name in ('day_0_a', 'day_0_b', 'day_1_a', 'day_1_b', 'day_2_a'):
+    place = 'log/passes' if name < 'day_1_b' else 'later'
     _write_log(f'{folder}/{place}/{name}.csv', rng, 80)
     pathlib.Path(f'{folder}/{place}/{name}.csv.done').touch()
   _write_log(f'{folder}/log/messages.csv', rng, 2 * SENT)
@@ -298,7 +298,7 @@ def go_on(folder: str, start: Start, cluster: Cluster) -> Numbers:
     tree = json.loads(newest.read_text())
     progress[name] = {k: tree[k] for k in ('step', 'examples', 'last', 'day', 'topics')}
   return {
-    'exports': [(name, manifest_of(f'{folder}/days/exports/{name}')['previous']) for name in exports],
+    'exports': [(n, manifest_of(f'{folder}/days/exports/{n}')['previous']) for n in exports],
     'progress': progress,
     'predicted by epochs': predicted(folder, start, 'epochs', 'best'),
     'predicted by the last of epochs': predicted(folder, start, 'epochs', 'last'),

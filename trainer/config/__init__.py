@@ -28,6 +28,7 @@ from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
 from trainer.config.loading import (
   CHECKPOINT_FORMAT,
   GIVEN,
+  check_format,
   columns_wanted,
   dump,
   is_default,

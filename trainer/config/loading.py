@@ -19,7 +19,7 @@ from trainer.config.rules import check
 from trainer.config.schema import Config
 from trainer.config.train import BATCH_SIZE
 from trainer.config.yaml_text import flatten, put, read_yaml, set_key
-from trainer.errors import ConfigError, DataLoss, OtherFormat, printable, short
+from trainer.errors import ConfigError, DataLoss, OtherModel, printable, short
 from trainer.plain_data import Json, JsonObject
 
 
@@ -100,11 +100,15 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   """Reads the config.yaml of a run; ConfigError if it is missing, or was changed afterwards."""
-  check_format(run_dir)
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
     raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
-  return parse(_text_of_run(path, 'each of checkpoints/ has a copy'), path, overrides, run_dir)
+  text = _text_of_run(path, 'each of checkpoints/ has a copy')
+  try:
+    return parse(text, path, overrides, run_dir)
+  except ConfigError:
+    check_format(run_dir)  # which may be why
+    raise
 
 
 def _text_of_run(path: str, remedy: str) -> str:
@@ -125,22 +129,21 @@ def _is_of_run(text: str) -> bool:
 
 
 def check_format(run_dir: str) -> None:
-  """Raises OtherFormat if this version cannot read the newest checkpoint of a run."""
-  manifests = {}
-  for done in glob.iglob(os.path.join(glob.escape(run_dir), 'checkpoints', 'ckpt-*', files.DONE)):
-    path = os.path.dirname(done)
-    with contextlib.suppress(DataLoss, FileNotFoundError):  # restoring it will report the damage
-      manifests[path] = files.read_manifest(path)
-  if manifests:
-    refuse_format(*max(manifests.items(), key=lambda found: found[1]['serial']))
+  """Raises OtherModel if this version cannot read the newest checkpoint of a run."""
+  found = {}
+  for path in glob.iglob(os.path.join(glob.escape(run_dir), 'checkpoints', 'ckpt-*[0-9]')):
+    with contextlib.suppress(DataLoss):  # restoring it will report the damage
+      found[path] = files.read_manifest(path)
+  if found:
+    refuse_format(*max(found.items(), key=lambda item: item[1].get('serial', 0)))
 
 
 def refuse_format(path: str, manifest: Mapping[str, Json]) -> None:
-  """Raises OtherFormat if a checkpoint's manifest says another format than this version reads."""
+  """Raises OtherModel if a checkpoint's manifest says another format than this version reads."""
   if manifest['format'] != CHECKPOINT_FORMAT:
-    raise OtherFormat(
-      f'{path}: is of format {manifest["format"]}; wanted {CHECKPOINT_FORMAT}: let the version that '
-      'wrote it train and serve on, and train another run_dir with this one (docs/upgrading.md)'
+    raise OtherModel(
+      f'{path}: is of format {manifest["format"]}; wanted {CHECKPOINT_FORMAT}: let its version '
+      'train and serve on, and begin another run_dir with this one (docs/upgrading.md)'
     )
 
 

@@ -96,9 +96,7 @@ class EmbeddedStore(VersionedStore):
         with contextlib.suppress(FileNotFoundError):
           os.remove(name)
     self._files = _Files(self._path, writable=True)
-    with self._files.begin() as transaction:
-      is_other = transaction.get(VERSION) is None and transaction.stat()['entries'] > 0
-    if is_other:
+    if self._files.are_foreign():
       self.close()
       raise UserError(
         f'{self._what}: is of another format, which servers of another version may be reading; '
@@ -200,6 +198,8 @@ class EmbeddedStore(VersionedStore):
       return files if self._files is None or transaction.get(VERSION) else None
 
   def absent(self) -> str | None:
+    if self._files and self._files.are_foreign():
+      return f'{self._path}: is of another format; wanted a server of the version that wrote it'
     if os.path.exists(self._path):
       return None
     return f'{self._path}: is not there yet; ctr-publish --to {self._path} makes it'
@@ -229,6 +229,11 @@ class _Files:
       return os.stat(self._path).st_ino != os.fstat(self._file).st_ino
     except FileNotFoundError:
       return True
+
+  def are_foreign(self) -> bool:
+    """Returns whether a version with another format wrote the store."""
+    with self.begin() as transaction:
+      return transaction.get(VERSION) is None and transaction.stat()['entries'] > 0
 
   def are_cut(self) -> bool:
     """Returns whether the file has become shorter; LMDB's memory map would then end the process."""

@@ -50,6 +50,7 @@ from trainer.storage.checkpoint_rows import Layer, check_finite, part_name, read
 from trainer.storage.kept_texts import KeptTexts
 from trainer.storage.merger import Merger
 
+_FORMAT = config.CHECKPOINT_FORMAT
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 
@@ -172,13 +173,7 @@ def save(
           f'{directory}?'
         )
     layers = [*(Layer(*layer) for layer in before), Layer(str(serial), size, sum(rows))]
-    manifest = {
-      'format': config.CHECKPOINT_FORMAT,
-      'serial': serial,
-      'step': step,
-      'parts': size,
-      'layers': layers,
-    }
+    manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size, 'layers': layers}
     slots = np.array(store.slot_table)
     slots_of = {t.name: np.flatnonzero(slots == i).tolist() for i, t in enumerate(store.tables)}
     manifest |= {'table_slots': slots_of, 'files': entries}
