@@ -313,8 +313,7 @@ def _run(run_dir: str) -> Check:
     config.check_format(run_dir)
     config.load_of_run(run_dir)
   except UserError as e:
-    found, _, wanted = str(e).partition('; wanted ')
-    return Check('run', 'wrong', found, wanted)
+    return Check('run', 'wrong', *str(e).split('; wanted ', 1))
   last = events.iloc[-1]
   status = last['status'] if last['event'] == 'end' else run_lock.in_words(run_dir)
   at = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(last['time']))

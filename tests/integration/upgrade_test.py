@@ -24,7 +24,6 @@ from trainer.serving.service import Service
 from trainer.serving.versioned_store import open_store
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
-ARCHIVE = TESTS / 'data' / 'state-0.2.0.tar.xz'
 DOCUMENT = TESTS.parent / 'docs' / 'upgrading.md'
 # A run in single precision, on another processor or TensorFlow, after some hundred steps.
 READ, GONE_ON = {'rtol': 1e-4, 'atol': 1e-6}, {'rtol': 2e-3, 'atol': 1e-5}
@@ -46,13 +45,13 @@ class UpgradeTest(tf.test.TestCase):
     super().setUpClass()
     cls.kept = tempfile.mkdtemp()
     cls.addClassCleanup(shutil.rmtree, cls.kept)
-    kept_state.unpack(ARCHIVE, cls.kept)
+    kept_state.unpack(kept_state.ARCHIVE, cls.kept)
     cls.numbers = json.loads(pathlib.Path(f'{cls.kept}/numbers.json').read_text())
 
   def setUp(self):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
-    kept_state.unpack(ARCHIVE, self.folder)
+    kept_state.unpack(kept_state.ARCHIVE, self.folder)
 
   def assert_same(self, found, wanted, **tolerance):
     found = json.loads(json.dumps(found))
@@ -85,10 +84,7 @@ class UpgradeTest(tf.test.TestCase):
   def test_another_format_is_told_before_all_else(self):
     """Even where the config has a key that this version does not know."""
     for path in map(str, pathlib.Path(self.folder).glob('days/checkpoints/ckpt-*')):
-      manifest = files.to_json(kept_state.manifest_of(path) | {'format': 7})
-      pathlib.Path(path, files.MANIFEST).write_bytes(manifest)
-      done = files.to_json({'manifest_crc32': zlib.crc32(manifest)})
-      pathlib.Path(path, files.DONE).write_bytes(done)
+      write_manifest(path, kept_state.manifest_of(path) | {'format': 7})
     path = pathlib.Path(self.folder, 'days/config.yaml')
     path.write_text(stamped(path.read_text().partition('\n')[2] + 'new_section: 1\n'))
     before = contents(self.folder)
@@ -108,6 +104,17 @@ class UpgradeTest(tf.test.TestCase):
         self.assertNotIn('new_section', said)
     after = contents(self.folder)
     self.assertEqual({name: after.get(name) for name in before}, before)
+
+  def test_what_only_a_newer_version_has(self):
+    for path in map(str, pathlib.Path(self.folder).glob('days/checkpoints/ckpt-*')):
+      progress = pathlib.Path(path, 'progress.json')
+      progress.write_bytes(files.to_json(json.loads(progress.read_text()) | {'later': 1}))
+      manifest = kept_state.manifest_of(path)
+      manifest['files'] |= {'progress.json': files.entries(path)['progress.json']}
+      write_manifest(path, manifest)
+    flags = '--run_dir', 'days', '--data', 'log/test.csv'
+    said = kept_state.run(self.folder, commands.start, 'predict', *flags, status=2)
+    self.assertRegex(said, "days/checkpoints/ckpt-[-0-9]+: has 'later', of a newer version; wanted")
 
   def test_keys_that_went(self):
     """A run's own config may have them, a user's may not; 0b206e5 is older than 0.2.0."""
@@ -144,7 +151,7 @@ class UpgradeTest(tf.test.TestCase):
       self.assertAllClose(kept_state.ask(client.port, samples), wanted, **READ)
     flags = '--run_dir', 'days', '--to', 'days_store', '--once'
     told = kept_state.run(self.folder, commands.start, 'publish', *flags, status=2)
-    self.assertRegex(told, 'the store days_store: is of another format, which servers of another')
+    self.assertRegex(told, 'the store days_store: is of another format, which other servers may')
     self.assertEqual(commands.run('-c', OTHER_STORE, path, 'again').stdout, 'something\n')
 
   def test_the_commands_of_the_page(self):
@@ -176,6 +183,12 @@ class UpgradeTest(tf.test.TestCase):
         else:
           words = '-m', 'trainer.run' if name == 'train' else f'trainer.{name}', *flags
           kept_state.until(until[name], commands.start, self.folder, *words)
+
+
+def write_manifest(path, manifest) -> None:
+  data = files.to_json(manifest)
+  pathlib.Path(path, files.MANIFEST).write_bytes(data)
+  pathlib.Path(path, files.DONE).write_bytes(files.to_json({'manifest_crc32': zlib.crc32(data)}))
 
 
 def stamped(text: str) -> str:

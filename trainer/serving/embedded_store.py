@@ -98,10 +98,8 @@ class EmbeddedStore(VersionedStore):
     self._files = _Files(self._path, writable=True)
     if self._files.are_foreign():
       self.close()
-      raise UserError(
-        f'{self._what}: is of another format, which servers of another version may be reading; '
-        'wanted another --to (docs/upgrading.md)'
-      )
+      told = f'{self._what}: is of another format, which other servers may read'
+      raise UserError(f'{told}; wanted another --to (docs/upgrading.md)')
 
   def version(self) -> Version | None:
     with plain(self._what, lmdb.Error), self._reading() or contextlib.nullcontext() as transaction:
