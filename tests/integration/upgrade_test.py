@@ -8,7 +8,6 @@ import json
 import pathlib
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 import zlib
@@ -40,18 +39,11 @@ with lmdb.open(sys.argv[1], map_size=1 << 30) as env, env.begin(write=True) as t
 
 
 class UpgradeTest(tf.test.TestCase):
-  @classmethod
-  def setUpClass(cls):
-    super().setUpClass()
-    cls.kept = tempfile.mkdtemp()
-    cls.addClassCleanup(shutil.rmtree, cls.kept)
-    kept_state.unpack(kept_state.ARCHIVE, cls.kept)
-    cls.numbers = json.loads(pathlib.Path(f'{cls.kept}/numbers.json').read_text())
-
   def setUp(self):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     kept_state.unpack(kept_state.ARCHIVE, self.folder)
+    self.numbers = json.loads(pathlib.Path(f'{self.folder}/numbers.json').read_text())
 
   def assert_same(self, found, wanted, **tolerance):
     found = json.loads(json.dumps(found))
