@@ -311,7 +311,8 @@ def _run(run_dir: str) -> Check:
     return Check('run', 'ok', 'has begun, without an event yet')
   try:
     config.check_format(run_dir)
-    config.load_of_run(run_dir)
+    if os.path.exists(os.path.join(run_dir, 'config.yaml')):
+      config.load_of_run(run_dir)
   except UserError as e:
     return Check('run', 'wrong', *str(e).split('; wanted ', 1))
   last = events.iloc[-1]

@@ -52,6 +52,7 @@ GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was gi
 MEASURED = (('train', 'batch_size'), ('sparse', 'features_per_sample'), ('sparse', 'shared_lists'))
 CHECKPOINT_FORMAT = 8  # of a run's checkpoints (trainer.storage.checkpoint)
 _STAMP = '# crc32 of what follows: '
+_warn_once = functools.cache(logging.warning)
 
 
 def write_of_run(cfg: Config) -> None:
@@ -147,11 +148,6 @@ def refuse_format(path: str, manifest: Mapping[str, Json]) -> None:
     )
 
 
-@functools.cache
-def _tell_dropped(where: str, key: str) -> None:
-  logging.warning('%s: drops %s; here that is %s', where, key, GONE[key])
-
-
 def parse(
   text: str,
   where: str,
@@ -177,7 +173,7 @@ def parse(
       *path, name = key.split('.')
       section = functools.reduce(lambda within, part: within.get(part) or {}, path, tree)
       if section.pop(name, None) is not None:
-        _tell_dropped(where, key)
+        _warn_once('%s: drops %s; here that is %s', where, key, GONE[key])
   for assignment in overrides:
     _expand_interactions(tree)
     set_key(tree, assignment)
