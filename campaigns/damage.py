@@ -1,6 +1,7 @@
 """Damages files: what is read must be what was written, or be refused in one line."""
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -21,8 +22,9 @@ from campaigns.processes import (
   half_trained,
   undisturbed,
 )
-from campaigns.units import TRACE, Found, Kind, fork, in_child, killed_in_the_end, text_of
+from campaigns.units import TRACE, Found, Kind, fork, in_child, killed_in_the_end, text_of, told
 from ops.sharding import SHARDS
+from tests.support import commands, kept_state
 from trainer import config, files
 from trainer.errors import DataLoss, UserError
 
@@ -336,6 +338,66 @@ def _configs(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
+def _old_state(draw: random.Random, folder: str, shared: str) -> Found:
+  """Damages one to three files of what the release before has left, or removes a folder of it; then
+  goes on with the run, predicts from it, or publishes its exports onto its store and serves that.
+
+  The numbers must be those of that release, or it is refused in one line. What is predicted may be
+  of an older checkpoint, if that is told.
+  """
+  found = Found()
+  for i in range(RUNS):
+    at = f'{folder}/{i}'
+    kept_state.unpack(kept_state.ARCHIVE, at)
+    with open(f'{at}/numbers.json', encoding='utf-8') as f:
+      numbers = json.load(f)
+    act = draw.choice(['go on', 'predict', 'publish'])
+    name = {'go on': 'epochs', 'predict': draw.choice(['epochs', 'days', 'killed', 'topic'])}.get(
+      act
+    )
+    place = name or draw.choice(['days/exports', 'days_store'])
+    if draw.random() < 0.2:
+      folders = sorted(one.path for one in os.scandir(f'{at}/{place}') if one.is_dir())
+      harmed = draw.choice(folders or [f'{at}/{place}'])
+      shutil.rmtree(harmed)
+      what = f'{act} without {harmed}'
+    else:
+      some = [draw.choice(files_below(f'{at}/{place}')) for _ in range(draw.choice([1, 1, 3]))]
+      what = f'{act}: {[damage(draw, path) for path in dict.fromkeys(some)]}'
+    read = [f'--run_dir={name}', '--data=log/test.csv', '--checkpoint=last']
+    steps = {
+      'go on': [['run', '--config=epochs.yaml', '--set=train.epochs=4'], ['predict', *read]],
+      'predict': [['predict', *read]],
+      'publish': [['publish', '--run_dir=days', '--to=days_store', '--once']],
+    }[act]
+    for command, *flags in steps:
+      done = commands.run('-m', f'trainer.{command}', *flags, cwd=at, timeout=SOON)
+      if done.returncode:
+        break
+    wrong = None
+    if TRACE in done.stderr or done.returncode not in (0, 2):
+      wrong = f'status {done.returncode}: {done.stderr[-1500:]}'
+    elif done.returncode == 2:
+      wrong = None if len(told(done.stderr)) == 1 else f'not one line: {done.stderr[-1500:]}'
+    elif act == 'predict' and 'instead' in done.stderr:
+      pass
+    else:
+      if act == 'publish':
+        got = kept_state.served(at, commands.start, '--store', 'days_store')
+        wanted = numbers['read']['served of the store']
+      else:
+        got = [float(line) for line in done.stdout.split()]
+        names = {'epochs': 'predicted by the last of epochs'}
+        wanted = numbers['gone on' if act == 'go on' else 'read'][
+          names.get(name, f'predicted by {name}')
+        ]
+      if not np.allclose(got, wanted, rtol=0.01):
+        wrong = f'other numbers: {got[:3]}, wanted {wanted[:3]}: {done.stderr[-600:]}'
+    ends = 'refused in one line' if done.returncode else 'right, or told'
+    found.trial(ends, wrong and f'{what}: {wrong}')
+  return found
+
+
 KINDS = [
   Kind('damaged checkpoints', 'faults', 15, 3000, _checkpoints),
   Kind('linked layers damaged', 'faults', 12, 3000, _linked),
@@ -343,4 +405,5 @@ KINDS = [
   Kind('damaged run_dirs', 'faults', 8, 3000, _run_dirs),
   Kind('damaged configs', 'faults', 4, 3000, _configs),
   Kind('damaged exports', 'faults', 10, 3000, _exports),
+  Kind('old state', 'faults', 10, 3000, _old_state),
 ]

@@ -309,6 +309,12 @@ def _run(run_dir: str) -> Check:
   events = read_events(run_dir)
   if not len(events):
     return Check('run', 'ok', 'has begun, without an event yet')
+  try:
+    config.check_format(run_dir)
+    if os.path.exists(os.path.join(run_dir, 'config.yaml')):
+      config.load_of_run(run_dir)
+  except UserError as e:
+    return Check('run', 'wrong', *str(e).split('; wanted ', 1))
   last = events.iloc[-1]
   status = last['status'] if last['event'] == 'end' else run_lock.in_words(run_dir)
   at = time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(last['time']))

@@ -47,7 +47,7 @@ class DataLoss(UserError):
 
 
 class OtherModel(UserError):
-  """A run holds another model than that of the config; its checkpoints may all be intact."""
+  """A run holds another model than that of the config, or checkpoints of another version."""
 
 
 class BadPass(UserError):

@@ -26,7 +26,9 @@ from trainer.config.export import Export, Gate
 from trainer.config.layers import BUILT_IN
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
 from trainer.config.loading import (
+  CHECKPOINT_FORMAT,
   GIVEN,
+  check_format,
   columns_wanted,
   dump,
   is_default,
@@ -34,6 +36,7 @@ from trainer.config.loading import (
   load_of_run,
   measured_of_run,
   parse,
+  refuse_format,
   write_of_run,
 )
 from trainer.config.messages import place_of, settings_named

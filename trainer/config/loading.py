@@ -1,5 +1,7 @@
 """Reads, checks and writes configs."""
 
+import contextlib
+import functools
 import glob
 import io
 import os
@@ -8,15 +10,16 @@ from collections.abc import Mapping, Sequence
 
 import pydantic
 import yaml
+from absl import logging
 
 from trainer import files
-from trainer.config.messages import one_line
+from trainer.config.messages import GONE, one_line
 from trainer.config.model import interaction
 from trainer.config.rules import check
 from trainer.config.schema import Config
 from trainer.config.train import BATCH_SIZE
 from trainer.config.yaml_text import flatten, put, read_yaml, set_key
-from trainer.errors import ConfigError, printable, short
+from trainer.errors import ConfigError, DataLoss, OtherModel, printable, short
 from trainer.plain_data import Json, JsonObject
 
 
@@ -47,7 +50,9 @@ def _text_of(path: str) -> str:
 GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was given
 # Keys that a run measures, beside those that columns leave open: (section, name).
 MEASURED = (('train', 'batch_size'), ('sparse', 'features_per_sample'), ('sparse', 'shared_lists'))
+CHECKPOINT_FORMAT = 8  # of a run's checkpoints (trainer.storage.checkpoint)
 _STAMP = '# crc32 of what follows: '
+_warn_once = functools.cache(logging.warning)
 
 
 def write_of_run(cfg: Config) -> None:
@@ -75,6 +80,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   {} before its first checkpoint: it may have ended at a mistake in its config, before it could
   measure. (Processes of a parameter-server job start one after another, so there it holds at once.)
   """
+  check_format(run_dir)
   path = os.path.join(run_dir, GIVEN)
   saved = glob.iglob(os.path.join(glob.escape(run_dir), 'checkpoints', '*', files.DONE))
   if not os.path.exists(path) or cfg.sync.mode == 'allreduce' and not any(saved):
@@ -98,19 +104,48 @@ def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   path = os.path.join(run_dir, 'config.yaml')
   if not os.path.exists(path):
     raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
-  return parse(_text_of_run(path, 'each of checkpoints/ has a copy'), path, overrides, run_dir)
+  text = _text_of_run(path, 'each of checkpoints/ has a copy')
+  try:
+    return parse(text, path, overrides, run_dir)
+  except ConfigError:
+    check_format(run_dir)  # which may be why
+    raise
 
 
 def _text_of_run(path: str, remedy: str) -> str:
   """Returns the text of a run's file if its checksum is right; `remedy` says how to repair it."""
   text = _text_of(path)
-  stamp, _, rest = text.partition('\n')
-  if stamp != f'{_STAMP}{zlib.crc32(rest.encode()):08x}':
+  if not _is_of_run(text):
     raise ConfigError(
       f'{path}: its first line is not the checksum of the rest; wanted the file as the run wrote '
       f'it ({remedy}), and changes in another file or by --set'
     )
   return text
+
+
+def _is_of_run(text: str) -> bool:
+  """Returns whether a run has written this text, and nobody has changed it since."""
+  stamp, _, rest = text.partition('\n')
+  return stamp == f'{_STAMP}{zlib.crc32(rest.encode()):08x}'
+
+
+def check_format(run_dir: str) -> None:
+  """Raises OtherModel if this version cannot read the newest checkpoint of a run."""
+  found = {}
+  for path in glob.iglob(os.path.join(glob.escape(run_dir), 'checkpoints', 'ckpt-*[0-9]')):
+    with contextlib.suppress(DataLoss):  # restoring it will report the damage
+      found[path] = files.read_manifest(path)
+  if found:
+    refuse_format(*max(found.items(), key=lambda item: item[1].get('serial', 0)))
+
+
+def refuse_format(path: str, manifest: Mapping[str, Json]) -> None:
+  """Raises OtherModel if a checkpoint's manifest says another format than this version reads."""
+  if manifest['format'] != CHECKPOINT_FORMAT:
+    raise OtherModel(
+      f'{path}: is of format {manifest["format"]}; wanted {CHECKPOINT_FORMAT}: let its version '
+      'train and serve on, and begin another run_dir with this one (docs/upgrading.md)'
+    )
 
 
 def parse(
@@ -133,6 +168,12 @@ def parse(
   tree = read_yaml(text, where)
   if not isinstance(tree, dict):
     raise ConfigError(f'{where}: found {short(tree)}; wanted keys: data, model, …')
+  if _is_of_run(text):
+    for key in GONE:
+      *path, name = key.split('.')
+      section = functools.reduce(lambda within, part: within.get(part) or {}, path, tree)
+      if section.pop(name, None) is not None:
+        _warn_once('%s: drops %s; here that is %s', where, key, GONE[key])
   for assignment in overrides:
     _expand_interactions(tree)
     set_key(tree, assignment)

@@ -49,8 +49,10 @@ _WORDS = {
   'model.loss': 'objective label_is',
   "no key, because the interaction 'linear' reads dense columns too": 'dense_linear',
   'model.interactions': 'model_type architecture',
-  'no key, because Horovod sums dense gradients': 'dense_allreduce',
 }
+# Keys that went, none of which had an effect on the model, each with what took its place. A config
+# that a run has stored may still have them.
+GONE = {'sync.dense_allreduce': 'no key, because Horovod sums dense gradients'}
 _ELSEWHERE = {word: ours for ours, words in _WORDS.items() for word in words.split()}
 # Our names of losses, optimizers and others, each with the names in other systems.
 _VALUES = {
@@ -177,7 +179,7 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
       return f"{where}: unknown key '{key}'; '{loc[-1]}' is a key of {sections}"
     if loc[-1] in MADE and len(loc) > 3:
       return f"{where}: unknown key '{key}'; wanted it below from, as in from: {{{loc[-1]}: …}}"
-    if here := _ELSEWHERE.get(str(loc[-1]).lower()):
+    if here := GONE.get(key) or _ELSEWHERE.get(str(loc[-1]).lower()):
       return f"{where}: unknown key '{key}'; here that is {here}"
     names = _names(loc)
     misspelt = closest(loc[-1], _all_names(), _NEAR_ELSEWHERE)

@@ -11,7 +11,7 @@ import zlib
 
 import lmdb
 
-# A store of another format reads as an empty one, so that it is published again from a base.
+# A store of another format reads as an empty one, and is not written.
 VERSION = b'version of format 3'
 _CHECKSUM_BYTES = 4
 

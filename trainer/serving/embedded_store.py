@@ -31,7 +31,7 @@ from absl import logging
 
 from ops.row_store import RowStore
 from ops.sharding import shard_of
-from trainer.errors import DataLoss
+from trainer.errors import DataLoss, UserError
 from trainer.files import from_npz, to_npz
 from trainer.serving.embedded_check import VERSION, Damaged, check, sealed, unsealed
 from trainer.serving.served_rows import ServedRows
@@ -96,6 +96,10 @@ class EmbeddedStore(VersionedStore):
         with contextlib.suppress(FileNotFoundError):
           os.remove(name)
     self._files = _Files(self._path, writable=True)
+    if self._files.are_foreign():
+      self.close()
+      told = f'{self._what}: is of another format, which other servers may read'
+      raise UserError(f'{told}; wanted another --to (docs/upgrading.md)')
 
   def version(self) -> Version | None:
     with plain(self._what, lmdb.Error), self._reading() or contextlib.nullcontext() as transaction:
@@ -192,6 +196,8 @@ class EmbeddedStore(VersionedStore):
       return files if self._files is None or transaction.get(VERSION) else None
 
   def absent(self) -> str | None:
+    if self._files and self._files.are_foreign():
+      return f'{self._path}: is of another format; wanted a server of the version that wrote it'
     if os.path.exists(self._path):
       return None
     return f'{self._path}: is not there yet; ctr-publish --to {self._path} makes it'
@@ -221,6 +227,11 @@ class _Files:
       return os.stat(self._path).st_ino != os.fstat(self._file).st_ino
     except FileNotFoundError:
       return True
+
+  def are_foreign(self) -> bool:
+    """Returns whether a version with another format wrote the store."""
+    with self.begin() as transaction:
+      return transaction.get(VERSION) is None and transaction.stat()['entries'] > 0
 
   def are_cut(self) -> bool:
     """Returns whether the file has become shorter; LMDB's memory map would then end the process."""

@@ -197,6 +197,8 @@ class Service:
       if self._served and gone is None and self._store.version() == self.version:
         return
       view = self._store.view()
+      if view is None and self._served and gone is None:
+        raise UserError('the store holds no version that this server reads')
       self._may_load = view is not None
       served = view and self._load(view)
       with self._lock:

@@ -42,7 +42,7 @@ from absl import logging
 
 from ops.chunks import Chunk
 from ops.sharding import SHARDS, owners_with, shards_of
-from trainer import files
+from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
 from trainer.embedding.row_table import RowTable
@@ -52,7 +52,7 @@ from trainer.storage.checkpoint_rows import Layer, check_finite, part_name, read
 from trainer.storage.kept_texts import KeptTexts
 from trainer.storage.merger import Merger, Scrub
 
-_FORMAT = 8
+_FORMAT = config.CHECKPOINT_FORMAT
 _NAME = re.compile(r'ckpt-(\d{9,})(?:-(\d+))?')
 
 
@@ -300,8 +300,7 @@ def read_texts(
 def check(path: str) -> JsonObject:
   """Checks the names and sizes of a checkpoint's files, and returns its manifest."""
   manifest = files.read_manifest(path)
-  if manifest['format'] != _FORMAT:
-    raise DataLoss(f'{path}: is of format {manifest["format"]}; wanted {_FORMAT}')
+  config.refuse_format(path, manifest)
   for layer in manifest['layers']:
     for name in Layer(*layer).files():
       if name not in manifest['files']:
@@ -370,7 +369,8 @@ def restore_latest(
   `progress`; None if there is no checkpoint yet. `scrub` is told of damaged ones.
 
   Raises:
-    OtherModel: if `adapt` refuses a checkpoint as such; older ones are not tried.
+    OtherModel: if a checkpoint is of another format, or `adapt` refuses it as such; older ones are
+      not tried.
     DataLoss: if there are checkpoints and all are damaged.
   """
 

@@ -10,7 +10,7 @@ from absl import logging
 
 from trainer import config, files
 from trainer.comm.communicator import Communicator
-from trainer.errors import DataLoss, UserError
+from trainer.errors import DataLoss, OtherModel, UserError
 from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
 from trainer.storage.kept_texts import KeptTexts
@@ -333,6 +333,8 @@ class RunState:
       return False
     self._path, dense, progress = restored
     self.ledger = Ledger(progress.pop('ledger'))
+    if newer := progress.keys() - vars(self.progress).keys():
+      raise OtherModel(f'{self._path}: has {min(newer)!r}, of a newer version; wanted that version')
     self.progress = Progress(**progress)
     self._came_through_checkpoint()
     self.fates = []
