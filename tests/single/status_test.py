@@ -1,11 +1,13 @@
 """The figures of a job and of a publisher while they work, and the alerts that read them."""
 
+import contextlib
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -20,6 +22,7 @@ import yaml
 
 from tests.support.scorer import served
 from trainer import config
+from trainer.comm import door
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import UserError
 from trainer.job.callback import Callback
@@ -168,6 +171,27 @@ class StatusTest(tf.test.TestCase):
     named = set(re.findall(rf'\b{prefix}_\w+', ' '.join(texts)))
     self.assertNotEmpty(named)
     self.assertContainsSubset(named, page)
+
+  def test_slow_clients_keep_nobody_out(self):
+    page = Page('trainer')
+    address = '127.0.0.1', int(page.url.rpartition(':')[2])
+    with contextlib.ExitStack() as stack, mock.patch.object(door, '_MOST', 3):
+      slow = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(9)]
+      self.assertEqual(page.ask('/healthz'), (200, 'ok\n'))
+      for one in slow[:6]:  # each made room for another one
+        self.assertEqual(one.recv(1), b'')
+
+  def test_a_request_has_a_time_however_often_a_byte_comes(self):
+    with mock.patch.object(status, '_SECONDS_TO_ASK', 0.3):
+      page = Page('trainer')
+    with socket.create_connection(('127.0.0.1', int(page.url.rpartition(':')[2]))) as slow:
+      slow.settimeout(0.1)
+      with self.assertRaises(ConnectionError):
+        for _ in range(100):
+          slow.sendall(b'x')
+          with contextlib.suppress(TimeoutError):
+            if not slow.recv(1):
+              raise ConnectionError
 
   def test_heartbeats_have_the_figures_of_the_page(self):
     page, beats = Page('trainer'), threading.Semaphore(0)
