@@ -8,6 +8,7 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -28,6 +29,7 @@ from trainer.errors import DataLoss, UserError
 from trainer.serving import embedded_check, embedded_store, redis_store
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
+from trainer.serving.redis_store import RedisStore
 from trainer.serving.versioned_store import (
   Overtaken,
   Version,
@@ -786,6 +788,28 @@ class RedisStoreTest(Contract, tf.test.TestCase):
     for name, told in (('2', 'is a device, a pipe'), ('3', 'No such file')):
       with self.assertRaisesRegex(UserError, told):
         files.secret(path + name, '--password_file')
+
+
+class OddRedisTest(tf.test.TestCase):
+  def test_answers_that_are_not_those_of_redis_are_one_line(self):
+    listener = self.enter_context(socket.create_server(('127.0.0.1', 0)))
+
+    def answer(data):
+      with contextlib.suppress(OSError):
+        connection, _ = listener.accept()
+        with connection:
+          while connection.recv(1 << 16):
+            connection.sendall(5 * data)
+
+    odd = b'+OK', b'$5\r\nhello', b':abc', b'*-7', b'$99999999999999999999', b'$x', b'*x', b'#x'
+    for data in (*odd, b',abc', b'\xff\xfe', b'*1\r\n' * 3000 + b':1'):
+      for ask in (RedisStore.version, RedisStore.view):
+        threading.Thread(target=answer, args=(data + b'\r\n',), daemon=True).start()
+        threading.Thread(target=answer, args=(data + b'\r\n',), daemon=True).start()
+        store = RedisStore('redis://127.0.0.1:%d' % listener.getsockname()[1])
+        with self.assertRaisesRegex(UserError, '^the store redis://127.0.0.1:.*: .'):
+          ask(store)
+        store.close()
 
 
 class EncodingTest(tf.test.TestCase):

@@ -22,7 +22,6 @@ import yaml
 
 from tests.support.scorer import served
 from trainer import config
-from trainer.comm import door
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import UserError
 from trainer.job.callback import Callback
@@ -171,15 +170,6 @@ class StatusTest(tf.test.TestCase):
     named = set(re.findall(rf'\b{prefix}_\w+', ' '.join(texts)))
     self.assertNotEmpty(named)
     self.assertContainsSubset(named, page)
-
-  def test_slow_clients_keep_nobody_out(self):
-    page = Page('trainer')
-    address = '127.0.0.1', int(page.url.rpartition(':')[2])
-    with contextlib.ExitStack() as stack, mock.patch.object(door, '_MOST', 3):
-      slow = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(9)]
-      self.assertEqual(page.ask('/healthz'), (200, 'ok\n'))
-      for one in slow[:6]:  # each made room for another one
-        self.assertEqual(one.recv(1), b'')
 
   def test_a_request_has_a_time_however_often_a_byte_comes(self):
     with mock.patch.object(status, '_SECONDS_TO_ASK', 0.3):
