@@ -1,9 +1,11 @@
 """Damages files: what is read must be what was written, or be refused in one line."""
 
 import contextlib
+import http.client
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -25,11 +27,14 @@ from campaigns.processes import (
 from campaigns.units import TRACE, Found, Kind, fork, in_child, killed_in_the_end, text_of, told
 from ops.sharding import SHARDS
 from tests.support import commands, kept_state
+from tests.support.exports import Run
+from tests.support.scorer import Client
 from trainer import config, files
 from trainer.errors import DataLoss, UserError
 
 TRIALS = 20  # of a unit
 RUNS = 5  # likewise, of what needs a training
+SECONDS_TO_HEAL = 120  # of a store that is in use, on a busy machine
 _LONGEST = 2000  # characters of a message
 
 
@@ -398,6 +403,102 @@ def _old_state(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
+def _harm(draw: random.Random, folder: str) -> str:
+  """Harms the files of a store in place; returns what it did."""
+  name = draw.choice(['data.mdb', 'data.mdb', 'lock.mdb'])
+  path = f'{folder}/{name}'
+  how = draw.choice(['scatter', 'scatter', 'run', 'zero', 'cut', 'remove'])
+  with open(path, 'r+b') as f:
+    size = os.path.getsize(path)
+    at = draw.randrange(size)
+    match how:
+      case 'scatter':
+        for _ in range(200 if name == 'data.mdb' else 64):
+          f.seek(draw.randrange(size))
+          f.write(draw.randbytes(1))
+      case 'run' | 'zero':
+        count = draw.choice([64, 200, 4096])
+        f.seek(at)
+        f.write(draw.randbytes(min(count, size - at)) if how == 'run' else bytes(size - at))
+      case 'cut':
+        f.truncate(at if name == 'data.mdb' else 0)
+      case 'remove':
+        os.remove(path)
+  return f'{how} at {at} of {name}'
+
+
+def _open_stores(draw: random.Random, folder: str, shared: str) -> Found:
+  """Changes bytes of an LMDB store that a publisher writes and a server reads, cuts or removes its
+  files. What is answered must be right, and the next version be served soon, without a trace."""
+  run, found = Run(f'{folder}/run', draw.randrange(2**32)), Found()
+  out = open(f'{folder}/log', 'w+b')
+  words = {
+    'publish': ['--run_dir', f'{folder}/run', '--to', f'{folder}/store'],
+    'serve': ['--store', f'{folder}/store', '--port', '0', '--processes', draw.choice('12')],
+  }
+  run.train()
+  run.export('base')
+  at_work = [
+    commands.start('-m', f'trainer.{name}', *flags, stdout=out, stderr=out)
+    for name, flags in words.items()
+  ]
+
+  def said(pattern: str) -> list[str]:
+    return re.findall(pattern, text_of(out.name))
+
+  def answers() -> int:
+    """Asks for the scores of all features; returns the version, 0 without an answer."""
+    client = Client(int(said(r'serving http://127.0.0.1:(\d+)/')[-1]))
+    try:
+      status, answer = client.predict({'instances': instances})
+    except (OSError, http.client.HTTPException):
+      return 0
+    finally:
+      client.close()
+    if status != 200:
+      assert status == 503, answer
+      return 0
+    version = int(answer['model_version'])
+    wanted = [run.score(version, {s: [t] for s, t in one.items()}) for one in instances]
+    assert np.abs(np.array(wanted) - answer['predictions']).max() < 1e-6, 'other scores'
+    return version
+
+  slots = list(dict.fromkeys(name for name, _ in run.keys))
+  texts = [text for name, text in run.keys if name == slots[0]]
+  instances = [dict.fromkeys(slots, text) for text in texts]
+
+  def served(version: int) -> str | None:
+    """Waits until a version is served; returns what went wrong."""
+    deadline = time.monotonic() + SECONDS_TO_HEAL
+    while time.monotonic() < deadline:
+      if ended := [one for one in at_work if one.poll() is not None]:
+        return f'{len(ended)} ended with {[one.poll() for one in ended]}'
+      try:
+        if said('serving http') and answers() == version:
+          return 'a trace' if TRACE in text_of(out.name) else None
+      except AssertionError as e:
+        return str(e)
+      time.sleep(0.05)
+    return f'version {version} is not served after {SECONDS_TO_HEAL} s'
+
+  try:
+    wrong = served(1)
+    for _ in range(TRIALS):
+      what = 'nothing'
+      if not wrong:
+        what = _harm(draw, f'{folder}/store')
+        run.train()
+        wrong = served(run.export(draw.choice(['delta', 'delta', 'base'])))
+      told = 'written anew' if said('is written anew') else 'went on'
+      found.trial(told, wrong and f'{what}: {wrong}: {text_of(out.name)[-1500:]}')
+      if wrong:
+        break
+  finally:
+    for one in at_work:
+      one.kill()
+  return found
+
+
 KINDS = [
   Kind('damaged checkpoints', 'faults', 15, 3000, _checkpoints),
   Kind('linked layers damaged', 'faults', 12, 3000, _linked),
@@ -406,4 +507,5 @@ KINDS = [
   Kind('damaged configs', 'faults', 4, 3000, _configs),
   Kind('damaged exports', 'faults', 10, 3000, _exports),
   Kind('old state', 'faults', 10, 3000, _old_state),
+  Kind('damaged open stores', 'faults', 10, 3000, _open_stores),
 ]

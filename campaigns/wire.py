@@ -4,12 +4,16 @@ The sender knows the job's secret, like a peer of another version or with broken
 """
 
 import contextlib
+import http.client
 import json
 import os
 import random
+import re
+import resource
 import socket
 import struct
 import threading
+import time
 import urllib.request
 from collections.abc import Callable
 from concurrent import futures
@@ -22,6 +26,7 @@ from horovod.runner.http.http_server import RendezvousServer
 
 from campaigns.fuzzing import LINES, changed
 from campaigns.units import TRACE, Found, Kind, fork, text_of, wait
+from tests.support import commands
 from tests.support.parameter_servers import SETTINGS, PlayedJob
 from tests.support.steps import make_config
 from tests.support.threads import in_thread
@@ -37,6 +42,8 @@ from trainer.parameter_server.cluster import Cluster
 INPUTS = 2000  # of a unit, of TF_CONFIG and of messages
 TALKS = 24  # of a unit, all at once
 EXCHANGES = 200  # of a unit
+ROUNDS = 5  # of a unit of patient connections, for each kind of process
+FILES = 128  # which such a process may have
 LOST_SECONDS = 1.0
 BOUND = 60  # seconds in which a process must have ended, on a busy machine
 _LONGEST = 2000  # characters of a message
@@ -320,9 +327,71 @@ def _exchanges(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
+def _patient(draw: random.Random, folder: str, shared: str) -> Found:
+  """Keeps more connections than a process may have files, to /metrics, a server of scores or a
+  coordinator, each with a byte now and then. Whoever asks well must be answered in time."""
+  found, log = Found(), f'{folder}/log'
+  words = {
+    'metrics': ['publish', '--run_dir', f'{folder}/none', '--to', 'x', '--metrics_port', '0'],
+    'a server': ['serve', '--store', f'{folder}/none', '--port', '0'],
+  }
+  job = PlayedJob(_sync('ps', 60.0), workers=1)
+  with open(log, 'wb') as out, contextlib.ExitStack() as stack:
+    for part in (*words, 'a coordinator'):
+      if part in words:
+        module, *flags = words[part]
+        one = commands.start('-m', f'trainer.{module}', *flags, stdout=out, stderr=out)
+        stack.callback(one.kill)
+        deadline = time.monotonic() + BOUND
+        while not (port := re.findall(r'http://127.0.0.1:(\d+)/', text_of(log))):
+          if time.monotonic() > deadline:
+            found.trial('', f'{part} does not start: {text_of(log)[-500:]}')
+            return found
+          time.sleep(0.05)
+        address = '127.0.0.1', int(port[-1])
+        for pid in (one.pid, *_children(one.pid)):
+          resource.prlimit(pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+      else:
+        address = tuple(job.coordinator.address)
+      patient: list[socket.socket] = []
+      for number in range(ROUNDS):
+        while len(patient) < 1.5 * FILES:
+          with contextlib.suppress(OSError):
+            patient.append(socket.create_connection(address, BOUND))
+        for stranger in list(patient):
+          try:
+            stranger.send(draw.choice((b'G', b'\0', b'x')), socket.MSG_DONTWAIT)
+          except OSError:
+            patient.remove(stranger)
+        try:
+          if part in words:
+            connection = http.client.HTTPConnection(*address, timeout=BOUND)
+            connection.request('GET', '/healthz')
+            outcome = str(connection.getresponse().status)
+            connection.close()
+          else:
+            messages.connect(list(address), job.coordinator.secret, BOUND).close()
+            outcome = 'let in'
+          wrong = None if part not in words or one.poll() is None else 'it ended'
+        except OSError as e:
+          wrong = f'{e!r} in round {number}'
+        found.trial(f'{part}: {outcome}', wrong and f'{part}: {wrong}: {text_of(log)[-500:]}')
+      for stranger in patient:
+        stranger.close()
+  if TRACE in text_of(log):
+    found.trial('', f'a trace: {text_of(log)[-1500:]}')
+  return found
+
+
+def _children(pid: int) -> list[int]:
+  with open(f'/proc/{pid}/task/{pid}/children', encoding='utf-8') as f:
+    return list(map(int, f.read().split()))
+
+
 KINDS = [
   Kind('TF_CONFIG', 'inputs', 8, 600, _tf_config),
   Kind('messages', 'inputs', 10, 600, _messages),
   Kind('peers', 'faults', 10, 600, _talks),
+  Kind('patient connections', 'faults', 5, 900, _patient),
   Kind('row connections', 'inputs', 5, 600, _exchanges),
 ]

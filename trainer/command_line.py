@@ -1,7 +1,6 @@
 """What all commands share: --help, exit statuses, and a user's mistake reported in one line."""
 
 import datetime
-import errno
 import functools
 import inspect
 import io
@@ -20,9 +19,10 @@ from absl import app, flags, logging
 
 from ops.build import NotBuilt
 from trainer import runtime
-from trainer.errors import UserError, one_line, printable
+from trainer.errors import UserError, is_exhausted, one_line, printable
 
 SIGNALLED = 128  # a command that a signal ended has the status 128 + the number of the signal
+_EXHAUSTED = 3  # as of a job that lost a rank: the same command continues
 
 # What to use in place of flags that people expect to find.
 _FLAGS_OF_OTHERS = {
@@ -262,23 +262,21 @@ def entry(main: Callable[..., int | None]) -> None:
           # launcher ends this process, so that the line appears once.
           time.sleep(5)
         sys.stderr.write(f'error: {printable(" ".join(str(e).split()))[:_LONGEST]}\n')
-        status = 2
+        status = _EXHAUSTED if is_exhausted(e) else 2
     except Exception as e:
-      # TensorFlow's errors are recognised by name: not every command imports TensorFlow.
-      if isinstance(e, MemoryError) or type(e).__name__ == 'ResourceExhaustedError':
-        what, wanted = 'out of memory', 'smaller layers, tables or batches, or more memory'
-      elif str(e) == "can't start new thread" or 'failed to map segment' in str(e):
+      status = 2
+      if str(e) == "can't start new thread" or 'failed to map segment' in str(e):
         what, wanted = 'out of memory or threads', 'higher limits (ulimit -v, ulimit -u)'
-      elif os.strerror(errno.EMFILE) in str(e):
-        what, wanted = 'out of file descriptors', 'a higher limit, as with ulimit -n 4096'
-      else:
-        what = wanted = ''
-      if what:
-        sys.stderr.write(f'error: {what}: {printable(one_line(e))[:_LONGEST]}; wanted {wanted}\n')
-        status = 2
+      elif is_exhausted(e):
+        what, wanted = 'out of file descriptors or memory', 'a higher limit, as with ulimit -n 4096'
+        status = _EXHAUSTED
+      # TensorFlow's errors are recognised by name: not every command imports TensorFlow.
+      elif isinstance(e, MemoryError) or type(e).__name__ == 'ResourceExhaustedError':
+        what, wanted = 'out of memory', 'smaller layers, tables or batches, or more memory'
       else:
         logging.exception('this process failed')
-        status = 1
+        os._exit(1)
+      sys.stderr.write(f'error: {what}: {printable(one_line(e))[:_LONGEST]}; wanted {wanted}\n')
     # Not sys.exit: Horovod's shutdown must neither delay nor change the status.
     os._exit(status or 0)
 

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import errno
+import os
 import re
 import traceback
 from collections.abc import Collection, Iterable, Iterator
@@ -11,6 +12,7 @@ _WANTED = dict.fromkeys([errno.ENOSPC, errno.EDQUOT], '; wanted free space') | d
   [errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST],
   '; wanted a directory that can be written',
 )
+_EXHAUSTED = tuple(map(os.strerror, (errno.EMFILE, errno.ENFILE, errno.ENOMEM)))
 _NEAR = 0.55  # a name counts as a misspelling of another from this difflib ratio on
 _UNPRINTABLE = re.compile('[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 _LISTED = 200  # the most characters of a list of valid names
@@ -54,8 +56,21 @@ class BadPass(UserError):
   """A pass cannot be trained on: it is empty or damaged, or holds too many bad records."""
 
 
+class Exhausted(UserError):
+  """The machine has no descriptor or memory left: nobody's mistake, and the status is 3."""
+
+
 class Stopped(UserError):
   """The process was asked to stop while it waited for another machine."""
+
+
+def is_exhausted(error: BaseException | None) -> bool:
+  """Returns whether an error is or comes from one of a machine without descriptors or memory."""
+  while error and not isinstance(error, Exhausted):
+    if any(text in str(error) for text in _EXHAUSTED):
+      return True
+    error = error.__cause__ or error.__context__
+  return error is not None
 
 
 def printable(text: str) -> str:
@@ -143,4 +158,5 @@ def plain_errors(what: str) -> Iterator[None]:
     wanted = _WANTED.get(e.errno, '')
     if wanted and what.startswith('cannot read'):
       wanted = '; wanted a file or a directory that can be read'
-    raise UserError(f'{what}: {where}{e.strerror or e}{wanted}') from e
+    kind = Exhausted if is_exhausted(e) else UserError
+    raise kind(f'{what}: {where}{e.strerror or e}{wanted}') from e

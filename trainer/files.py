@@ -17,12 +17,13 @@ import stat
 import tempfile
 import time
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO, TextIO
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import BinaryIO, TextIO, TypeVar
 
 import numpy as np
+from absl import logging
 
-from trainer.errors import DataLoss, UserError, plain_errors
+from trainer.errors import DataLoss, UserError, is_exhausted, plain_errors
 from trainer.plain_data import Json, JsonObject
 
 DONE = 'DONE'
@@ -31,7 +32,24 @@ UNFINISHED = '.unfinished'  # the end of temporary names
 _TEMPORARY = 'ctr-trainer-'  # the beginning of the names of temporary directories
 _YOUNG_SECONDS = 60.0  # a younger directory may have an owner that does not hold it yet
 
+_PATIENCE = 30  # seconds for others to give back what the machine has no more of
+
+Value = TypeVar('Value')
 Listed = Mapping[str, Mapping[str, int]]  # a manifest's files: relative path -> bytes, crc32
+
+
+def patient(action: Callable[..., Value], *args: object, **settings: object) -> Value:
+  """Calls `action`, again and again for a while if the machine is out of descriptors or memory."""
+  for left in range(_PATIENCE, 0, -1):
+    try:
+      return action(*args, **settings)
+    except OSError as e:
+      if not is_exhausted(e):
+        raise
+      if left == _PATIENCE:
+        logging.warning('%s; trying again for %d s', e, _PATIENCE)
+      time.sleep(1)
+  return action(*args, **settings)
 
 
 @contextlib.contextmanager
@@ -41,7 +59,7 @@ def exclusive(path: str, patience: float = math.inf) -> Iterator[TextIO]:
   The operating system releases the file when its holder dies. The holder writes a text into it that
   names the holder; the UserError of other processes quotes it.
   """
-  with open(path, 'a+', encoding='utf-8') as f:
+  with patient(open, path, 'a+', encoding='utf-8') as f:
     began = time.monotonic()
     while True:
       try:
@@ -100,7 +118,7 @@ def read_small(path: str, most_bytes: int = 16 << 20) -> bytes:
 
   UserError: the path is a device, a pipe or a socket, or the file has more than `most_bytes`.
   """
-  with open(path, 'rb', opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as f:
+  with patient(open, path, 'rb', opener=lambda p, flags: os.open(p, flags | os.O_NONBLOCK)) as f:
     if not stat.S_ISREG(os.fstat(f.fileno()).st_mode):
       raise UserError(f'{path}: is a device, a pipe or a socket; wanted a file')
     if len(data := f.read(most_bytes + 1)) > most_bytes:
@@ -148,13 +166,13 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
   """
   number = _descriptor(path)
   if number is not None or (os.path.exists(path) and not os.path.isfile(path)):
-    with open(path if number is None else os.dup(number), 'wb') as f:
+    with patient(open, path if number is None else os.dup(number), 'wb') as f:
       yield f
     return
   target = os.path.realpath(path)
   new = f'{target}.new{os.getpid()}'
   try:
-    with open(new, 'wb') as f:
+    with patient(open, new, 'wb') as f:
       yield f
       f.flush()
       os.fsync(f.fileno())
@@ -169,7 +187,7 @@ def whole_file(path: str) -> Iterator[BinaryIO]:
 
 def sync_directory(path: str) -> None:
   """Syncs a directory, so that its new and renamed files survive a crash; or syncs a file."""
-  fd = os.open(path, os.O_RDONLY)
+  fd = patient(os.open, path, os.O_RDONLY)
   try:
     os.fsync(fd)
   finally:
@@ -184,7 +202,7 @@ def sync(paths: Iterable[str]) -> None:
 
 def write(path: str, data: bytes) -> None:
   """Writes bytes to a file without syncing it; `sync` or `publish` does that later."""
-  with open(path, 'wb') as f:
+  with patient(open, path, 'wb') as f:
     f.write(data)
 
 
@@ -217,7 +235,7 @@ class NpyWriter:
 
   def __init__(self, path: str, dtype: np.dtype | str, row_shape: Sequence[int] = ()):
     self.dtype, self.row_shape, self.rows = np.dtype(dtype), tuple(row_shape), 0
-    self._file = open(path, 'wb')
+    self._file = patient(open, path, 'wb')
     self._file.write(self._header())
 
   def _header(self) -> bytes:
@@ -247,7 +265,7 @@ class NpyWriter:
 
 
 def crc32_of(path: str) -> int:
-  with open(path, 'rb') as f:
+  with patient(open, path, 'rb') as f:
     return crc32_of_stream(f)
 
 
@@ -332,7 +350,7 @@ def read_manifest(path: str) -> JsonObject:
   """Returns a directory's MANIFEST.json; DataLoss if it is not DONE, or is damaged."""
   file = os.path.join(path, DONE)
   try:
-    with open(file, 'rb') as f:
+    with patient(open, file, 'rb') as f:
       crc = int(json.load(f)['manifest_crc32'])
     file = os.path.join(path, MANIFEST)
     return json.loads(_read(file, crc))
@@ -372,7 +390,7 @@ def read_checked(path: str, name: str, listed: Listed) -> bytes:
 
 
 def _read(file: str, crc: int) -> bytes:
-  with open(file, 'rb') as f:
+  with patient(open, file, 'rb') as f:
     data = f.read()
   _compare(file, zlib.crc32(data), crc)
   return data

@@ -19,6 +19,7 @@ from trainer.data.file_system import is_directory
 from trainer.errors import UserError
 from trainer.plain_data import JsonObject
 from trainer.reporting.status import Status
+from trainer.serving import processes
 
 if TYPE_CHECKING:
   from trainer.serving.publisher import Applied, Publisher
@@ -76,6 +77,8 @@ def main() -> int:
 
 
 def _run() -> int:
+  if '://' not in TO.value and not ONCE.value and ROLLBACK.value is None:
+    processes.crash_alone(TO.value)
   status = Status('publisher', STALLED_SECONDS.value)
   if METRICS_PORT.value is not None:
     status.serve(METRICS_HOST.value, METRICS_PORT.value)

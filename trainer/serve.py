@@ -80,6 +80,8 @@ def main() -> int:
     raise UserError('--candidates: wanted --retrieve_run_dir with it')
   member = _forked() if PROCESSES.value > 1 else None
   if STORE.value:
+    if '://' not in STORE.value:  # files that are mapped
+      processes.crash_alone(STORE.value)
     return _serve([], member)
   with contextlib.ExitStack() as stack:
     run_dirs = {'--run_dir': RUN_DIR.value}

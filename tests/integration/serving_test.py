@@ -43,6 +43,29 @@ class ServingTest(tf.test.TestCase):
 
 
 class ProcessesTest(tf.test.TestCase):
+  def test_a_process_that_crashes_is_started_again(self):
+    program = (
+      'import os, signal, sys\n'
+      'from trainer.serving import processes\n'
+      'processes.time.sleep = lambda seconds: print("pause", seconds)\n'
+      'processes.crash_alone(sys.argv[1])\n'
+      'print("at work", flush=True)\n'
+      'os.write(1, open(sys.argv[1] + "/damaged", "rb").read() + b"\\n")'
+      ' if os.path.exists(sys.argv[1] + "/damaged") else None\n'
+      'with open(sys.argv[1] + "/times", "a") as f:\n'
+      '  f.write(".")\n'
+      'count = os.path.getsize(sys.argv[1] + "/times")\n'
+      'os.kill(os.getpid(), [signal.SIGBUS, signal.SIGSEGV][count - 1]) if count < 3 else None\n'
+      'sys.exit(7)\n'
+    )
+    done = commands.run('-c', program, self.get_temp_dir())
+    self.assertEqual(done.returncode, 7, done.stderr)
+    found = [line for line in done.stdout.splitlines() if line]
+    said = 'a process that used it crashed: SIG'
+    wanted = ['at work', 'at work', f'{said}BUS', 'at work', f'{said}SEGV']
+    self.assertEqual([line for line in found if 'pause' not in line], wanted)
+    self.assertRegex(done.stderr, r'(?s)crashed \(SIGBUS\); .* in 1 s.*\(SIGSEGV\); .* in 2 s')
+
   def test_two_processes_answer_as_one(self):
     run = Run(f'{self.get_temp_dir()}/run')
     run.train()

@@ -25,7 +25,7 @@ from ops.policy import Policy
 from ops.row_store import FactorPart, RowStore, TableSpec
 from ops.sharding import SHARDS, shard_of, shards_of, table_shard_of
 from tests.support.threads import on_threads
-from trainer import errors
+from trainer import errors, files
 from trainer.config import RowOptimizer
 from trainer.errors import UserError
 from trainer.storage import checkpoint, checkpoint_rows
@@ -497,6 +497,22 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       self.assertEqual(sorted(os.walk(self.directory)), before)
     stores, _ = restore(self.directory, 1)
     self.assertEqual(stores[0].rows(), self.rows)
+
+  def test_without_descriptors_no_checkpoint_counts_as_damaged(self):
+    for step in (1, 2):
+      save(self.directory, split(self.chunks, 1), step=step)
+    lacks = lambda: OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    for n in range(1, 6):
+      with mock.patch.object(files.time, 'sleep'):  # once others have closed theirs, it goes on
+        patches = self._patched(n, lacks)
+        path, _, _ = checkpoint.restore_latest(self.directory, store=Store())
+        for p in patches:
+          p.stop()
+      self.assertEndsWith(path, 'ckpt-000000002')
+    opened = lambda path, *_, **__: exec('raise e', {'e': lacks()})
+    with mock.patch.object(files, '_PATIENCE', 0), mock.patch.object(builtins, 'open', opened):
+      with self.assertRaisesRegex(errors.Exhausted, 'Too many open files'):
+        checkpoint.restore_latest(self.directory, store=Store())
 
   def test_a_file_size_limit_is_one_line(self):
     """A true refusal by the system, in the middle of a column."""

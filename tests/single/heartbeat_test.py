@@ -1,8 +1,10 @@
 """How a rank ends when it has lost another one, or hears what no rank says."""
 
 import contextlib
+import errno
 import io
 import json
+import os
 import queue
 import threading
 import urllib.request
@@ -73,6 +75,12 @@ class HeartbeatTest(tf.test.TestCase):
   def test_a_mistake_is_one_line(self):
     for error in (UserError('data.train: found nothing'), NotBuilt('run `python -m ops.build`')):
       self.assertEqual(self.fail(error), (2, f'error: {error}\n'))
+
+  def test_a_machine_without_descriptors_is_no_mistake(self):
+    for make in UserError, OSError:
+      status, said = self.fail(make(f'owner.json: {os.strerror(errno.EMFILE)}'))
+      self.assertEqual(status, 3)
+      self.assertNotIn('Traceback', said)
 
   def test_a_fault_of_our_own_prints_one(self):
     status, said = self.fail(KeyError('x'))

@@ -1,16 +1,18 @@
 """Messages and the connections that carry them, between threads of one process."""
 
+import contextlib
 import itertools
 import queue
 import socket
 import struct
 import threading
+from unittest import mock
 
 import numpy as np
 import psutil
 import tensorflow as tf
 
-from trainer.comm import messages
+from trainer.comm import door, messages
 from trainer.errors import UserError
 
 SECRET = b'of this job'
@@ -193,6 +195,35 @@ class ConnectionTest(tf.test.TestCase):
           break
     self.assertTrue(ended)
     self.assertTrue(arrived.empty())
+
+  def test_few_strangers_are_met_at_a_time_and_keep_nobody_out(self):
+    lock, met, most = threading.Lock(), [0, 0], 0
+    authenticated = messages._authenticated
+
+    def counted(*args):
+      nonlocal most
+      with lock:
+        met[0] += 1
+        most = max(most, met[0] - met[1])
+      try:
+        return authenticated(*args)
+      finally:
+        with lock:
+          met[1] += 1
+
+    listener, arrived = self.listen('127.0.0.1', lost_seconds=2)
+    with (
+      mock.patch.object(door, '_MOST', 3),
+      mock.patch.object(messages, '_authenticated', counted),
+      contextlib.ExitStack() as stack,
+    ):
+      for _ in range(30):
+        stack.enter_context(socket.create_connection(tuple(listener.address)))
+      known = messages.connect(listener.address, SECRET, 20)
+      let_in = arrived.get(timeout=20)
+      known.send_bytes(b'hello')
+      self.assertEqual(let_in.recv_bytes(), b'hello')
+    self.assertLess(most, 15)  # this side's, and those that are about to leave
 
   def test_whoever_listens_but_does_not_greet_is_left_in_bounded_time(self):
     with socket.create_server(('127.0.0.1', 0)) as silent:

@@ -88,6 +88,25 @@ class OutputTest(tf.test.TestCase):
     self.assertEqual(job.returncode, 2, told)
     self.assertRegex(told, r'^error: out of memory[^\n]*; wanted [^\n]*\n$')
 
+  def test_without_descriptors_a_command_may_be_started_again(self):
+    program = (
+      'import os\nfrom trainer import command_line, errors\n\n\n'
+      'def main() -> int:\n'
+      '  """A command."""\n'
+      '  with errors.plain_errors("cannot write"):\n'
+      '    while True:\n'
+      '      os.dup(0)\n\n\n'
+      'import resource, sys\n'
+      'resource.setrlimit(resource.RLIMIT_NOFILE, (99, 99))\n'
+      'sys.argv[1:] = []\n'
+      'command_line.entry(main)\n'
+    )
+    done = commands.run('-c', program)
+    self.assertEqual(done.stderr, 'error: cannot write: Too many open files\n')
+    self.assertEqual(done.returncode, 3)
+    done = commands.run('-c', program.replace('errors.plain_errors("cannot write")', 'open("/")'))
+    self.assertEqual(done.returncode, 1)
+
   def test_a_path_in_the_home_directory(self):
     command = '-m', 'trainer.inspect', '--run_dir=~/runs/mine'
     done = commands.run(*command, env={'HOME': '/proc/nowhere'})

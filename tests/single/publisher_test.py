@@ -1,9 +1,14 @@
 """A store holds exactly the full export of its version, whatever restart or crash led to it."""
 
+import contextlib
+import errno
 import gc
 import os
 import re
+import resource
 import shutil
+import signal
+import socket
 import subprocess
 import tempfile
 import threading
@@ -15,13 +20,16 @@ import lmdb
 import numpy as np
 import tensorflow as tf
 
+from campaigns.units import text_of as files_text
 from tests.support import commands
 from tests.support.exports import RedisServer, Run, contents, events
+from tests.support.scorer import Client
 from trainer import files
 from trainer.errors import DataLoss, UserError
 from trainer.serving import embedded_check, embedded_store, redis_store
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
+from trainer.serving.redis_store import RedisStore
 from trainer.serving.versioned_store import (
   Overtaken,
   Version,
@@ -360,6 +368,141 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
       views.append(reader.view())
       self.check(reader, 1)
 
+  def test_a_key_that_is_damaged_while_it_is_served_does_not_count_as_absent(self):
+    self.export('base')
+    store = self.open()
+    self.publisher(store).advance()
+    store.close()
+    folder = os.path.join(self.folder, 'store')
+    keys = np.array(list(self.run_.rows), np.int64)
+    with open(f'{folder}/data.mdb', 'rb') as f:
+      data = f.read()
+    for key in keys[::20]:
+      row = np.array(self.run_.rows[key], '<f4').tobytes()
+      reader = open_store(folder, '--store')
+      view = reader.view()
+      for at in re.finditer(re.escape(row), data):
+        self.damaged(f'{folder}/data.mdb', at.start() - 4)
+      with self.assertRaisesRegex(DataLoss, 'is damaged: '):
+        view.look_up(keys)
+      with open(f'{folder}/data.mdb', 'r+b') as f:
+        f.write(data)
+      self.assertTrue(view.look_up(keys).present.all())
+      view.close()
+      reader.close()
+
+  def test_files_that_are_removed_while_they_are_open(self):
+    folder, store = os.path.join(self.folder, 'store'), self.open()
+    self.export('base')
+    self.publisher(store).advance()
+    for name in ('data.mdb', 'lock.mdb'):
+      os.remove(f'{folder}/{name}')
+      newest = self.export('delta')
+      with self.assertLogs(level='WARNING') as logged:
+        self.publisher(store).advance()
+      self.assertIn(f'is damaged (its {name} was removed); it is written anew', logged.output[0])
+      self.check(store, newest)
+    store.close()
+    self.check(open_store(folder, '--store'), newest)
+
+  def test_a_lock_that_is_never_free(self):
+    """Such as one of which a bit says that somebody holds it."""
+    folder, store = os.path.join(self.folder, 'store'), self.open()
+    self.export('base')
+    program = (
+      'import lmdb, sys\n'
+      'taken = lmdb.open(sys.argv[1], map_size=1 << 24).begin(write=True)\n'
+      'print("taken", flush=True)\n'
+      'sys.stdin.read()\n'
+    )
+    read, held = os.pipe()
+    self.addCleanup(os.close, held)
+    with os.fdopen(read) as stdin:
+      other = commands.start('-c', program, folder, stdin=stdin, stdout=subprocess.PIPE)
+    self.addCleanup(other.kill)
+    self.assertEqual(other.stdout.readline(), 'taken\n')
+    publisher = self.publisher(store)
+    with mock.patch.object(embedded_store, '_SECONDS_TO_WRITE', 0.2):
+      self.assertIsNone(publisher.advance())
+    self.assertIn('is damaged: its lock is never free', publisher.refused)
+    publisher.advance()
+    self.check(store, 1)
+
+  def test_a_full_disk_is_no_damage(self):
+    folder, store = os.path.join(self.folder, 'store'), self.open()
+    self.export('base')
+    self.publisher(store).advance()
+    newest = self.export('delta')
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    self.addCleanup(signal.signal, signal.SIGXFSZ, handler)
+    for error in (lmdb.DiskError('mdb_txn_commit: ' + os.strerror(errno.ENOSPC)), None):
+      patched = mock.patch.object(embedded_store, '_write', side_effect=error)
+      with self.assertRaisesRegex(UserError, 'No space left|too large'):
+        with patched if error else contextlib.nullcontext():
+          try:
+            if not error:
+              resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+            self.publisher(store).advance()
+          finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+      self.assertFalse(os.path.exists(f'{folder}/damaged'))
+      self.check(store, 1)
+    self.publisher(store).advance()
+    self.check(store, newest)
+
+  def test_commands_outlive_files_that_are_harmed_while_they_are_open(self):
+    run_dir, folder = f'{self.folder}/run', f'{self.folder}/store'
+    publisher = commands.start(
+      *('-m', 'trainer.publish', '--run_dir', run_dir, '--to', folder), stdout=subprocess.PIPE
+    )
+    self.addCleanup(publisher.kill)
+    newest = self.export('base')
+
+    def published():
+      while f' version {newest}: ' not in (line := publisher.stdout.readline()):
+        self.assertNotEqual(line, '')
+
+    published()
+    log = self.enter_context(open(f'{self.folder}/log', 'w+', encoding='utf-8'))
+    server = commands.start(
+      *('-m', 'trainer.serve', '--store', folder, '--port', '0'), stdout=log, stderr=log
+    )
+    self.addCleanup(server.kill)
+    sample = {slot: [text] for slot, text in dict(self.run_.keys)}
+
+    def served():
+      while server.poll() is None:
+        try:
+          port = re.findall(r'serving http://127.0.0.1:(\d+)/', files_text(log.name))[-1]
+          status, answer = Client(int(port)).predict({'inputs': sample})
+        except (OSError, IndexError):
+          continue
+        if status == 503:
+          continue
+        self.assertEqual(status, 200)
+        version = int(answer['model_version'])
+        self.assertNear(answer['outputs'][0], self.run_.score(version, sample), 1e-6)
+        if version == newest:
+          return
+      self.fail(files_text(log.name))
+
+    served()
+    for name, at in (('lock.mdb', 64), ('data.mdb', 0), ('data.mdb', None)):
+      if at is None:
+        os.truncate(f'{folder}/{name}', 8192)
+      else:
+        with open(f'{folder}/{name}', 'r+b') as f:
+          f.seek(at)
+          f.write(b'\xa5' * 64 if at else b'\xff' * 8192)
+      newest = self.export('delta')
+      published()
+      served()
+    for one in (publisher, server):
+      one.terminate()
+      self.assertEqual(one.wait(60), 0)
+    self.assertNotIn('Traceback', files_text(log.name))
+
   def test_what_is_no_store(self):
     self.assertIsNone(open_store('/nowhere', '--store').version())  # it may come yet
     file = os.path.join(self.folder, 'file')
@@ -645,6 +788,28 @@ class RedisStoreTest(Contract, tf.test.TestCase):
     for name, told in (('2', 'is a device, a pipe'), ('3', 'No such file')):
       with self.assertRaisesRegex(UserError, told):
         files.secret(path + name, '--password_file')
+
+
+class OddRedisTest(tf.test.TestCase):
+  def test_answers_that_are_not_those_of_redis_are_one_line(self):
+    listener = self.enter_context(socket.create_server(('127.0.0.1', 0)))
+
+    def answer(data):
+      with contextlib.suppress(OSError):
+        connection, _ = listener.accept()
+        with connection:
+          while connection.recv(1 << 16):
+            connection.sendall(5 * data)
+
+    odd = b'+OK', b'$5\r\nhello', b':abc', b'*-7', b'$99999999999999999999', b'$x', b'*x', b'#x'
+    for data in (*odd, b',abc', b'\xff\xfe', b'*1\r\n' * 3000 + b':1'):
+      for ask in (RedisStore.version, RedisStore.view):
+        threading.Thread(target=answer, args=(data + b'\r\n',), daemon=True).start()
+        threading.Thread(target=answer, args=(data + b'\r\n',), daemon=True).start()
+        store = RedisStore('redis://127.0.0.1:%d' % listener.getsockname()[1])
+        with self.assertRaisesRegex(UserError, '^the store redis://127.0.0.1:.*: .'):
+          ask(store)
+        store.close()
 
 
 class EncodingTest(tf.test.TestCase):

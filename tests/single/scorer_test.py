@@ -31,6 +31,7 @@ from trainer.data import jsonl_format
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
+from trainer.serving import http_server
 from trainer.serving.http import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.plain_columns import PlainColumns, Samples, Shared
@@ -488,6 +489,35 @@ class ScorerTest(tf.test.TestCase):
           slow = stack.enter_context(socket.create_connection(('127.0.0.1', client.port)))
           slow.sendall(head)
         self.assertEqual(client.predict(self.rows(self.records[:1]))[0], 200)
+
+  def test_of_too_many_connections_the_longest_idle_ones_end(self):
+    with (
+      mock.patch.object(http_server, '_MOST', 4),
+      served(self.service, Limits(seconds_to_send=60)) as client,
+      contextlib.ExitStack() as stack,
+    ):
+      address = '127.0.0.1', client.port
+      idle = [stack.enter_context(socket.create_connection(address, 60)) for _ in range(9)]
+      self.assertEqual(client.predict(self.rows(self.records[:1]))[0], 200)
+      for one in idle[:6]:
+        self.assertEqual(one.recv(1), b'')
+      self.assertEqual(client.predict(self.rows(self.records[:1]))[0], 200)
+
+  def test_what_follows_an_answer_keeps_no_connection(self):
+    """Such as the rest of a body, byte by byte, or an answer that is not read."""
+    with (
+      mock.patch.object(http_server, '_SECONDS_IDLE', 0.2),
+      served(self.service, Limits(seconds_to_send=0.3)) as client,
+      socket.create_connection(('127.0.0.1', client.port)) as slow,
+    ):
+      slow.settimeout(0.1)
+      slow.sendall(b'GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 9999\r\n\r\n')
+      with self.assertRaises(ConnectionError):
+        for _ in range(100):
+          slow.sendall(b'x')
+          with contextlib.suppress(TimeoutError):
+            if not slow.recv(1000):
+              raise ConnectionError
 
   def test_a_head_must_come_in_time_and_be_short(self):
     with socket.create_connection(('127.0.0.1', self.client.port)) as slow:

@@ -1,11 +1,13 @@
 """The figures of a job and of a publisher while they work, and the alerts that read them."""
 
+import contextlib
 import json
 import os
 import pathlib
 import re
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -168,6 +170,18 @@ class StatusTest(tf.test.TestCase):
     named = set(re.findall(rf'\b{prefix}_\w+', ' '.join(texts)))
     self.assertNotEmpty(named)
     self.assertContainsSubset(named, page)
+
+  def test_a_request_has_a_time_however_often_a_byte_comes(self):
+    with mock.patch.object(status, '_SECONDS_TO_ASK', 0.3):
+      page = Page('trainer')
+    with socket.create_connection(('127.0.0.1', int(page.url.rpartition(':')[2]))) as slow:
+      slow.settimeout(0.1)
+      with self.assertRaises(ConnectionError):
+        for _ in range(100):
+          slow.sendall(b'x')
+          with contextlib.suppress(TimeoutError):
+            if not slow.recv(1):
+              raise ConnectionError
 
   def test_heartbeats_have_the_figures_of_the_page(self):
     page, beats = Page('trainer'), threading.Semaphore(0)

@@ -81,7 +81,7 @@ class Communicator(abc.ABC):
       with errors.plain_errors(what):
         value = action()
     except errors.UserError as e:
-      own = e
+      own = errors.Exhausted(str(e)) if errors.is_exhausted(e) else e
     all_errors = self.gather(own and [type(own).__name__, str(own)])
     if own:
       raise own

@@ -30,7 +30,7 @@ from ops.build import NotBuilt
 from trainer.comm import messages
 from trainer.command_line import timed
 from trainer.config import Config
-from trainer.errors import UserError, one_line
+from trainer.errors import UserError, is_exhausted, one_line
 from trainer.plain_data import JsonObject
 from trainer.runtime import Runtime
 
@@ -93,17 +93,17 @@ class Heartbeat(contextlib.AbstractContextManager):
       for member in members:
         member.connection.close()
     elif isinstance(error, (UserError, NotBuilt)):
-      self.end(f'error: {error}', 2)
+      self.end(f'error: {error}', EXIT_STATUS if is_exhausted(error) else 2)
     elif isinstance(error, Exception):
       # This rank may have failed because another rank was lost. If so, rank 0 reports that loss and
       # ends this process while it waits.
       time.sleep(min(5, self._sync.lost_peer_seconds))
       import tensorflow as tf  # here, because the error may come before its import
 
-      lost_another = isinstance(error, (ConnectionError, tf.errors.AbortedError))
-      if not lost_another:
+      goes_on = isinstance(error, (ConnectionError, tf.errors.AbortedError)) or is_exhausted(error)
+      if not goes_on:
         traceback.print_exception(error)
-      status = EXIT_STATUS if lost_another else 1
+      status = EXIT_STATUS if goes_on else 1
       self.end(f'{self._name} failed: {one_line(error)}. {_CONTINUE}.', status)
 
   # Meeting

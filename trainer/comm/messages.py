@@ -7,6 +7,7 @@ they know the job's secret. If one does not, the other closes the connection aft
 """
 
 import contextlib
+import functools
 import json
 import math
 import multiprocessing
@@ -21,6 +22,7 @@ from multiprocessing.connection import Connection, answer_challenge, deliver_cha
 
 import numpy as np
 
+from trainer.comm.door import Door
 from trainer.errors import UserError, one_line
 from trainer.plain_data import Json, JsonObject, Plain
 
@@ -113,24 +115,12 @@ class Listener:
     self._socket = _listen(host, ports)
     name = self._socket.getsockname()
     self.address: Address = name.hex() if host is None else [host, name[1]]
-    threading.Thread(target=self._accept, daemon=True).start()
+    Door(self._socket, lost_seconds, self._authenticated)
 
-  def _accept(self) -> None:
-    while True:
-      try:
-        accepted, _ = self._socket.accept()
-      except OSError:  # the other side has hung up already, or too many files are open
-        time.sleep(0.01)
-        continue
-      threading.Thread(target=self._authenticate, args=(accepted,), daemon=True).start()
-
-  def _authenticate(self, accepted: socket.socket) -> None:
+  def _authenticated(self, accepted: socket.socket) -> Callable[[], None]:
     steps = deliver_challenge, answer_challenge
-    try:
-      connection = _authenticated(accepted, self._secret, self._lost_seconds, steps)
-    except ConnectionError:
-      return
-    self._serve(connection)
+    connection = _authenticated(accepted, self._secret, self._lost_seconds, steps)
+    return functools.partial(self._serve, connection)
 
 
 def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
@@ -147,7 +137,14 @@ def connect(address: Address, secret: bytes, lost_seconds: float) -> Connection:
       connected = socket.create_connection((address[0], address[1]), timeout=lost_seconds)
   except OSError as e:
     raise ConnectionError(e.strerror or str(e)) from None
-  return _authenticated(connected, secret, lost_seconds, (answer_challenge, deliver_challenge))
+  timer = threading.Timer(lost_seconds, _shut_down, (connected, socket.SHUT_RDWR))
+  timer.start()
+  with connected:
+    try:
+      steps = answer_challenge, deliver_challenge
+      return _authenticated(connected, secret, lost_seconds, steps)
+    finally:
+      timer.cancel()
 
 
 def address_text(address: Address) -> str:
@@ -197,7 +194,10 @@ class MessageConnection:
   def close(self) -> None:
     """Sends the queued messages, then hangs up; waits at most `lost_seconds`."""
     self._stop_sending()
-    _shut_down(self._connection, socket.SHUT_WR)
+    with contextlib.suppress(OSError):  # closed already
+      same = socket.socket(fileno=self._connection.fileno())
+      _shut_down(same, socket.SHUT_WR)
+      same.detach()
 
   def hand_over(self) -> int:
     """Sends the queued messages; returns a descriptor that an executed program inherits."""
@@ -256,16 +256,17 @@ def _authenticated(
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Lets both sides prove that they know the secret, each in `seconds`, or ConnectionError."""
+  """Lets both sides prove that they know the secret, or ConnectionError.
+
+  The connection is a duplicate of the socket; each wait for the other side is limited to `seconds`.
+  """
   connected.setblocking(True)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))
   for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
     connected.setsockopt(socket.SOL_SOCKET, option, limit)
   if connected.family != socket.AF_UNIX:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-  connection = Connection(connected.detach())
-  timer = threading.Timer(seconds, _shut_down, (connection, socket.SHUT_RDWR))
-  timer.start()
+  connection = Connection(os.dup(connected.fileno()))
   try:
     for step in steps:
       step(connection, secret)
@@ -273,11 +274,8 @@ def _authenticated(
   except (OSError, EOFError, AssertionError, multiprocessing.AuthenticationError) as e:
     connection.close()
     raise ConnectionError(f'no authentication by a process of this job: {e}'.rstrip(': ')) from None
-  finally:
-    timer.cancel()
 
 
-def _shut_down(connection: Connection, how: int) -> None:
+def _shut_down(connected: socket.socket, how: int) -> None:
   with contextlib.suppress(OSError):  # closed already
-    with socket.socket(fileno=os.dup(connection.fileno())) as same:
-      same.shutdown(how)
+    connected.shutdown(how)

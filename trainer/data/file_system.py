@@ -17,9 +17,10 @@ from typing import NamedTuple, TypeVar
 import pyarrow as pa
 import pyarrow.fs
 
+from trainer import errors
 from trainer.config.formats import FORMATS
 from trainer.errors import BadPass, ConfigError, UserError, one_line, printable
-from trainer.files import temporary_directory
+from trainer.files import patient, temporary_directory
 
 # The format of a file by its suffix; with any other suffix it is CSV.
 SUFFIXES = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
@@ -30,10 +31,7 @@ ATTEMPTS = 6
 SECONDS_BETWEEN_ATTEMPTS = 1.0
 
 # Errors for which the machine is to blame, not the file.
-_OF_THE_MACHINE = (
-  *(errno.ENOSPC, errno.EDQUOT, errno.EROFS),
-  *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-)
+_OF_THE_MACHINE = errno.ENOSPC, errno.EDQUOT, errno.EROFS
 
 Value = TypeVar('Value')
 
@@ -205,7 +203,7 @@ def open_file(path: str) -> pa.NativeFile:
   if is_remote(path):
     return pa.PythonFile(_RemoteFile(path), 'r')
   filesystem, inside = _locate(path)
-  return filesystem.open_input_file(inside)
+  return patient(filesystem.open_input_file, inside)
 
 
 def open_to_write(path: str) -> pa.NativeFile:
@@ -333,6 +331,8 @@ def refusing(path: str) -> Iterator[None]:
   try:
     yield
   except Exception as e:
+    if errors.is_exhausted(e):
+      raise errors.Exhausted(str(e)) from e
     cause = e if isinstance(e, OSError) else e.__cause__
     if isinstance(cause, OSError):
       is_of_another = bool(cause.filename) and not str(cause.filename).startswith(path)

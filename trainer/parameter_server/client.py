@@ -16,7 +16,7 @@ from trainer.comm import messages
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import EXIT_STATUS
 from trainer.config import Sync
-from trainer.errors import one_line
+from trainer.errors import is_exhausted, one_line
 from trainer.parameter_server.cluster import CONTINUE, Cluster
 from trainer.parameter_server.work_queue import Claimed
 from trainer.plain_data import Json, Plain
@@ -174,9 +174,9 @@ class CoordinatorClient(Communicator):
     gone = tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError
     if isinstance(error, gone):
       self._ended.wait(self._lost_seconds + 5)
-    else:
+    elif not is_exhausted(error):
       traceback.print_exception(error)
-    self.end(one_line(error), 1)
+    self.end(one_line(error), EXIT_STATUS if is_exhausted(error) else 1)
 
   # The coordinator's messages
 

@@ -34,7 +34,7 @@ from trainer.comm.heartbeat import EXIT_STATUS
 from trainer.comm.messages import MessageConnection, address_text
 from trainer.config import Config, flatten
 from trainer.embedding.stores import store_class
-from trainer.errors import UserError
+from trainer.errors import UserError, is_exhausted
 from trainer.job.job import Job
 from trainer.parameter_server import membership
 from trainer.parameter_server.asynchronous_job import AsynchronousJob
@@ -85,7 +85,7 @@ def run(
   try:
     return _work(cfg, cluster, server, client, status)
   except UserError as e:
-    client.end(str(e), 2)
+    client.end(str(e), EXIT_STATUS if is_exhausted(e) else 2)
   except Exception as e:
     client.end_by(e)
 

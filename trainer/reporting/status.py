@@ -8,7 +8,6 @@ import contextlib
 import http.server
 import os
 import socket
-import socketserver
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,10 +17,12 @@ import prometheus_client
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from trainer import command_line
+from trainer.comm.door import Door
 from trainer.errors import plain_errors
 from trainer.plain_data import Json, JsonObject
 
 SECONDS_BETWEEN_HEARTBEATS = 60.0
+_SECONDS_TO_ASK = 5.0  # for a client's request and its answer
 PASS_FATES = 'trained', 'late', 'skipped', 'seen', 'refused'
 
 
@@ -143,7 +144,6 @@ class Status:
     answer = self._answer
 
     class Handler(http.server.BaseHTTPRequestHandler):
-      timeout = 5  # seconds that a client has to send its request
       log_message = lambda *_: None
 
       def do_GET(self) -> None:
@@ -153,16 +153,12 @@ class Status:
         self.end_headers()
         self.wfile.write(text)
 
-    class Server(socketserver.ThreadingTCPServer):  # an HTTPServer looks up the host's name
-      allow_reuse_address = daemon_threads = True
-      address_family = socket.AF_INET6 if ':' in host else socket.AF_INET
-      handle_error = lambda *_: None  # a client is gone
-
+    family = socket.AF_INET6 if ':' in host else socket.AF_INET
     with plain_errors(f'--metrics_host {host}, --metrics_port {port}'):
-      server = Server((host, port), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+      server = socket.create_server((host, port), family=family)
+    Door(server, _SECONDS_TO_ASK, lambda one: Handler(one, None, None) and None)
     shown = f'[{host}]' if ':' in host else host
-    command_line.say(f'metrics http://{shown}:{server.server_address[1]}/metrics', 'metrics')
+    command_line.say(f'metrics http://{shown}:{server.getsockname()[1]}/metrics', 'metrics')
 
   def _answer(self, path: str) -> tuple[int, bytes]:
     if path == '/metrics':

@@ -5,15 +5,27 @@ its key too, and the store is read through once in a process of its own before o
 keys must ascend, be as many as LMDB counts, and be found by a search.
 """
 
+import errno
+import os
+import signal
 import subprocess
 import sys
 import zlib
 
 import lmdb
 
+from trainer.errors import UserError
+
 # A store of another format reads as an empty one, and is not written.
 VERSION = b'version of format 3'
 _CHECKSUM_BYTES = 4
+SECONDS_TO_CHECK = 60  # and for each _BYTES_A_SECOND one more: else a lock of it is never free
+_BYTES_A_SECOND = 1 << 20
+_NUMBERS = 'ENOSPC EDQUOT EFBIG EACCES EROFS EMFILE ENFILE ENOMEM'.split()
+_OF_THE_MACHINE = tuple(os.strerror(getattr(errno, name)) for name in _NUMBERS) + (
+  'MDB_READERS_FULL',
+  'MDB_MAP_FULL',
+)
 
 
 class Damaged(Exception):
@@ -35,23 +47,34 @@ def unsealed(name: bytes, data: bytes | None) -> bytes | None:
   return value
 
 
+def is_of_the_machine(error: object) -> bool:
+  """Returns whether an error of LMDB, or its text, is one of a full disk or the like."""
+  return any(text in str(error) for text in _OF_THE_MACHINE)
+
+
 def check(path: str) -> None:
-  """Checks a store in a process of its own; Damaged if it is not whole."""
+  """Checks a store in a process of its own; Damaged if it is not whole, UserError if it cannot."""
   program = f'import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()'
   words = [sys.executable, '-c', program, path]
-  done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+  patience = SECONDS_TO_CHECK + os.path.getsize(f'{path}/data.mdb') / _BYTES_A_SECOND
+  try:
+    done = subprocess.run(
+      words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience
+    )
+  except subprocess.TimeoutExpired:
+    raise Damaged(f'a process that read it waited for {patience:.0f} s') from None
+  text = done.stderr.strip().rpartition('\n')[2]
+  if done.returncode in (-signal.SIGKILL, -signal.SIGTERM) or is_of_the_machine(text):
+    raise UserError(f'{path}: cannot be checked: {text or signal.Signals(-done.returncode).name}')
   if done.returncode < 0:
     raise Damaged(f'signal {-done.returncode} ended a process that read it')
   if done.returncode:
-    raise Damaged(done.stderr.strip().rpartition('\n')[2])
+    raise Damaged(text)
 
 
-def _read_through(path: str) -> None:
-  with (
-    lmdb.open(path, readonly=True, create=False, max_readers=1024) as env,
-    env.begin() as transaction,
-    transaction.cursor() as cursor,
-  ):
+def read_through(transaction: lmdb.Transaction) -> None:
+  """Reads a whole store; Damaged or an error of LMDB if it is not whole, or the process ends."""
+  with transaction.cursor() as cursor:
     if transaction.get(VERSION) is None:
       return
     count, before = 0, b''
@@ -69,6 +92,8 @@ def _read_through(path: str) -> None:
 def main() -> None:
   """Checks the store that the command line names; ends with a line if it is not whole."""
   try:
-    _read_through(sys.argv[1])
+    with lmdb.open(sys.argv[1], readonly=True, create=False, max_readers=1024) as env:
+      with env.begin() as transaction:
+        read_through(transaction)
   except (Damaged, lmdb.Error, OverflowError, MemoryError) as e:
     sys.exit(f'{type(e).__name__}: {e}')

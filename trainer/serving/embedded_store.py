@@ -23,6 +23,7 @@ rows.
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import lmdb
@@ -33,7 +34,17 @@ from ops.row_store import RowStore
 from ops.sharding import shard_of
 from trainer.errors import DataLoss, UserError
 from trainer.files import from_npz, to_npz
-from trainer.serving.embedded_check import VERSION, Damaged, check, sealed, unsealed
+from trainer.serving.embedded_check import (
+  SECONDS_TO_CHECK,
+  VERSION,
+  Damaged,
+  check,
+  is_of_the_machine,
+  read_through,
+  sealed,
+  unsealed,
+)
+from trainer.serving.processes import MARKER
 from trainer.serving.served_rows import ServedRows
 from trainer.serving.versioned_store import (
   LookedUpRows,
@@ -53,6 +64,7 @@ _CONFIG, _DENSE, _CHANGED = b'config', b'dense', b'changed'
 # The largest size of a store. Only addresses are reserved, not memory or disk.
 _MAP_BYTES = 1 << 40
 _READ_AT_ONCE = 4096
+_SECONDS_TO_WRITE = 600  # which another publisher may take
 _MOST_KEPT = 1 << 18  # rows in a reader's memory, some 40 MB with 16 factors
 
 
@@ -71,8 +83,9 @@ class EmbeddedStore(VersionedStore):
 
   def __init__(self, path: str, writable: bool = False):
     self._path, self._what, self._writable = path, f'the store {path}', writable
-    self._data, self._marker = os.path.join(path, 'data.mdb'), os.path.join(path, 'damaged')
+    self._data, self._marker = os.path.join(path, 'data.mdb'), os.path.join(path, MARKER)
     self._files: _Files | None = None
+    self._next_check = 0.0  # when a writer may read the store through, a tenth of its time
     # The last view, from which the next one takes over kept rows.
     self._newest: _EmbeddedView | None = None
     self._refused: tuple[tuple[int, int], str] | None = None  # files that are not opened, and why
@@ -83,16 +96,22 @@ class EmbeddedStore(VersionedStore):
 
   def _open_to_write(self) -> None:
     """Opens the store; if it is damaged, opens a new one in its place."""
+    lock = os.path.join(self._path, 'lock.mdb')
     try:
       if os.path.exists(self._marker):
         with open(self._marker, encoding='utf-8', errors='replace') as f:
           raise Damaged(f.read(200))
       if os.path.exists(self._data):
+        if not os.path.exists(lock) or (self._files and not self._files.are_replaced()):
+          raise Damaged('its lock.mdb was removed')  # readers would not be seen
         check(self._path)
+      elif self._files:
+        raise Damaged('its data.mdb was removed')
+      self.close()
     except Damaged as e:
       logging.warning('%s is damaged (%s); it is written anew from the exports', self._what, e)
       self.close()
-      for name in (self._data, os.path.join(self._path, 'lock.mdb'), self._marker):
+      for name in (self._data, lock, self._marker):
         with contextlib.suppress(FileNotFoundError):
           os.remove(name)
     self._files = _Files(self._path, writable=True)
@@ -102,19 +121,25 @@ class EmbeddedStore(VersionedStore):
       raise UserError(f'{told}; wanted another --to (docs/upgrading.md)')
 
   def version(self) -> Version | None:
-    with plain(self._what, lmdb.Error), self._reading() or contextlib.nullcontext() as transaction:
+    with self._guarded(), self._reading() or contextlib.nullcontext() as transaction:
       return transaction and self._version(transaction)
 
   def _version(self, transaction: lmdb.Transaction) -> Version | None:
-    with self._damage_told():
-      return Version.from_json(unsealed(VERSION, transaction.get(VERSION)))
+    version = Version.from_json(unsealed(VERSION, transaction.get(VERSION)))
+    if self._files.had_version and not version:
+      raise Damaged('it reads as empty')
+    self._files.had_version |= bool(version)
+    return version
 
   @contextlib.contextmanager
-  def _damage_told(self) -> Iterator[None]:
+  def _guarded(self) -> Iterator[None]:
     """Refuses damage that the `with` block finds, and leaves word of it for the publisher."""
     try:
-      yield
-    except (Damaged, lmdb.CorruptedError, lmdb.PageNotFoundError) as e:
+      with plain(self._what, OSError):
+        yield
+    except (Damaged, lmdb.Error, OverflowError, MemoryError) as e:
+      if is_of_the_machine(e):
+        raise UserError(f'{self._what}: {e}') from e
       raise self._told(e) from None
 
   def _told(self, damage: Exception) -> DataLoss:
@@ -125,12 +150,15 @@ class EmbeddedStore(VersionedStore):
 
   def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
     config = exports[-1].config()
-    with plain(self._what, lmdb.Error), self._damage_told():
+    with self._guarded():
       env = self._files.env
       env.reader_check()  # frees the pages that a killed reader held
       with self._files.begin(write=True) as transaction:
-        if self._version(transaction) != expected:
+        if self._version(transaction) != expected or self._files.are_replaced():
           raise Overtaken
+        if (began := time.monotonic()) > self._next_check:  # damaged pages must not be copied
+          read_through(transaction)
+          self._next_check = time.monotonic() + 9 * (time.monotonic() - began)
         is_new, changed = any(export.begins_chain for export in exports), []
         for export in exports:
           if export.begins_chain:
@@ -151,30 +179,25 @@ class EmbeddedStore(VersionedStore):
           transaction.put(name, sealed(name, value))
 
   def view(self) -> View | None:
-    with plain(self._what, lmdb.Error):
+    with self._guarded():
       transaction = self._reading()
       if transaction is None:
         return None
       if self._version(transaction) is None:
         transaction.abort()
         return None
-      with self._damage_told():
-        self._newest = view = _EmbeddedView(self, transaction, self._newest)
+      self._newest = view = _EmbeddedView(self, transaction, self._newest)
       return view
 
   def _reading(self) -> lmdb.Transaction | None:
     """Begins a read transaction and returns it; None if no writer has made the store yet."""
     if self._writable:
-      if self._files is None or self._files.are_cut() or os.path.exists(self._marker):
-        if self._files and self._files.are_cut():
-          self._told(Damaged('data.mdb is cut short'))
+      at_work = self._files and not self._files.are_replaced() and self._files.are_locked()
+      if not at_work or os.path.exists(self._marker):
         self._open_to_write()
     elif self._files is None or self._files.are_replaced():
       self._files = self._opened() or self._files
-    if self._files is None:
-      return None
-    with self._damage_told():
-      return self._files.begin()
+    return self._files and self._files.begin()
 
   def _opened(self) -> '_Files | None':
     """Returns the files that lie in the directory; None if there are none or they are empty yet."""
@@ -217,16 +240,18 @@ class _Files:
     self.env = lmdb.open(
       path, map_size=_MAP_BYTES, readonly=not writable, create=writable, max_readers=1024
     )
-    self._path = os.path.join(path, 'data.mdb')
-    self._file = os.open(self._path, os.O_RDONLY)
-    self._bytes = 0  # which the file had at least
+    self._path, self._lock = (os.path.join(path, name) for name in ('data.mdb', 'lock.mdb'))
+    self._file, self._locked = os.open(self._path, os.O_RDONLY), _inode(self._lock)
+    self._bytes, self._is_stuck = 0, False  # which the file had at least
+    self.had_version = False
 
   def are_replaced(self) -> bool:
     """Returns whether other files lie in the directory now."""
-    try:
-      return os.stat(self._path).st_ino != os.fstat(self._file).st_ino
-    except FileNotFoundError:
-      return True
+    return _inode(self._path) != os.fstat(self._file).st_ino
+
+  def are_locked(self) -> bool:
+    """Returns whether other processes meet the same lock file."""
+    return _inode(self._lock) == self._locked
 
   def are_foreign(self) -> bool:
     """Returns whether a version with another format wrote the store."""
@@ -241,19 +266,36 @@ class _Files:
     return size < known
 
   def begin(self, write: bool = False) -> lmdb.Transaction:
-    """Begins a transaction; Damaged if the file is cut short."""
+    """Begins a transaction; Damaged if the file is cut short or its lock never free."""
     if self.are_cut():
       raise Damaged('data.mdb is cut short')
+
+    def try_lock() -> None:
+      with contextlib.suppress(lmdb.Error):  # the next line but two meets it, too
+        self.env.begin(write=write).abort()
+
+    trial = threading.Thread(target=try_lock, daemon=True)
+    trial.start()
+    trial.join(_SECONDS_TO_WRITE if write else SECONDS_TO_CHECK)
+    if trial.is_alive():
+      self._is_stuck = True
+      raise Damaged('its lock is never free')
     return self.env.begin(write=write)
 
   def close(self) -> None:
-    self.env.close()
+    if not self._is_stuck:  # else a thread still waits within
+      self.env.close()
     os.close(self._file)
     self._file = -1
 
   def __del__(self):
     if self._file >= 0:
       os.close(self._file)
+
+
+def _inode(path: str) -> int | None:
+  with contextlib.suppress(FileNotFoundError):
+    return os.stat(path).st_ino
 
 
 def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[bytes]]:
@@ -358,10 +400,19 @@ class _EmbeddedView(View):
       return self._changes
 
   def _get(self, name: bytes) -> bytes | None:
-    return unsealed(name, self._transaction.get(name))
+    """Returns a key's value; None if there is none, as the keys before and after it prove."""
+    if (data := self._transaction.get(name)) is None:
+      with self._transaction.cursor() as cursor:
+        after = cursor.item() if (found := cursor.set_range(name)) else None
+        before = cursor.item() if (cursor.prev() if found else cursor.last()) else None
+        for key, value in filter(None, (before, after)):
+          unsealed(key, value)
+        if before and before[0] >= name or after and after[0] <= name:
+          raise Damaged(f'a search for key {name.hex()} does not find it')
+    return unsealed(name, data)
 
   def _read(self, keys: np.ndarray) -> LookedUpRows:
-    with plain(self._store._what, lmdb.Error), self._store._damage_told(), self._lock:
+    with self._store._guarded(), self._lock:
       if self._files.are_cut():
         raise Damaged('data.mdb is cut short')
       return decode(list(map(self._get, _keys(keys))))

@@ -2,6 +2,8 @@
 
 import asyncio
 import functools
+import math
+import resource
 import select
 import socket
 
@@ -19,26 +21,49 @@ _SECONDS_TO_BEGIN = 1  # of these, for a connection's request to come
 _PASSES = 10  # of the event loop, in which a connection that waits becomes a request under way
 # An idle connection closes after this time. A short time would often end just as a client sends.
 _SECONDS_IDLE = 75
+_MOST = 4096  # connections at a time, or half of what the process may open
+
+
+def most_connections() -> int:
+  """Returns how many connections may be open; for another one, the longest idle one is closed."""
+  return min(_MOST, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
 
 
 class _Protocol(HttpToolsProtocol):
-  """HTTP/1.1 with limits for the size of a request's head and the time until it has arrived."""
+  """HTTP/1.1 with limits for the number of connections, the size of a request's head and its time.
 
-  def __init__(self, application: App, **settings: object):
+  `idle` has the connections on which no request is under way, the longest idle one first.
+  """
+
+  def __init__(self, application: App, idle: 'dict[_Protocol, None]', **settings: object):
     super().__init__(**settings)
     self._application, self._seconds_to_send = application, application.limits.seconds_to_send
-    self._timer: asyncio.TimerHandle | None = None  # set while a head is arriving
-    self._head_bytes = 0
+    self._timer: asyncio.TimerHandle | None = None  # set while no request is under way
+    self._head_bytes, self._idle = 0, idle
 
   def connection_made(self, transport: asyncio.Transport) -> None:
     super().connection_made(transport)
     self.on_message_begin()
+    if len(self.connections) > most_connections():
+      longest = next(iter(self._idle))
+      longest._stop_waiting()
+      longest.transport.abort()
 
   def on_message_begin(self) -> None:
     super().on_message_begin()
-    self._stop_waiting()
     self._head_bytes = 0
-    self._timer = self.loop.call_later(self._seconds_to_send, self.transport.close)
+    self._wait(self._seconds_to_send)
+
+  def on_response_complete(self) -> None:
+    super().on_response_complete()
+    if self.cycle.response_complete:  # else the next request has come already
+      self._wait(_SECONDS_IDLE + self._seconds_to_send)  # to read the answer, too
+      self._head_bytes = -math.inf  # what still comes is the rest of the body
+
+  def _wait(self, seconds: float) -> None:
+    self._stop_waiting()
+    self._idle[self] = None
+    self._timer = self.loop.call_later(seconds, self.transport.abort)
 
   def data_received(self, data: bytes) -> None:
     self._head_bytes += len(data)
@@ -53,8 +78,9 @@ class _Protocol(HttpToolsProtocol):
 
   def may_begin(self) -> bool:
     """Returns whether a request may be on its way: the connection, or its head, is that new."""
-    most = self._seconds_to_send - _SECONDS_TO_BEGIN
-    return self._timer is not None and self._timer.when() - self.loop.time() > most
+    if self._timer is None or self._head_bytes < 0:  # a request is under way, or was answered
+      return False
+    return self._timer.when() - self.loop.time() > self._seconds_to_send - _SECONDS_TO_BEGIN
 
   def send_400_response(self, msg: str) -> None:
     self._application.told('HTTP', BadRequest(msg))
@@ -65,6 +91,7 @@ class _Protocol(HttpToolsProtocol):
     super().connection_lost(error)
 
   def _stop_waiting(self) -> None:
+    self._idle.pop(self, None)
     if self._timer:
       self._timer.cancel()
     self._timer = None
@@ -100,7 +127,8 @@ def server(app: App) -> uvicorn.Server:
   """Returns a server, whose `run` takes a listening socket."""
   settings = uvicorn.Config(
     app.asgi,
-    http=functools.partial(_Protocol, app),
+    http=functools.partial(_Protocol, app, {}),
+    ws='none',
     interface='asgi3',
     proxy_headers=False,  # nothing here asks who the client is
     log_level='error',  # of bytes that are not HTTP, `App.told` tells

@@ -14,8 +14,9 @@ import signal
 import socket
 import sys
 import tempfile
+import time
 import types
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
 from absl import logging
 
@@ -24,6 +25,9 @@ from trainer import command_line
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 1024
 _SECONDS_TO_ANSWER = 5
+_CRASHES = signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT
+_LONGEST_PAUSE = 60
+MARKER = 'damaged'  # the file of a store in which a reader says what is damaged
 _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
@@ -113,14 +117,8 @@ def fork(count: int, listener: socket.socket) -> Member:
   for number in range(count):
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     if not (pid := os.fork()):
-      for one, default in defaults.items():
-        signal.signal(one, default)
-      signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
       os.close(told)
-      os.setpgrp()  # Ctrl-C reaches the calling process, which passes it on, once
-      ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-      if os.getppid() != parent:
-        sys.exit(1)
+      _begin(defaults, parent, signal.SIGTERM)
       return Member(number, listener, folder, started)
     pids.append(pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -144,3 +142,45 @@ def fork(count: int, listener: socket.socket) -> Member:
         os.kill(other, signal.SIGTERM)
   shutil.rmtree(folder, ignore_errors=True)
   sys.exit(status or command_line.status_of_server(asked))
+
+
+def _begin(handlers: Mapping[int, object], parent: int, last: signal.Signals) -> None:
+  """Lets a new process listen to signals itself; it gets the signal `last` at its parent's end."""
+  for number, handler in handlers.items():
+    signal.signal(number, handler)
+  signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+  os.setpgrp()  # Ctrl-C reaches the parent, which passes it on, once
+  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, last)
+  if os.getppid() != parent:
+    sys.exit(1)
+
+
+def crash_alone(store: str) -> None:
+  """Returns in a new process; if it crashes, the calling one says so and starts another one.
+
+  To read the files of a store that is damaged may crash a process; MARKER then says so, too. The
+  calling process passes signals on, and ends with the status of the new one.
+  """
+  child, parent, pause = 0, os.getpid(), 1
+
+  def stop(number: int, _: types.FrameType | None) -> None:
+    if not child:
+      sys.exit(command_line.status_of_server([number]))
+    os.kill(child, number)
+
+  defaults = {number: signal.signal(number, stop) for number in _SIGNALS}
+  while True:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    if not (child := os.fork()):
+      return _begin(defaults, parent, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    child = 0
+    if -status not in _CRASHES:
+      sys.exit(status if status >= 0 else command_line.SIGNALLED - status)
+    name = signal.Signals(-status).name
+    logging.error('the process at work crashed (%s); it is started again in %d s', name, pause)
+    with contextlib.suppress(OSError), open(f'{store}/{MARKER}', 'w', encoding='utf-8') as f:
+      f.write(f'a process that used it crashed: {name}')
+    time.sleep(pause)
+    pause = min(2 * pause, _LONGEST_PAUSE)

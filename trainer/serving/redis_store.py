@@ -66,6 +66,8 @@ def _plain(what: str) -> Iterator[None]:
     text = ' '.join(str(e).rpartition(' of pipeline caused error: ')[2].split())
     wanted = '; wanted Redis with TLS, or redis://' if 'rediss://' in what else ''
     raise UserError(f'{what}: {text}{wanted}') from e
+  except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as e:
+    raise UserError(f'{what}: answers as no Redis does ({one_line(e)})') from e
 
 
 @contextlib.contextmanager

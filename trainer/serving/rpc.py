@@ -21,7 +21,7 @@ from trainer.errors import UserError, nearest
 from trainer.plain_data import Json
 from trainer.serving import rest
 from trainer.serving.http import App, Refused
-from trainer.serving.http_server import SECONDS_TO_ACCEPT, SECONDS_TO_FINISH
+from trainer.serving.http_server import SECONDS_TO_ACCEPT, SECONDS_TO_FINISH, most_connections
 from trainer.serving.scorer import BadRequest
 
 PREDICT = '/tensorflow.serving.PredictionService/Predict'
@@ -170,6 +170,12 @@ async def listening(app: App, host: str, port: int, shared: bool) -> AsyncIterat
     'grpc.max_receive_message_length': app.limits.body_bytes,
     # Else two servers could share a port, and each answer some calls.
     'grpc.so_reuseport': int(shared),
+    # Whoever sends nothing, or not all of it, keeps no place of a connection for long.
+    'grpc.max_allowed_incoming_connections': most_connections() // 2,
+    'grpc.server_handshake_timeout_ms': int(1000 * app.limits.seconds_to_send),
+    'grpc.max_connection_idle_ms': 75_000,
+    'grpc.max_connection_age_ms': 600_000,
+    'grpc.max_connection_age_grace_ms': 60_000,
   }
   server = grpc.aio.server(options=list(options.items()))
   server.add_generic_rpc_handlers((handler := _Handler(app),))

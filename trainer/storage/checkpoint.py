@@ -46,7 +46,7 @@ from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
 from trainer.embedding.row_table import RowTable
-from trainer.errors import DataLoss, OtherModel, UserError, plain_errors
+from trainer.errors import DataLoss, Exhausted, OtherModel, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.checkpoint_rows import Layer, check_finite, part_name, read_rows, write_rows
 from trainer.storage.kept_texts import KeptTexts
@@ -387,7 +387,7 @@ def restore_latest(
       if refusal:
         logging.warning('using %s instead', path)
       return path, dense, progress
-    except OtherModel:
+    except (OtherModel, Exhausted):
       raise
     except UserError as e:
       refusal = refusal or e
