@@ -217,7 +217,8 @@ def prepare_pass(
         for p in messages.spans.parts:
           reads = messages.blocks(p, wanted_columns(cfg, labelled))
           _convert(cfg, f'{messages.spans.topic}:{p}', reads, labelled, writer, bad, on_block)
-      meta |= {name: getattr(messages, name) for name in ('late', 'lost', 'absent')}
+        kept = 'late', 'lost', 'absent', 'known', 'cluster'
+        meta |= {name: getattr(messages, name) for name in kept}
     writer.close(meta | {'bad': bad.checked(writer.samples)})
   return read_meta(out_dir)
 

@@ -308,7 +308,7 @@ class Job:
       drift.count(cfg, progress, prepared, self.step.dense.embedding.stats.numpy())
       if cfg.data.day_pattern is None:
         drift.compare_day(progress, self.log, self._is_reporter, **{'pass': name})
-    self.stream.trained()
+    self.stream.trained(prepared.meta)
     progress.done, progress.last, progress.batch = progress.done + 1, name, 0
     self._export(lambda: self.exporter.export_pass(action.data_pass.marker))
     self._upload()
