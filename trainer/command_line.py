@@ -20,7 +20,7 @@ from absl import app, flags, logging
 
 from ops.build import NotBuilt
 from trainer import runtime
-from trainer.errors import UserError, one_line, printable
+from trainer.errors import UserError, fit_to_print, one_line, printable, refuse_secrets
 
 SIGNALLED = 128  # a command that a signal ended has the status 128 + the number of the signal
 
@@ -45,9 +45,18 @@ class LogLines(standard_logging.Formatter):
   def format(self, record: standard_logging.LogRecord) -> str:
     if Output.as_json:
       trace = {'trace': self.formatException(record.exc_info)} if record.exc_info else {}
-      return _json_line('message', record.levelname.lower(), text=record.getMessage(), **trace)
-    text, *trace = super().format(record).split('\n')  # the lines of a stack trace stay as they are
+      return _json_line(
+        'message', record.levelname.lower(), text=fit_to_print(record.getMessage()), **trace
+      )
+    text, *trace = fit_to_print(super().format(record)).split(
+      '\n'
+    )  # the lines of a stack trace stay as they are
     return '\n'.join([wrapped(text, self._width), *trace])
+
+
+def _told(text: str) -> str:
+  """Returns a text of an error as it is printed."""
+  return printable(fit_to_print(text))[:_LONGEST]
 
 
 def _json_line(event: str, level: str = 'info', **fields: object) -> str:
@@ -178,7 +187,9 @@ def status(stopped_by: int, troubles: Sequence[str]) -> int:
   `stopped_by` is the number of the signal that stopped the job; 0 if it trained everything.
   """
   for trouble in troubles:
-    sys.stderr.write(f'error: the state is saved and whole, but the reports are not: {trouble}\n')
+    sys.stderr.write(
+      f'error: the state is saved and whole, but the reports are not: {_told(trouble)}\n'
+    )
   return SIGNALLED + stopped_by if stopped_by else 1 if troubles else 0
 
 
@@ -195,6 +206,8 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
     for argument in argv[1:]:
       if argument != argument.encode(errors='replace').decode():
         raise flags.Error(f'the argument {os.fsencode(argument)[:80]!r} is not UTF-8; wanted UTF-8')
+      name = argument.partition('=')[0]
+      refuse_secrets(argument, name if argument[:1] == '-' and name != argument else 'an argument')
     rest = flags.FLAGS(argv)
     module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
     for flag in flags.FLAGS.get_key_flags_for_module(module):
@@ -203,7 +216,7 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
       if isinstance(flag.value, str) and flag.value.startswith('~'):
         flag.value = os.path.expanduser(flag.value)  # shells leave --flag=~/path as it is
     return rest
-  except flags.Error as e:
+  except (flags.Error, UserError) as e:
     missing = re.search(r'Flag (--\w+) must have a value other than None', str(e))
     text = f'{missing[1]} is missing; it is required, see --help' if missing else str(e)
     number = re.search(r'flag (--\w+)=(.*): (invalid literal for int|could not convert)', text)
@@ -261,7 +274,7 @@ def entry(main: Callable[..., int | None]) -> None:
           # Rank 0 has most likely found the same mistake. Once it has printed it and ended, the
           # launcher ends this process, so that the line appears once.
           time.sleep(5)
-        sys.stderr.write(f'error: {printable(" ".join(str(e).split()))[:_LONGEST]}\n')
+        sys.stderr.write(f'error: {_told(" ".join(str(e).split()))}\n')
         status = 2
     except Exception as e:
       # TensorFlow's errors are recognised by name: not every command imports TensorFlow.
@@ -274,7 +287,7 @@ def entry(main: Callable[..., int | None]) -> None:
       else:
         what = wanted = ''
       if what:
-        sys.stderr.write(f'error: {what}: {printable(one_line(e))[:_LONGEST]}; wanted {wanted}\n')
+        sys.stderr.write(f'error: {what}: {_told(one_line(e))}; wanted {wanted}\n')
         status = 2
       else:
         logging.exception('this process failed')

@@ -195,7 +195,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     anew = rf'topic {self.name}, partition \d: was made anew: .* --init_from'
     for values, moments, told in (
       (topics.records(800, seed=1), times, f'{anew} lets begin with the model of this one$'),
-      (some, [time + 1 for time in times], anew),
+      (some, [moment + 1 for moment in times], anew),
       (some[:200], times, rf'{anew}'),
     ):
       with contextlib.closing(topics.Cluster()) as other:
