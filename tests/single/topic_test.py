@@ -21,7 +21,7 @@ from tests.support.states import state_of
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config
 from trainer.comm.communicator import SingleProcess
-from trainer.data import file_system, topic
+from trainer.data import file_system, topic, values
 from trainer.data.conversion import prepare_pass
 from trainer.data.file_system import refusing
 from trainer.data.topic import Span, Spans
@@ -145,12 +145,12 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     values[44] = None
     self.cluster.send(self.name, values)
     cfg = {'pass': {'records': 400}}
-    (refused,) = self.train(cfg)
+    (refused,) = self.train(cfg, {'max_bad_share': 0.0})
     self.assertEqual(refused['fate'], 'refused')
     self.assertIn(f'{self.name}:0:11: malformed record: found NoneType', refused['reason'])
     self.assertIn('2 of 400 records are bad', refused['reason'])
     self.cluster.send(self.name, values)
-    (trained,) = self.train(cfg, {'max_bad_share': 0.01})[1:]
+    (trained,) = self.train(cfg)[1:]
     self.assertEqual((trained['examples'], trained['bad']), (398, 2))
 
   def test_messages_that_have_expired(self):
@@ -193,13 +193,13 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     )
     before = self.files()
     anew = rf'topic {self.name}, partition \d: was made anew: .* --init_from'
-    for values, moments, told in (
+    for some_others, moments, told in (
       (topics.records(800, seed=1), times, f'{anew} lets begin with the model of this one$'),
       (some, [moment + 1 for moment in times], anew),
       (some[:200], times, rf'{anew}'),
     ):
       with contextlib.closing(topics.Cluster()) as other:
-        other.send(self.name, map(topics.as_json, values), times=moments[: len(values)])
+        other.send(self.name, map(topics.as_json, some_others), times=moments[: len(some_others)])
         with self.assertRaisesRegex(UserError, told):
           self.train(cut | {'brokers': other.brokers})
     self.assertEqual(self.files(), before)
@@ -381,13 +381,39 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     self.assertEqual([e['status'] for e in self.events('end')], ['stopped'])
     self.assertLen(self.train({'pass': {'records': 100}}), 1)
 
+  def test_a_message_that_would_ruin_its_pass_is_left_out_alone(self):
+    some = topics.records(400)
+    some[42]['price'], some[43]['tags'] = 1e30, {'a': 1e30}
+    data = {'slots': [{'name': 'user'}, {'name': 'tags'}]}
+    messages = [*map(topics.as_json, [{'tags': {'b': 0.5}} | record for record in some])]
+    self.cluster.send(self.name, messages)
+    told = (
+      rf"{self.name}:2:10: column 'price': found '1e\+30'; .* beyond 1.8e\+19, .*"
+      r'dropped 2 bad of 400 records \(dense 1, value 1\)'
+    )
+    with self.assertLogs(level='WARNING') as logs:
+      (trained,) = self.train({'pass': {'records': 400}}, data)
+    self.assertEqual((trained['examples'], trained['bad']), (398, 2))
+    self.assertRegex('\n'.join(logs.output), told)
+    # A file is read by the same rule.
+    path = f'{self.folder}/log.jsonl'
+    pathlib.Path(path).write_bytes(b'\n'.join(messages))
+    bad = prepare_pass(self.config(data=data), path, f'{self.folder}/of_file')['bad']
+    self.assertEqual([e['line'] for e in bad['examples']], [43, 44])
+
   def test_a_pass_that_ruins_the_model_is_left_out(self):
     some = topics.records(300)
     some[150]['price'] = 1e30
     self.cluster.send(self.name, map(topics.as_json, some), partition=0)
     price = [{'name': 'price', 'from': {'number': 'price'}}, {'name': 'user'}]
     data = {'slots': price, 'dense': []}
-    events = self.train({'pass': {'records': 100}}, data, checkpoint={'every_passes': 1})
+    with mock.patch.object(
+      values, 'MOST', 3e38
+    ):  # as if it were a smaller number, in a larger model
+      events = self.train({'pass': {'records': 100}}, data, checkpoint={'every_passes': 1})
+    (reason,) = [e['reason'] for e in events if e['event'] == 'pass']
+    self.assertIn("slot 'price' holds values up to 1e+30", reason)
+    self.assertEndsWith(reason, f'1e+30 is in {self.name}:0:150')
     fates = [(e['pass'], e.get('fate', 'trained')) for e in events]
     names = [f'{self.name}-{n}' for n in (0, 100, 200)]
     self.assertEqual(sorted(fates), sorted(zip(names, ('trained', 'refused', 'trained'))))

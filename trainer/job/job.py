@@ -29,7 +29,7 @@ from trainer.reporting import closing
 from trainer.reporting.status import Status
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
-from trainer.training.advice import nothing_left
+from trainer.training.advice import nothing_left, placed
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_log import RunLog
@@ -280,7 +280,7 @@ class Job:
         self._end_pass(action, prepared, meter)
       return is_finished
     except BadPass as e:
-      self._go_back(e, in_pass=True)
+      self._go_back(placed(e, prepared), in_pass=True)
       return True
 
   def _begin_pass(self, action: TrainPass, prepared: PreparedPass, items: ItemTable | None) -> None:
