@@ -54,11 +54,6 @@ class LogLines(standard_logging.Formatter):
     return '\n'.join([wrapped(text, self._width), *trace])
 
 
-def _told(text: str) -> str:
-  """Returns a text of an error as it is printed."""
-  return printable(fit_to_print(text))[:_LONGEST]
-
-
 def _json_line(event: str, level: str = 'info', **fields: object) -> str:
   now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec='milliseconds')
   return json.dumps({'time': now, 'level': level, 'event': event, 'fields': fields})
@@ -188,7 +183,7 @@ def status(stopped_by: int, troubles: Sequence[str]) -> int:
   """
   for trouble in troubles:
     sys.stderr.write(
-      f'error: the state is saved and whole, but the reports are not: {_told(trouble)}\n'
+      f'error: the state is saved and whole, but the reports are not: {printable(trouble)}\n'
     )
   return SIGNALLED + stopped_by if stopped_by else 1 if troubles else 0
 
@@ -274,7 +269,7 @@ def entry(main: Callable[..., int | None]) -> None:
           # Rank 0 has most likely found the same mistake. Once it has printed it and ended, the
           # launcher ends this process, so that the line appears once.
           time.sleep(5)
-        sys.stderr.write(f'error: {_told(" ".join(str(e).split()))}\n')
+        sys.stderr.write(f'error: {printable(" ".join(str(e).split()))[:_LONGEST]}\n')
         status = 2
     except Exception as e:
       # TensorFlow's errors are recognised by name: not every command imports TensorFlow.
@@ -287,7 +282,7 @@ def entry(main: Callable[..., int | None]) -> None:
       else:
         what = wanted = ''
       if what:
-        sys.stderr.write(f'error: {what}: {_told(one_line(e))}; wanted {wanted}\n')
+        sys.stderr.write(f'error: {what}: {printable(one_line(e))[:_LONGEST]}; wanted {wanted}\n')
         status = 2
       else:
         logging.exception('this process failed')

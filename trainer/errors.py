@@ -74,7 +74,7 @@ class Stopped(UserError):
 
 
 def printable(text: str) -> str:
-  """Returns a text in one printable line, with \\n, \\x1b and \\xff spelt out."""
+  """Returns a text in one printable line, with \\n, \\x1b and \\xff spelt out; `fit_to_print`."""
 
   def spelt(match: re.Match) -> str:
     code = ord(match[0])
@@ -82,7 +82,7 @@ def printable(text: str) -> str:
       return f'\\x{code - 0xDC00:02x}'
     return match[0].encode('unicode_escape').decode()
 
-  return _UNPRINTABLE.sub(spelt, text)
+  return _UNPRINTABLE.sub(spelt, fit_to_print(text))
 
 
 def fit_to_print(text: str) -> str:
