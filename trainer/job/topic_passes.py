@@ -126,14 +126,15 @@ class TopicPasses:
     """Returns the passes that are ready, in order, and cuts as many as there are."""
     known, place = {e.path for e in self._state.ledger}, self._place()
     self._ask(place)
-    ready: dict[str, Pass] = {}
+    ready, is_same = dict[str, Pass](), False
     while len(ready) < MOST_READY:
       name = _name(self._topic.topic, place.offsets)
       cut = self._cuts()['cuts'].get(name)
       if cut is None or cut['after'] != place.offsets:
         try:
-          if spans := self._cut(place):
+          if (spans := self._cut(place)) and not is_same:
             self._check_same(self._place(), most=1)
+            is_same = True
         except Away as e:
           spans = self._wait_for_it(e)
         if spans is None:
