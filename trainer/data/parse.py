@@ -24,6 +24,7 @@ from trainer.data.schema import blank_columns
 from trainer.data.slot_features import SlotFeatures, distinct_texts, several_features
 from trainer.data.values import (
   MOST,
+  MOST_FLOAT32,
   WHOLE_NUMBER,
   Writing,
   as_text,
@@ -313,7 +314,8 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
       array, _, markers = made.single(column.name, wanted)
     else:
       array, markers = records.single(column.name, 'dense', wanted), data.missing_values
-    numbers, wrong = floats(array, column.name, markers, writing)
+    most = MOST_FLOAT32 if column.made else MOST
+    numbers, wrong = floats(array, column.name, markers, writing, most)
     records.drop(wrong, 'dense', column.name, 'a finite number, or blank for missing')
     with np.errstate(over='ignore', invalid='ignore'):
       dense[:, i] = numbers

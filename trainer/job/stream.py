@@ -149,7 +149,7 @@ class Stream:
       self._trains = Entry(**fields.pop('entry'))
     return _ACTIONS[kind](**fields)
 
-  def trained(self, meta: JsonObject) -> None:
+  def trained(self, meta: JsonObject = {}) -> None:
     """Records that the pass of the last TrainPass was trained on. Every process calls it.
 
     `meta` is that of the prepared pass.
