@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from trainer import config
 from trainer.comm.communicator import Communicator
@@ -23,7 +23,7 @@ from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError
 from trainer.job.ready_passes import ReadyPasses
 from trainer.job.topic_passes import note_read, pass_over
-from trainer.plain_data import JsonObject
+from trainer.plain_data import Json, JsonObject
 from trainer.training.ledger import (
   TRAINED,
   Entry,
@@ -149,7 +149,7 @@ class Stream:
       self._trains = Entry(**fields.pop('entry'))
     return _ACTIONS[kind](**fields)
 
-  def trained(self, meta: JsonObject = {}) -> None:
+  def trained(self, meta: Mapping[str, Json] = {}) -> None:
     """Records that the pass of the last TrainPass was trained on. Every process calls it.
 
     `meta` is that of the prepared pass.

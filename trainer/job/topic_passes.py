@@ -23,7 +23,7 @@ from trainer.data.passes import Pass
 from trainer.data.topic import DAY_MS, Away, Expired, Known, Span, Spans, Topic, another, expired
 from trainer.errors import UserError
 from trainer.files import whole_file
-from trainer.plain_data import JsonObject
+from trainer.plain_data import Json, JsonObject
 from trainer.training.ledger import Ledger
 from trainer.training.run_state import Progress, RunState
 
@@ -48,7 +48,7 @@ def pass_over(topic: str, progress: Progress, ledger: Ledger) -> None:
   progress.topics[topic] = place
 
 
-def note_read(topic: str, progress: Progress, meta: JsonObject) -> None:
+def note_read(topic: str, progress: Progress, meta: Mapping[str, Json]) -> None:
   """Notes by what a topic is known again, from the meta.json of a pass. Every process calls it."""
   place = progress.topics[topic]
   known = place.get('known', {}) | meta.get('known', {})  # a pass of 0.2.0 has none
