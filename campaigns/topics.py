@@ -1,4 +1,7 @@
-"""Kills jobs that train on a topic: every message must have been trained on exactly once."""
+"""Kills jobs that train on a topic: every message must have been trained on exactly once.
+
+Other jobs find their topic made anew, or the list of its cuts damaged.
+"""
 
 import os
 import random
@@ -9,8 +12,9 @@ import time
 import numpy as np
 import yaml
 
+from campaigns.damage import damage
 from campaigns.processes import SOON, Fault, Job
-from campaigns.units import Found, Kind, fork, in_child, killed_in_the_end, text_of
+from campaigns.units import TRACE, Found, Kind, fork, in_child, killed_in_the_end, text_of
 from tests.support import topics
 from tests.support.states import OF_ROWS, state_of
 from trainer.data import topic as topic_reader
@@ -26,9 +30,12 @@ _LINEAR = OF_ROWS.index('linear')
 _BOUNDS = topic_reader.Topic.bounds
 
 
-def _cluster(path: str) -> None:
+def _cluster(path: str, count: int = MESSAGES, seed: int = 0, begin: int | None = None) -> None:
+  """Answers as a cluster with so many messages, a millisecond apart from the time `begin` on."""
   cluster = topics.Cluster()
-  cluster.send('log', map(topics.as_json, topics.records(MESSAGES)))
+  times = None if begin is None else range(begin, begin + count)
+  some = topics.records(4 * MESSAGES, seed)[:count]
+  cluster.send('log', map(topics.as_json, some), times=times)
   with open(path + '.new', 'w', encoding='utf-8') as f:
     f.write(cluster.brokers)
   os.replace(path + '.new', path)
@@ -153,4 +160,99 @@ def run_unit(draw: random.Random, folder: str, shared: str, kills: int = KILLS) 
   return found
 
 
-KINDS = [Kind('topics', 'kills', 25, 900, run_unit)]
+def _trained(job: Job) -> tuple[int | None, str]:
+  """Runs a job until it waits; returns its status and what is wrong with it, besides a refusal."""
+  _run(job, None, hides=False)
+  status, said = job.statuses.get('single'), job.said()
+  refusals = [line for line in said.splitlines() if line.startswith('error: ')]
+  if TRACE in said or status not in (0, 2) or len(refusals) != (status == 2):
+    return status, f'ended with {status}: {said[-1500:]}'
+  return status, ''
+
+
+def _job(folder: str, number: int, brokers: str) -> Job:
+  here = f'{folder}/{number}'
+  os.makedirs(here)
+  flags = ['--config', write_config(here, brokers), '--run_dir', f'{folder}/run']
+  return Job(here, 'single', flags)
+
+
+def _offsets(run_dir: str) -> int:
+  (place,) = state_of(run_dir)['progress']['topics'].values()
+  return sum(place['offsets'].values())
+
+
+def _remade(draw: random.Random, folder: str, shared: str) -> Found:
+  """Continues runs on a topic that was made anew, or copied; the first must be refused."""
+  del shared
+  found, begin, first = Found(), 10**12, draw.randrange(PASS, MESSAGES)
+  kinds = {  # count, seed and begin of the messages of the other topic; whether it is a copy
+    'others': (draw.randrange(1, 2 * MESSAGES), 1, begin, False),
+    'later': (draw.randrange(1, 2 * MESSAGES), 0, begin + draw.randrange(1, 9), False),
+    'copy': (draw.randrange(first + PASS, 2 * MESSAGES), 0, begin, True),
+  }
+  clusters = {'first': (first, 0, begin)} | {kind: of[:3] for kind, of in kinds.items()}
+  pids = [
+    fork(lambda at=f'{folder}/{name}', of=of: _cluster(at, *of), f'{folder}/{name}.log')
+    for name, of in clusters.items()
+  ]
+  with killed_in_the_end(pids):
+    while not all(text_of(f'{folder}/{name}') for name in clusters):
+      time.sleep(0.02)
+    status, wrong = _trained(_job(folder, 0, text_of(f'{folder}/first')))
+    wrong = wrong or (f'ended with {status}' if status else '')
+    for i, (kind, of) in enumerate(kinds.items(), 1):
+      if wrong:
+        break
+      job = _job(folder, i, text_of(f'{folder}/{kind}'))
+      status, wrong = _trained(job)
+      if not wrong and (status == 0) != of[3]:
+        wrong = f'ended with {status}: {job.said()[-600:]}'
+      if not wrong and status == 2 and 'was made anew' not in job.said():
+        wrong = job.said()[-600:]
+      found.trial(
+        'refused in one line' if status else 'went on', f'{kind}: {wrong}' if wrong else None
+      )
+    if not wrong:
+      read = in_child(lambda: _offsets(f'{folder}/run'), folder)
+      wanted = kinds['copy'][0] // PASS * PASS
+      wrong = '' if read == wanted else f'trained to {read}; wanted {wanted}'
+  if wrong:
+    found.trial('', wrong)
+  return found
+
+
+def _cuts(draw: random.Random, folder: str, shared: str) -> Found:
+  """Damages cuts.json; each message is trained on once all the same, or a line wants it removed."""
+  del shared
+  found, brokers = Found(), f'{folder}/brokers'
+  with killed_in_the_end([fork(lambda: _cluster(brokers), f'{folder}/cluster.log')]):
+    while not text_of(brokers):
+      time.sleep(0.02)
+    _run(_job(folder, 0, text_of(brokers)), Fault(signal.SIGKILL, draw.randrange(*_CALLS)), False)
+    path = f'{folder}/run/{FILE}'
+    what, i = damage(draw, path) if os.path.exists(path) else 'nothing', 1
+    while True:
+      job = _job(folder, i, text_of(brokers))
+      status, wrong = _trained(job)
+      if not wrong and status == 2 and (i > 1 or f'{FILE}: ' not in job.said()):
+        wrong = job.said()[-600:]
+      found.trial(
+        'refused in one line' if status else 'went on', f'{what}: {wrong}' if wrong else None
+      )
+      if wrong or status == 0:
+        break
+      os.remove(path)
+      i += 1
+    if not wrong:
+      examples = in_child(lambda: state_of(f'{folder}/run')['progress']['examples'], folder)
+      if examples != MESSAGES // PASS * PASS:
+        found.trial('', f'{what}: trained on {examples} messages')
+  return found
+
+
+KINDS = [
+  Kind('topics', 'kills', 25, 900, run_unit),
+  Kind('re-made topics', 'faults', 10, 900, _remade),
+  Kind('damaged cuts', 'faults', 25, 900, _cuts),
+]

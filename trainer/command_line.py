@@ -19,7 +19,14 @@ from absl import app, flags, logging
 
 from ops.build import NotBuilt
 from trainer import runtime
-from trainer.errors import UserError, is_exhausted, one_line, printable
+from trainer.errors import (
+  UserError,
+  fit_to_print,
+  is_exhausted,
+  one_line,
+  printable,
+  refuse_secrets,
+)
 
 SIGNALLED = 128  # a command that a signal ended has the status 128 + the number of the signal
 _EXHAUSTED = 3  # as of a job that lost a rank: the same command continues
@@ -45,8 +52,12 @@ class LogLines(standard_logging.Formatter):
   def format(self, record: standard_logging.LogRecord) -> str:
     if Output.as_json:
       trace = {'trace': self.formatException(record.exc_info)} if record.exc_info else {}
-      return _json_line('message', record.levelname.lower(), text=record.getMessage(), **trace)
-    text, *trace = super().format(record).split('\n')  # the lines of a stack trace stay as they are
+      return _json_line(
+        'message', record.levelname.lower(), text=fit_to_print(record.getMessage()), **trace
+      )
+    text, *trace = fit_to_print(super().format(record)).split(
+      '\n'
+    )  # the lines of a stack trace stay as they are
     return '\n'.join([wrapped(text, self._width), *trace])
 
 
@@ -178,7 +189,9 @@ def status(stopped_by: int, troubles: Sequence[str]) -> int:
   `stopped_by` is the number of the signal that stopped the job; 0 if it trained everything.
   """
   for trouble in troubles:
-    sys.stderr.write(f'error: the state is saved and whole, but the reports are not: {trouble}\n')
+    sys.stderr.write(
+      f'error: the state is saved and whole, but the reports are not: {printable(trouble)}\n'
+    )
   return SIGNALLED + stopped_by if stopped_by else 1 if troubles else 0
 
 
@@ -195,6 +208,8 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
     for argument in argv[1:]:
       if argument != argument.encode(errors='replace').decode():
         raise flags.Error(f'the argument {os.fsencode(argument)[:80]!r} is not UTF-8; wanted UTF-8')
+      name = argument.partition('=')[0]
+      refuse_secrets(argument, name if argument[:1] == '-' and name != argument else 'an argument')
     rest = flags.FLAGS(argv)
     module = sys.argv[0] if main.__module__ == '__main__' else main.__module__
     for flag in flags.FLAGS.get_key_flags_for_module(module):
@@ -203,7 +218,7 @@ def _parse(argv: Sequence[str], main: Callable[..., int | None]) -> list[str]:
       if isinstance(flag.value, str) and flag.value.startswith('~'):
         flag.value = os.path.expanduser(flag.value)  # shells leave --flag=~/path as it is
     return rest
-  except flags.Error as e:
+  except (flags.Error, UserError) as e:
     missing = re.search(r'Flag (--\w+) must have a value other than None', str(e))
     text = f'{missing[1]} is missing; it is required, see --help' if missing else str(e)
     number = re.search(r'flag (--\w+)=(.*): (invalid literal for int|could not convert)', text)

@@ -36,6 +36,21 @@ _NODE = re.compile(r'\{\{[a-z]+_node [^}]*\}\} ')  # how TensorFlow names the op
 _WRAPPED = ('Exception encountered when calling', 'in user code:')
 
 
+# What may not stand in an address, behind its ://. A password, as in s3://KEY:SECRET@bucket, but no
+# port; and what signs an address or lets in, as in https://host/log.csv?X-Amz-Signature=….
+_IN_ADDRESS = re.compile(
+  r'^(?:[^/:@,]*:\d+,)*[^/:@,]*:(?!\d+(?:[/,?]|$))\S*@'
+  r'|(?<=[?&])[^=&/]*(?:sig|secret|token|passw|pwd|credential|key)[^=&/]*=[^&\'"]+',
+  re.IGNORECASE,
+)
+# Names of settings whose values are secret: those that librdkafka calls sensitive, but for the name
+# of a user and of a file, and others that sound so.
+SECRET = re.compile(
+  r'passw|passphrase|secret|\.pem\b|ssl_key|jaas|oauthbearer\.config|topic\.config|brokers=.*@',
+  re.IGNORECASE,
+)
+
+
 class UserError(Exception):
   """A user's mistake. The process prints its text, one line, and ends with status 2."""
 
@@ -74,7 +89,7 @@ def is_exhausted(error: BaseException | None) -> bool:
 
 
 def printable(text: str) -> str:
-  """Returns a text in one printable line, with \\n, \\x1b and \\xff spelt out."""
+  """Returns a text in one printable line, with \\n, \\x1b and \\xff spelt out; `fit_to_print`."""
 
   def spelt(match: re.Match) -> str:
     code = ord(match[0])
@@ -82,7 +97,28 @@ def printable(text: str) -> str:
       return f'\\x{code - 0xDC00:02x}'
     return match[0].encode('unicode_escape').decode()
 
-  return _UNPRINTABLE.sub(spelt, text)
+  return _UNPRINTABLE.sub(spelt, fit_to_print(text))
+
+
+def fit_to_print(text: str) -> str:
+  """Returns a text in which no address has a password, or what signs it."""
+  return re.sub(r'(?<=://)\S+', lambda match: _IN_ADDRESS.sub(_hidden, match[0]), text)
+
+
+def _hidden(secret: re.Match) -> str:
+  return '…@' if secret[0].endswith('@') else f'{secret[0].partition("=")[0]}=…'
+
+
+def refuse_secrets(text: str, where: str) -> None:
+  """Raises UserError if a text, from `where`, has an address with a secret: it would be kept."""
+  fit = fit_to_print(text)
+  for word, shown in zip(text.split(), fit.split()):
+    if word != shown:
+      raise UserError(
+        f'{where}: found a secret in {short(shown)}; wanted the address without it: credentials '
+        'come from the environment (docs/data.md), from --password_file, or from @FILE of a '
+        "setting of Kafka's client"
+      )
 
 
 def one_line(error: BaseException) -> str:

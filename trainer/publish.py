@@ -127,8 +127,6 @@ def _check_can_publish(exports: str, password: str | None, settings: JsonObject)
 
 
 def _publish(publisher: 'Publisher', store: 'VersionedStore', status: Status) -> int:
-  from trainer.serving.versioned_store import plain_address
-
   is_told = is_filter_told = False
 
   def tell(applied: 'Applied') -> None:
@@ -138,7 +136,7 @@ def _publish(publisher: 'Publisher', store: 'VersionedStore', status: Status) ->
     status.set(apply_seconds=applied.seconds)
     if replaced := applied.replaced:
       command_line.say(
-        f'{plain_address(TO.value)}: held version {replaced.sequence} ({replaced.export}), which '
+        f'{TO.value}: held version {replaced.sequence} ({replaced.export}), which '
         f'is no export that {RUN_DIR.value} has now; replaced. Runs that are all to be served need '
         'a --to each'
       )

@@ -13,7 +13,7 @@ from absl import logging
 from trainer import config, frames, runtime
 from trainer.config import rules
 from trainer.data.file_system import is_directory, is_remote, matching, normal
-from trainer.errors import ConfigError, UserError, short
+from trainer.errors import ConfigError, UserError, refuse_secrets, short
 from trainer.plain_data import Json
 from trainer.reporting import trackers
 
@@ -111,6 +111,7 @@ class Source:
     return self._read({})
 
   def _read(self, measured: Mapping[str, Json]) -> config.Config:
+    refuse_secrets('\n'.join([*self.overrides, str(self.run_dir)]), self._where())
     if isinstance(self.configuration, str):
       return config.load(self.configuration, self.overrides, self.run_dir, measured)
     if not isinstance(self.configuration, Mapping):
@@ -120,7 +121,7 @@ class Source:
       plain = json.loads(json.dumps(dict(self.configuration), default=_plain_setting))
     except (TypeError, ValueError, RecursionError) as e:  # a key is no text, or a dict in itself
       raise ConfigError(f'config: {e}; wanted a dict as a YAML file gives it') from None
-    text = yaml.safe_dump(plain)
+    refuse_secrets(text := yaml.safe_dump(plain), 'config')
     return config.parse(text, self._where(), self.overrides, self.run_dir, measured)
 
 

@@ -23,7 +23,7 @@ import yaml
 
 from trainer import command_line, config, files
 from trainer.config import rules
-from trainer.errors import ConfigError, UserError, plain_errors
+from trainer.errors import ConfigError, UserError, one_line, plain_errors
 from trainer.plain_data import Json
 from trainer.reporting import trackers
 
@@ -206,13 +206,19 @@ def _open(
     f.truncate(f.read().rfind(b'\n') + 1)
   with contextlib.suppress(FileNotFoundError):
     os.remove(f'{path}.lock')
-  study = optuna.create_study(
-    storage=optuna.storages.JournalStorage(JournalFileBackend(path)),
-    study_name='trials',
-    direction='maximize' if config.direction(metric) > 0 else 'minimize',
-    pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
-    load_if_exists=True,
-  )
+  try:
+    study = optuna.create_study(
+      storage=optuna.storages.JournalStorage(JournalFileBackend(path)),
+      study_name='trials',
+      direction='maximize' if config.direction(metric) > 0 else 'minimize',
+      pruner=optuna.pruners.MedianPruner(n_startup_trials=5),
+      load_if_exists=True,
+    )
+  except Exception as e:  # a damaged line may raise anything
+    found = f'cannot be read ({one_line(e)})'
+    raise UserError(
+      f'{path}: {found}; wanted it as the search wrote it, or another --study_dir'
+    ) from e
   told = {key: str(of) for key, of in distributions.items()}
   told |= {'metric': metric, 'config': config.dump(cfg.model_copy(update={'run_dir': ''}))}
   for key, value in told.items():

@@ -50,6 +50,14 @@ class TuneTest(tf.test.TestCase):
     }
     self.study = f'{self.folder}/study'
 
+  def test_a_damaged_list_of_trials_is_told_in_a_line(self):
+    os.makedirs(self.study)
+    for line in '{"op_code": 0, "worker_id": "x"}\n', '{"op_co\n', '[]\n':
+      with open(f'{self.study}/study.log', 'w', encoding='utf-8') as f:
+        f.write(line)
+      with self.assertRaisesRegex(UserError, r'study.log: cannot be read \(.*another --study_dir$'):
+        trainer.tune(self.tree, SPACE, 1, self.study)
+
   def test_a_search_and_what_it_leaves(self):
     store = f'file://{self.folder}/mlruns'
     variables = {'MLFLOW_TRACKING_URI': store, 'MLFLOW_ALLOW_FILE_STORE': 'true'}

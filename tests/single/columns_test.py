@@ -206,6 +206,8 @@ class FacesTest(ColumnsTest):
 
   def test_bins_and_numbers(self):
     x = numbers(self.rng, self.N)
+    # No model reads a number as it is whose square is no float32.
+    x = [None if v is None or abs(float(v)) > 1e19 else v for v in x]
     bounds = [-3.5, 0, 0.7, 5, 20, 1e6]
     cfg = make_config(
       [

@@ -494,7 +494,7 @@ class ParquetTest(PrepareTestCase):
       'item': ['a b', 'größe', None, ''],
       'flag': [True, False, None, True],
       'tags': ['x|y', None, '', 'y'],
-      'price': [1.5, None, -2.0, 1e30],
+      'price': [1.5, None, -2.0, 1e19],
       'click': [1, 0, 0, 1],
     }
     table = pa.table(rows).append_column(
@@ -514,7 +514,7 @@ class ParquetTest(PrepareTestCase):
     text = (
       'user,item,flag,tags,price,click,lists,numbers\n5,a '
       'b,true,x|y,1.5,1,x|y,1|2\n,größe,false,,,0,,\n'
-      '-7,,,,-2,0,,\n5,,true,y,1e30,1,z,3\n'
+      '-7,,,,-2,0,,\n5,,true,y,1e19,1,z,3\n'
     )
     cfg = make_config(data)
     prepare_pass(cfg, self.write('day.csv', text), self.path('csv'))

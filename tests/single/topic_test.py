@@ -7,8 +7,10 @@ import os
 import pathlib
 import signal
 import tempfile
+import time
 from unittest import mock
 
+import confluent_kafka
 import numpy as np
 import pyarrow as pa
 import tensorflow as tf
@@ -19,14 +21,15 @@ from tests.support.states import state_of
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config
 from trainer.comm.communicator import SingleProcess
-from trainer.data import file_system, topic
+from trainer.data import file_system, topic, values
 from trainer.data.conversion import prepare_pass
 from trainer.data.file_system import refusing
 from trainer.data.topic import Span, Spans
 from trainer.errors import BadPass, ConfigError, UserError
-from trainer.job import stop_request
+from trainer.job import stop_request, stream
+from trainer.job.callback import Callback
 from trainer.job.job import Job
-from trainer.job.topic_passes import shared
+from trainer.job.topic_passes import TopicPasses, shared
 from trainer.training.step import TrainStep
 
 COLUMNS = ('user', 'item', 'price', 'click')
@@ -142,12 +145,12 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     values[44] = None
     self.cluster.send(self.name, values)
     cfg = {'pass': {'records': 400}}
-    (refused,) = self.train(cfg)
+    (refused,) = self.train(cfg, {'max_bad_share': 0.0})
     self.assertEqual(refused['fate'], 'refused')
     self.assertIn(f'{self.name}:0:11: malformed record: found NoneType', refused['reason'])
     self.assertIn('2 of 400 records are bad', refused['reason'])
     self.cluster.send(self.name, values)
-    (trained,) = self.train(cfg, {'max_bad_share': 0.01})[1:]
+    (trained,) = self.train(cfg)[1:]
     self.assertEqual((trained['examples'], trained['bad']), (398, 2))
 
   def test_messages_that_have_expired(self):
@@ -166,12 +169,127 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     with self.assertLogs(level='WARNING') as logs:
       trained = self.train(cut | {'pass': {'records': 1000}, 'on_expired': 'skip'})
     self.assertRegex('\n'.join(logs.output), r'expired.*messages are lost')
+    told = (
+      f"topic {self.name}: none of the messages .* goes on, because its cluster's id, .*the same"
+    )
+    self.assertRegex('\n'.join(logs.output), told)
     there = sum(e['examples'] for e in trained[1:])
     self.assertGreater(there, 1000)
     (offsets,) = [t['offsets'] for t in state_of(self.run_dir)['progress']['topics'].values()]
     lost = sum(e['lost_messages'] for e in trained)
     self.assertEqual(there + lost, offsets['1'] - 100)
     self.assertGreater(lost, 0)
+
+  def test_offsets_belong_to_their_topic(self):
+    """The next messages of a topic that was made anew under the same name are others."""
+    some, times = topics.records(1600), range(10**12, 10**12 + 1600)
+    cut = {'pass': {'records': 200}}
+    self.cluster.send(self.name, map(topics.as_json, some[:400]), times=times[:400])
+    self.assertLen(self.train(cut), 2)
+    (place,) = state_of(self.run_dir)['progress']['topics'].values()
+    self.assertEqual(
+      {p: known[:2] for p, known in place['known'].items()},
+      {str(p): [99, 10**12 + 396 + p] for p in range(4)},
+    )
+    before = self.files()
+    anew = rf'topic {self.name}, partition \d: was made anew: .* --init_from'
+    for some_others, moments, told in (
+      (topics.records(800, seed=1), times, f'{anew} lets begin with the model of this one$'),
+      (some, [moment + 1 for moment in times], anew),
+      (some[:200], times, rf'{anew}'),
+    ):
+      with contextlib.closing(topics.Cluster()) as other:
+        other.send(self.name, map(topics.as_json, some_others), times=moments[: len(some_others)])
+        with self.assertRaisesRegex(UserError, told):
+          self.train(cut | {'brokers': other.brokers})
+    self.assertEqual(self.files(), before)
+    with contextlib.closing(topics.Cluster()) as copy, self.assertLogs(level='WARNING') as logs:
+      copy.send(self.name, map(topics.as_json, some[:800]), times=times[:800])
+      self.assertLen(self.train(cut | {'brokers': copy.brokers}), 4)
+    self.assertRegex('\n'.join(logs.output), 'the id of its cluster was .* are the same')
+
+  def files(self):
+    """Returns the content of the files by which a run goes on."""
+    names = ('cuts.json', 'ledger.jsonl')
+    return [pathlib.Path(self.run_dir, name).read_bytes() for name in names]
+
+  def test_a_topic_is_made_anew_while_a_run_goes_on(self):
+    self.cluster.send(self.name, map(topics.as_json, topics.records(400)))
+    self.cluster.send(f'{self.name}-anew', map(topics.as_json, topics.records(4000, seed=1)))
+    at = topic.Topic._at
+
+    def of_another(client, *args):
+      one = at(client, *args)
+      return confluent_kafka.TopicPartition(f'{one.topic}-anew', one.partition, one.offset)
+
+    with mock.patch.object(topic.Topic, '_at', at):
+
+      class Remake(Callback):
+        def on_pass_end(self, name, figures):
+          topic.Topic._at = of_another
+
+      cfg = self.config({'pass': {'records': 400}})
+      one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), callbacks=[Remake()])
+      with self.assertRaisesRegex(UserError, rf'topic {self.name}, partition \d: was made anew'):
+        one.run()
+    self.assertEqual([e['examples'] for e in self.events()], [400])
+
+  def test_a_state_of_0_2_0_goes_on(self):
+    """It does not know by what the topic is known again; its cuts.json has no checksum."""
+    cut = {'pass': {'records': 100}}
+    self.cluster.send(self.name, map(topics.as_json, topics.records(300)))
+    with mock.patch.object(stream, 'note_read', lambda *_: None):
+      self.train({'pass': {'records': 200}})
+    (place,) = state_of(self.run_dir)['progress']['topics'].values()
+    self.assertEqual(place.keys(), {'offsets', 'time'})
+    path = pathlib.Path(self.run_dir, 'cuts.json')
+    cuts = json.loads(path.read_bytes())
+    del cuts['crc32']
+    path.write_text(json.dumps(cuts), encoding='utf-8')
+    self.assertEqual([e['examples'] for e in self.train(cut)], [200, 100])
+    self.assertIn('crc32', json.loads(path.read_bytes()))
+
+  def test_a_damaged_list_of_cuts(self):
+    cut = {'pass': {'records': 100}}
+    self.cluster.send(self.name, map(topics.as_json, topics.records(600)))
+
+    def stop(job, *_):
+      job.stop_request.signal = signal.SIGINT
+      return False
+
+    with mock.patch.object(Job, '_train_on_pass', stop):  # when all is cut
+      cfg = self.config(cut)
+      one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+      one.run()
+      one.close()
+    path = pathlib.Path(self.run_dir, 'cuts.json')
+    whole = path.read_text(encoding='utf-8')
+    cuts = json.loads(whole)
+    self.assertLen(cuts['cuts'], 6)
+    del cuts['crc32']
+    plain = json.dumps(cuts)  # as 0.2.0 wrote it
+    damaged = [whole[:n] for n in range(0, len(whole), 97)] + ['[]', '{}', 'null', '\0' * 64]
+    damaged += [
+      whole.replace('0:50-75', '0:60-75'),  # it would leave out ten messages
+      whole.replace('0:50-75', '0:50-85'),  # and train some twice
+      plain.replace('0:50-75', '0:60-75'),
+      plain.replace('0:50-75', '0:40-75'),
+      plain.replace('0:50-75', '0:75-50'),
+      plain.replace('3:125-150', '7:125-150'),
+      plain.replace('3:125-150', '3:125-950'),
+      plain.replace('{"0": 50', '{"0": 51'),
+      plain.replace('"path": "kafka', '"path": "other'),
+      plain.replace('"at": ', '"at": "x'),
+    ]
+    for text in damaged:
+      with self.subTest(text=text[:200]):
+        self.assertNotIn(text, (whole, plain))
+        path.write_text(text, encoding='utf-8')
+        with self.assertRaisesRegex(UserError, r'run/cuts.json: .*; wanted it removed: ') as raised:
+          TopicPasses(cfg, one.state, time.time).look()
+        self.assertNotIn('\n', str(raised.exception))
+    path.unlink()
+    self.assertEqual([e['examples'] for e in self.train(cut)], [100] * 6)
 
   def test_days_end_by_the_time_of_messages(self):
     day = 24 * 3600 * 1000
@@ -263,13 +381,39 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     self.assertEqual([e['status'] for e in self.events('end')], ['stopped'])
     self.assertLen(self.train({'pass': {'records': 100}}), 1)
 
+  def test_a_message_that_would_ruin_its_pass_is_left_out_alone(self):
+    some = topics.records(400)
+    some[42]['price'], some[43]['tags'] = 1e30, {'a': 1e30}
+    data = {'slots': [{'name': 'user'}, {'name': 'tags'}]}
+    messages = [*map(topics.as_json, [{'tags': {'b': 0.5}} | record for record in some])]
+    self.cluster.send(self.name, messages)
+    told = (
+      rf"{self.name}:2:10: column 'price': found '1e\+30'; .* beyond 1.8e\+19, .*"
+      r'dropped 2 bad of 400 records \(dense 1, value 1\)'
+    )
+    with self.assertLogs(level='WARNING') as logs:
+      (trained,) = self.train({'pass': {'records': 400}}, data)
+    self.assertEqual((trained['examples'], trained['bad']), (398, 2))
+    self.assertRegex('\n'.join(logs.output), told)
+    # A file is read by the same rule.
+    path = f'{self.folder}/log.jsonl'
+    pathlib.Path(path).write_bytes(b'\n'.join(messages))
+    bad = prepare_pass(self.config(data=data), path, f'{self.folder}/of_file')['bad']
+    self.assertEqual([e['line'] for e in bad['examples']], [43, 44])
+
   def test_a_pass_that_ruins_the_model_is_left_out(self):
     some = topics.records(300)
     some[150]['price'] = 1e30
     self.cluster.send(self.name, map(topics.as_json, some), partition=0)
     price = [{'name': 'price', 'from': {'number': 'price'}}, {'name': 'user'}]
     data = {'slots': price, 'dense': []}
-    events = self.train({'pass': {'records': 100}}, data, checkpoint={'every_passes': 1})
+    with mock.patch.object(
+      values, 'MOST', 3e38
+    ):  # as if it were a smaller number, in a larger model
+      events = self.train({'pass': {'records': 100}}, data, checkpoint={'every_passes': 1})
+    (reason,) = [e['reason'] for e in events if e['event'] == 'pass']
+    self.assertIn("slot 'price' holds values up to 1e+30", reason)
+    self.assertEndsWith(reason, f'1e+30 is in {self.name}:0:150')
     fates = [(e['pass'], e.get('fate', 'trained')) for e in events]
     names = [f'{self.name}-{n}' for n in (0, 100, 200)]
     self.assertEqual(sorted(fates), sorted(zip(names, ('trained', 'refused', 'trained'))))

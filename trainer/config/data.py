@@ -104,7 +104,7 @@ class Data(Section):
   """The thousands separator of numbers in text, such as the dot in 1.234.567,8; null: none."""
   max_bad_share: Share = 0.0
   """The share of a pass's records that may be malformed; they are left out. A pass with more is
-  refused."""
+  refused. The default is 0.01 with data.topic, whose messages cannot be mended."""
   shuffle: bool = True
   """Whether the samples of a training pass are shuffled, by seed."""
   late: Literal['train', 'skip', 'fail'] = 'train'

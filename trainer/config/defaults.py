@@ -92,6 +92,8 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
     tree.default(('train', 'plateau', 'min_delta'), least, 'train.plateau.metric')
   if data.topic and data.topic.days:
     tree.default(('data', 'day_pattern'), DAY_OF_SPAN, 'data.topic.days')
+  if data.topic:  # a bad message can never be mended, and would cost its pass all others
+    tree.default(('data', 'max_bad_share'), 0.01, 'data.topic')
   if data.stream:
     for key, value in _OF_A_STREAM.items():
       if key[-1] != 'max_days_ahead' or tree.values['data'].get('day_pattern'):

@@ -19,7 +19,7 @@ from trainer.config.rules import check
 from trainer.config.schema import Config
 from trainer.config.train import BATCH_SIZE
 from trainer.config.yaml_text import flatten, put, read_yaml, set_key
-from trainer.errors import ConfigError, DataLoss, OtherModel, printable, short
+from trainer.errors import ConfigError, DataLoss, OtherModel, printable, refuse_secrets, short
 from trainer.plain_data import Json, JsonObject
 
 
@@ -31,7 +31,9 @@ def load(
 ) -> Config:
   """Reads and checks a YAML file, as `parse`; for NAME.yaml the default run_dir is runs/NAME."""
   name = os.path.splitext(os.path.basename(path))[0]
-  return parse(_text_of(path), path, overrides, run_dir, measured, f'runs/{name}')
+  text = _text_of(path)
+  refuse_secrets(text, path)
+  return parse(text, path, overrides, run_dir, measured, f'runs/{name}')
 
 
 def _text_of(path: str) -> str:

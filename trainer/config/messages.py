@@ -9,7 +9,7 @@ from trainer.config.columns import MADE
 from trainer.config.schema import Config
 from trainer.config.schema_text import keys
 from trainer.config.section import Section
-from trainer.config.yaml_text import flatten
+from trainer.config.yaml_text import flatten, shown
 from trainer.errors import closest, nearest, short
 
 # The keys that a user may mean by `learning_rate`.
@@ -136,7 +136,7 @@ def place_of(key: str, where: str, overrides: Sequence[str]) -> str:
   for assignment in reversed(overrides):
     given = assignment.partition('=')[0]
     if key == given or key.startswith(given + '.'):
-      return f'--set {assignment[:80]}'
+      return shown(assignment)
   return where
 
 
@@ -199,4 +199,5 @@ def one_line(error: pydantic.ValidationError, where: str, overrides: Sequence[st
     wanted += f'; here that is {_OTHER_VALUES[first["input"]]}'
   elif first['type'] in ('model_type', 'dict_type', 'list_type'):
     wanted = 'wanted ' + _as_in(first)
-  return f"{where}: key '{key}': found {short(first['input'])}; {wanted}"
+  found = 'a value' if key.startswith('data.topic.config') else short(first['input'])
+  return f"{where}: key '{key}': found {found}; {wanted}"

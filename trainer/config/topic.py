@@ -1,19 +1,17 @@
 """The section `data.topic`: a log that is a topic of Kafka, in place of files."""
 
 import contextlib
-import re
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import pydantic
 
 from trainer.config.section import NonNegative, Positive, PositiveInt, Rules, Section, wrong
-from trainer.errors import short
+from trainer.errors import SECRET, short
 from trainer.plain_data import Json
 
 if TYPE_CHECKING:
   from trainer.config.schema import Config
 
-_SECRET = re.compile(r'password|secret|\.pem$|jaas')
 _OURS = ('bootstrap.servers', 'auto.offset.reset', 'enable.auto.commit', 'enable.partition.eof')
 
 
@@ -79,11 +77,12 @@ class Topic(Section):
       yield 'pass.by', "found 'time' without seconds; wanted the length of a window"
     if self.format == 'csv' and cfg.data.columns is None:
       yield 'format', "found 'csv' without data.columns; wanted the names of the fields of a line"
-    if not self.brokers.strip():
-      yield 'brokers', "found ''; wanted an address, as host:9092"
+    if not self.brokers.strip() or '@' in self.brokers:
+      found = "an address with an '@'" if self.brokers.strip() else "''"
+      yield 'brokers', f'found {found}; wanted one as host:9092; passwords belong in config'
     for key, value in self.config.items():
       if key in _OURS:
         yield 'config', f"found '{key}', which the trainer itself sets; wanted it left out"
-      if _SECRET.search(key) and not str(value).startswith('@'):
+      if SECRET.search(key) and not str(value).startswith('@'):
         told = f"found the value of '{key}', which the run_dir would keep"
         yield 'config', f"{told}; wanted '@FILE', where FILE holds it"

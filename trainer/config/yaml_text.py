@@ -4,7 +4,7 @@ import re
 
 import yaml
 
-from trainer.errors import ConfigError, short
+from trainer.errors import SECRET, ConfigError, short
 from trainer.plain_data import Json, JsonObject
 
 
@@ -81,15 +81,20 @@ def _place(node: Json, part: str, where: str) -> int | str:
   return 'args' if node.get('kind') == part else part  # --set may use an interaction's short form
 
 
+def shown(assignment: str) -> str:
+  """Returns an argument of --set as messages show it: of what may be a secret, the key alone."""
+  return f'--set {assignment.partition("=")[0] if SECRET.search(assignment) else assignment[:80]}'
+
+
 def set_key(tree: JsonObject, assignment: str) -> None:
   """Applies an assignment `a.b.0.c=value`, whose value is YAML, to `tree`."""
   key, equals, text = assignment.partition('=')
   if not equals or not key:
-    raise ConfigError(f'--set {assignment}: wanted KEY=VALUE, as in --set train.batch_size=1024')
+    raise ConfigError(f'{shown(assignment)}: wanted KEY=VALUE, as in --set train.batch_size=1024')
   hint = """a text with such a sign wants quotes of its own, as in --set 'data.delimiter="|"'"""
-  value = read_yaml(text, f'--set {short(assignment)}', hint)
+  value = read_yaml(text, shown(assignment), hint)
   if not value and (first := text.strip()[:1]) and first in '|>#!':
-    raise ConfigError(f'--set {short(assignment)}: found no text after {first}; {hint}')
+    raise ConfigError(f'{shown(assignment)}: found no text after {first}; {hint}')
   put(tree, key, value, assignment)
 
 
@@ -97,7 +102,7 @@ def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
   """Sets a key such as `a.b.0.c` in `tree`; `assignment` is the argument of --set, for messages."""
   parts, node = key.split('.'), tree
   for i, part in enumerate(parts):
-    place = _place(node, part, f"--set {assignment}: '{'.'.join(parts[: i + 1])}'")
+    place = _place(node, part, f"{shown(assignment)}: '{'.'.join(parts[: i + 1])}'")
     if i == len(parts) - 1:
       node[place] = value
     elif isinstance(node, dict) and node.get(place) is None:

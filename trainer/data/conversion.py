@@ -135,14 +135,26 @@ def warn_of_quotes(path: str, lines: Sequence[int], quoting: str) -> None:
 
 
 class BadRecords:
-  """Counts the bad records of a pass, and raises an error if they are too many."""
+  """Counts the bad records of a pass, and raises an error if they are too many.
+
+  It also keeps the largest number of the good ones and its place, FILE:LINE, for messages.
+  """
 
   def __init__(self, path: str, max_share: float):
     self._path, self._max_share = path, max_share
     self._kinds: collections.Counter[str] = collections.Counter()
     self._examples: list[BadRecord] = []
+    self._largest = 0.0, ''
 
-  def add(self, path: str, kinds: Mapping[str, int], examples: Sequence[BadRecord]) -> None:
+  def add(
+    self,
+    path: str,
+    kinds: Mapping[str, int],
+    examples: Sequence[BadRecord],
+    largest: tuple[float, int | str],
+  ) -> None:
+    if largest[0] > self._largest[0]:
+      self._largest = largest[0], f'{path}:{str(largest[1]).rpartition(":")[2]}'
     self._kinds.update(kinds)
     room = MAX_EXAMPLES - len(self._examples)
     self._examples += [example._replace(path=path) for example in examples[:room]]
@@ -151,7 +163,8 @@ class BadRecords:
     """Returns the numbers and examples of bad records, for meta.json."""
     bad, examples = self._kinds.total(), [example._asdict() for example in self._examples]
     kinds = dict(self._kinds)
-    return {'records': bad, 'of': samples + bad, 'kinds': kinds, 'examples': examples}
+    counts = {'records': bad, 'of': samples + bad, 'kinds': kinds}
+    return counts | {'examples': examples, 'largest': self._largest}
 
   def checked(self, samples: int) -> JsonObject:
     """Returns what `counted` does, and warns of bad records; BadPass: too many, or no good one."""
@@ -217,7 +230,8 @@ def prepare_pass(
         for p in messages.spans.parts:
           reads = messages.blocks(p, wanted_columns(cfg, labelled))
           _convert(cfg, f'{messages.spans.topic}:{p}', reads, labelled, writer, bad, on_block)
-      meta |= {name: getattr(messages, name) for name in ('late', 'lost', 'absent')}
+        kept = 'late', 'lost', 'absent', 'known', 'cluster'
+        meta |= {name: getattr(messages, name) for name in kept}
     writer.close(meta | {'bad': bad.checked(writer.samples)})
   return read_meta(out_dir)
 
@@ -233,7 +247,7 @@ def _convert(
 ) -> None:
   for parsed in _parsed_blocks(cfg, path, reads, labelled):
     writer.add(parsed)
-    bad.add(path, parsed.bad, parsed.examples)
+    bad.add(path, parsed.bad, parsed.examples, parsed.largest)
     on_block(writer.samples)
 
 
@@ -283,7 +297,8 @@ def join_parts(
       prepared = PreparedPass(path, cfg)
       writer.append(prepared)
       of_part = prepared.meta['bad']
-      bad.add(raw_path, of_part['kinds'], [BadRecord(**e) for e in of_part['examples']])
+      examples = [BadRecord(**e) for e in of_part['examples']]
+      bad.add(raw_path, of_part['kinds'], examples, of_part['largest'])
       on_block(writer.samples)
     writer.close(meta | {'bad': bad.checked(writer.samples)})
 

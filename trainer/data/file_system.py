@@ -19,7 +19,7 @@ import pyarrow.fs
 
 from trainer import errors
 from trainer.config.formats import FORMATS
-from trainer.errors import BadPass, ConfigError, UserError, one_line, printable
+from trainer.errors import BadPass, ConfigError, UserError, one_line, printable, refuse_secrets
 from trainer.files import patient, temporary_directory
 
 # The format of a file by its suffix; with any other suffix it is CSV.
@@ -104,6 +104,7 @@ def _locate(path: str) -> tuple[pa.fs.FileSystem, str]:
   """Returns pyarrow's file system for a path, and the path within this file system."""
   if not is_remote(path):
     return _filesystem('file:///'), os.path.abspath(os.path.expanduser(path))
+  refuse_secrets(path, 'the path of a file')
   scheme, _, rest = path.partition('://')
   host, _, inside = os.path.normpath(rest).partition('/')
   # Left to itself, the client of gs:// tries for a quarter of an hour.

@@ -23,6 +23,8 @@ from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.schema import blank_columns
 from trainer.data.slot_features import SlotFeatures, distinct_texts, several_features
 from trainer.data.values import (
+  MOST,
+  MOST_FLOAT32,
   WHOLE_NUMBER,
   Writing,
   as_text,
@@ -61,6 +63,7 @@ class Parsed(NamedTuple):
   bad: collections.Counter[str] = collections.Counter()  # kind of mistake -> dropped records
   examples: Sequence[BadRecord] = ()  # the first bad records
   texts: Sequence[tuple[np.ndarray, pa.Array]] = ()  # keys and texts, for data.keep_texts
+  largest: tuple[float, int] = 0.0, 0  # of the numbers that a model may read as they are; its line
 
 
 def _assemble(
@@ -91,6 +94,24 @@ def _assemble(
     if s.values is not None:
       values[to] = s.values[source]
   return counts, keys, values
+
+
+def _largest(
+  lines: np.ndarray,
+  dense: np.ndarray,
+  weight: np.ndarray | None,
+  counts: np.ndarray | None,
+  values: np.ndarray | None,
+) -> tuple[float, int]:
+  """Returns the `largest` of `Parsed`; its arrays have n > 0 records."""
+  numbers = np.abs(np.nan_to_num(dense)).max(1, initial=0)
+  numbers = numbers if weight is None else np.maximum(numbers, weight)
+  found = [(float(numbers.max()), int(lines[numbers.argmax()]))]
+  if values is not None and len(values):
+    at = np.abs(values).argmax()
+    record = np.searchsorted(counts.sum(1).cumsum(), at, 'right')
+    found.append((float(abs(values[at])), int(lines[record])))
+  return max(found)
 
 
 # Records
@@ -155,6 +176,8 @@ class _Records:
           else:
             hint += 'a text that stands for a missing number belongs in data.missing_values: '
             hint += f'[{value[:MAX_TEXT]!r}]'
+      if MOST < abs(float_or_none(str(value)) or 0) < math.inf:
+        hint = f'; it is beyond {MOST:.2g}, so that its square is no float32'
       hint = hint_of(value) if hint_of else hint
       shown = 'null' if value is None else repr(value)[:MAX_TEXT]
       line = int(self._block.lines[i])
@@ -291,7 +314,8 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
       array, _, markers = made.single(column.name, wanted)
     else:
       array, markers = records.single(column.name, 'dense', wanted), data.missing_values
-    numbers, wrong = floats(array, column.name, markers, writing)
+    most = MOST_FLOAT32 if column.made else MOST
+    numbers, wrong = floats(array, column.name, markers, writing, most)
     records.drop(wrong, 'dense', column.name, 'a finite number, or blank for missing')
     with np.errstate(over='ignore', invalid='ignore'):
       dense[:, i] = numbers
@@ -327,8 +351,11 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     ]
     dense, label = dense[keep], label[keep]
     weight, group = (a if a is None else a[keep] for a in (weight, group))
+  features, lines = _assemble(slots, len(label)), block.lines[keep]
+  raw = dense[:, [column.transform == 'none' for column in data.dense]]
+  has_largest = labelled and len(lines)
   return Parsed(
-    *_assemble(slots, len(label)),
+    *features,
     dense,
     label.astype(np.float32),
     None if weight is None else weight.astype(np.float32),
@@ -336,4 +363,5 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     records.bad,
     records.examples(),
     texts,
+    _largest(lines, raw, weight, features[0], features[2]) if has_largest else (0.0, 0),
   )

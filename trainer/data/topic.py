@@ -10,6 +10,7 @@ import functools
 import importlib
 import logging
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -101,11 +102,33 @@ class Expired(UserError):
   there: Span = Span(0, 0)
 
 
+class Known(NamedTuple):
+  """A message by which a partition is known again: the last one that was read of it."""
+
+  offset: int
+  time: int  # its timestamp, in ms since 1970
+  crc32: int  # of its key and value
+
+  @classmethod
+  def of(cls, message: 'confluent_kafka.Message') -> 'Known':
+    crc32 = zlib.crc32(message.value() or b'', zlib.crc32(message.key() or b''))
+    return cls(message.offset(), message.timestamp()[1], crc32)
+
+
+def another(topic: str, what: str) -> UserError:
+  """Returns the error that a topic is not the one whose offsets a run has; `what` shows it."""
+  wanted = 'a new run, which --init_from lets begin with the model of this one'
+  return UserError(
+    f'topic {topic}, {what}; wanted the topic that the run was trained on, or {wanted}'
+  )
+
+
 def expired(topic: str, partition: str, wanted: int, there: Span) -> UserError:
   """Returns the error that a partition has no message of the offset `wanted`."""
-  what = f'topic {topic}, partition {partition}: wanted offset {wanted}'
+  what = f'partition {partition}: wanted offset {wanted}'
   if wanted > there.end:
-    return UserError(f'{what}, beyond its end {there.end}: the topic was made anew')
+    return another(topic, f'{what}, beyond its end {there.end}: the topic was made anew')
+  what = f'topic {topic}, {what}'
   error = Expired(f'{what}, which has expired: the oldest there is {there.start}')
   error.there = there
   return error
@@ -190,6 +213,12 @@ class Topic:
       self._check_refused()
       raise Away(f'{e} ({why})') from None
 
+  def cluster(self) -> str | None:
+    """Returns the id of a cluster that has answered; None if it has none."""
+    with contextlib.suppress(self._kafka.KafkaException):
+      return self._consumer.cluster_id(timeout=_SECONDS_AT_ONCE)
+    return None
+
   def _there(self, partition: str) -> Span:
     at = self._at(partition)
     return Span(*self._consumer.get_watermark_offsets(at, timeout=SECONDS_TO_ANSWER, cached=False))
@@ -213,7 +242,7 @@ class Topic:
     while place < span.end:
       got, is_there = [], True
       with plain_kafka(self.what):
-        messages = self._consumer.consume(_AT_ONCE, _SECONDS_AT_ONCE)
+        messages = self._consumer.consume(min(_AT_ONCE, span.end - place), _SECONDS_AT_ONCE)
       for message in messages:
         if (error := message.error()) is None:
           got.append(message)
@@ -257,6 +286,8 @@ class PassReader:
     lost: how many messages had expired (data.topic.on_expired: skip).
     late: how many messages are of a day before that of the pass.
     absent: how many offsets have no message, as where a compacted topic has newer ones.
+    known: {partition: the last message that was read of it}.
+    cluster: the id of the cluster, once its messages were read.
   """
 
   def __init__(self, cfg: config.Config, path: str, waits: Callable[[], None]):
@@ -265,9 +296,13 @@ class PassReader:
     if self._topic is None or self._topic.topic != self.spans.topic:
       raise BadPass(f'{path}: data.topic is another one now')
     self.lost = self.late = 0
-    self.absent = self.spans.messages
+    self.absent, self.known = self.spans.messages, {}
     self._client = Topic(self._topic)
     self.close = self._client.close
+
+  @property
+  def cluster(self) -> str | None:
+    return self._client.cluster()
 
   def blocks(self, partition: str, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
     """Yields functions that return the blocks of a partition, in order; lines are offsets."""
@@ -295,6 +330,7 @@ class PassReader:
         for messages in self._client.messages(partition, span, self._waits):
           span = span._replace(start=messages[-1].offset() + 1)
           self.absent -= len(messages)
+          self.known[partition] = Known.of(messages[-1])
           yield self._in_time(messages) if self._topic.days else messages
         return
       except Expired as e:

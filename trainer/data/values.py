@@ -25,6 +25,9 @@ WHOLE_NUMBER = (
   'a whole number or a text (ids that became floats: pandas.read_csv(…, dtype=str) keeps them)'
 )
 
+# The largest number that a model may read: its square, which gradients are made of, is a float32.
+MOST_FLOAT32 = float(np.finfo(np.float32).max)
+MOST = MOST_FLOAT32**0.5
 _OFFSET = re.compile(r'([+-])(\d\d):(\d\d)')  # of a timestamp's type, in place of a time zone
 # The writings of the numbers 1 and 0 as booleans: of JSON, of pandas, and of R and Excel.
 BOOLEANS = {'1': ('true', 'True', 'TRUE'), '0': ('false', 'False', 'FALSE')}
@@ -314,9 +317,16 @@ def _numbers_of_texts(texts: pa.Array, missing_values: Sequence[str], writing: W
 
 
 def floats(
-  array: pa.Array, column: str, missing_values: Sequence[str] = (), writing: Writing = Writing()
+  array: pa.Array,
+  column: str,
+  missing_values: Sequence[str] = (),
+  writing: Writing = Writing(),
+  most: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Reads numbers: float64 [n], NaN where missing; bool [n], true where no finite float32."""
+  """Reads numbers: float64 [n], NaN where missing; bool [n], true where none of at most `most`.
+
+  `most` is MOST by default.
+  """
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
   if pa.types.is_boolean(array.type):
@@ -337,8 +347,7 @@ def floats(
     missing = numbers.is_null().to_numpy(zero_copy_only=False)
     numbers = numbers.fill_null(0)
   numbers = numbers.to_numpy(zero_copy_only=False)
-  with np.errstate(over='ignore', invalid='ignore'):
-    wrong = ~np.isfinite(numbers.astype(np.float32))
+  wrong = ~(np.abs(numbers) <= (most or MOST))
   return numbers if missing is None else np.where(missing, np.nan, numbers), wrong
 
 

@@ -29,7 +29,7 @@ from trainer.reporting import closing
 from trainer.reporting.status import Status
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
-from trainer.training.advice import nothing_left
+from trainer.training.advice import nothing_left, placed
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_log import RunLog
@@ -275,7 +275,7 @@ class Job:
         self._end_pass(action, prepared, meter)
       return is_finished
     except BadPass as e:
-      self._go_back(e, in_pass=True)
+      self._go_back(placed(e, prepared), in_pass=True)
       return True
 
   def _begin_pass(self, action: TrainPass, prepared: PreparedPass, items: ItemTable | None) -> None:
@@ -303,7 +303,7 @@ class Job:
       drift.count(cfg, progress, prepared, self.step.dense.embedding.stats.numpy())
       if cfg.data.day_pattern is None:
         drift.compare_day(progress, self.log, self._is_reporter, **{'pass': name})
-    self.stream.trained()
+    self.stream.trained(prepared.meta)
     progress.done, progress.last, progress.batch = progress.done + 1, name, 0
     self._export(lambda: self.exporter.export_pass(action.data_pass.marker))
     self._upload()

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from trainer import config
 from trainer.comm.communicator import Communicator
@@ -22,8 +22,8 @@ from trainer.data.passes import (
 from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError
 from trainer.job.ready_passes import ReadyPasses
-from trainer.job.topic_passes import pass_over
-from trainer.plain_data import JsonObject
+from trainer.job.topic_passes import note_read, pass_over
+from trainer.plain_data import Json, JsonObject
 from trainer.training.ledger import (
   TRAINED,
   Entry,
@@ -149,10 +149,15 @@ class Stream:
       self._trains = Entry(**fields.pop('entry'))
     return _ACTIONS[kind](**fields)
 
-  def trained(self) -> None:
-    """Records that the pass of the last TrainPass was trained on. Every process calls it."""
+  def trained(self, meta: Mapping[str, Json] = {}) -> None:
+    """Records that the pass of the last TrainPass was trained on. Every process calls it.
+
+    `meta` is that of the prepared pass.
+    """
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
+    if self._cfg.data.topic:
+      note_read(self._cfg.data.topic.topic, progress, meta)
     progress.refused_in_a_row, self._refusal = 0, None
     if self._cfg.data.close_day_after_hours is not None:
       progress.last_time = self._clock()

@@ -1,14 +1,18 @@
 """Cuts a topic into passes, which are spans of offsets of each partition.
 
 `Progress.topics`, and so each checkpoint, has the offsets of the next messages: every message is
-trained on once, as the state sees it. Each cut lies in cuts.json before anyone trains on it, so
-that a run which goes on from an earlier state cuts the same passes again.
+trained on once, as the state sees it. It also has the last message that was read of each partition,
+by which a topic that was made anew under the same name is told from the one that was trained on.
+Each cut lies in cuts.json before anyone trains on it, so that a run which goes on from an earlier
+state cuts the same passes again.
 """
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,10 +20,10 @@ from absl import logging
 
 from trainer import config
 from trainer.data.passes import Pass
-from trainer.data.topic import DAY_MS, Away, Expired, Span, Spans, Topic, expired
+from trainer.data.topic import DAY_MS, Away, Expired, Known, Span, Spans, Topic, another, expired
 from trainer.errors import UserError
 from trainer.files import whole_file
-from trainer.plain_data import JsonObject
+from trainer.plain_data import Json, JsonObject
 from trainer.training.ledger import Ledger
 from trainer.training.run_state import Progress, RunState
 
@@ -40,8 +44,15 @@ def pass_over(topic: str, progress: Progress, ledger: Ledger) -> None:
   settled = {e.name: e.path for e in ledger if e.fate != 'entered'}
   while path := settled.get(_name(topic, place['offsets'])):
     spans = Spans.of(path)
-    place = {'offsets': place['offsets'] | spans.ends, 'time': spans.time}
+    place = place | {'offsets': place['offsets'] | spans.ends, 'time': spans.time}
   progress.topics[topic] = place
+
+
+def note_read(topic: str, progress: Progress, meta: Mapping[str, Json]) -> None:
+  """Notes by what a topic is known again, from the meta.json of a pass. Every process calls it."""
+  place = progress.topics[topic]
+  known = place.get('known', {}) | meta.get('known', {})  # a pass of 0.2.0 has none
+  progress.topics[topic] = place | {'known': known, 'cluster': meta.get('cluster')}
 
 
 def shared(available: Mapping[str, int], total: int) -> dict[str, int]:
@@ -58,10 +69,15 @@ def shared(available: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 class _Place(NamedTuple):
-  """Where a pass begins: the next offset of each partition, and the window of the pass before."""
+  """Where a pass begins: the next offset of each partition, and the window of the pass before.
+
+  `known` are the last messages that were read, by partition, and `cluster` is the id of theirs.
+  """
 
   offsets: dict[str, int]
   time: int | None
+  known: Mapping[str, Sequence[int]] = {}
+  cluster: str | None = None
 
 
 class _Ahead(NamedTuple):
@@ -76,6 +92,10 @@ class _Ahead(NamedTuple):
     chosen = np.flatnonzero((self.times >= low) & (self.times < high))
     both = chosen[[0, self.times[chosen].argmin()]] if len(chosen) else chosen
     return [(int(self.offsets[i]), int(self.times[i])) for i in both]
+
+
+def _crc32(cuts: JsonObject) -> int:
+  return zlib.crc32(json.dumps(cuts).encode())  # the order counts: the oldest cut is first
 
 
 class TopicPasses:
@@ -98,20 +118,23 @@ class TopicPasses:
     self._look_again, self._pause, self._is_away = -math.inf, _LEAST_PAUSE, False
     self._since = clock()  # when the last pass was cut
     self._committed: dict[str, int] = {}
+    self._checked: str | None = ''  # the cluster in which the topic was found to be the same
     self._told: set[str] = set()
     self.waiting_for, self.cut_at = f'records of {cfg.data.stream}', {}
 
   def look(self) -> list[Pass]:
     """Returns the passes that are ready, in order, and cuts as many as there are."""
     known, place = {e.path for e in self._state.ledger}, self._place()
-    self._ask(place.offsets)
-    ready: dict[str, Pass] = {}
+    self._ask(place)
+    ready, is_same = dict[str, Pass](), False
     while len(ready) < MOST_READY:
       name = _name(self._topic.topic, place.offsets)
       cut = self._cuts()['cuts'].get(name)
       if cut is None or cut['after'] != place.offsets:
         try:
-          spans = self._cut(place)
+          if (spans := self._cut(place)) and not is_same:
+            self._check_same(self._place(), most=1)
+            is_same = True
         except Away as e:
           spans = self._wait_for_it(e)
         if spans is None:
@@ -121,6 +144,10 @@ class TopicPasses:
         self._write()
         self._since = self._clock()
       spans = Spans.of(cut['path'])
+      for p, span in spans.parts.items() if self._bounds else ():
+        if span.end > (end := self._bounds.get(p, Span(0, 0)).end):
+          told = f'wants the messages of partition {p} to offset {span.end}, which has {end}'
+          raise self._damaged(f'its pass {name} {told}')
       self.cut_at[name] = cut['at']
       if cut['path'] not in known:
         ready[name] = Pass(name, cut['path'], spans.day if self._topic.days else 0)
@@ -144,15 +171,36 @@ class TopicPasses:
   def _cuts(self) -> JsonObject:
     if self._file is None:
       self._file = {'begin': None, 'cuts': {}}
-      if os.path.exists(self._path):
-        with open(self._path, encoding='utf-8') as f:
-          self._file = json.load(f)
+      with contextlib.suppress(FileNotFoundError), open(self._path, 'rb') as f:
+        self._file = self._read(f.read())
     return self._file
+
+  def _read(self, data: bytes) -> JsonObject:
+    """Returns the content of cuts.json; a UserError if it is not what a run has written."""
+    try:
+      read = json.loads(data)
+      crc32 = read.pop('crc32', None)  # 0.2.0 wrote none
+      is_whole = crc32 in (None, _crc32(read))
+      for name, cut in read['cuts'].items():
+        spans, after = Spans.of(cut['path']), cut['after']
+        joins = [after.get(p, start) == start <= end for p, (start, end) in spans.parts.items()]
+        is_whole &= all(joins) and name == _name(spans.topic, after) and cut['at'] >= 0
+      begin = read['begin'] and {p: int(n) for p, n in read['begin'].items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+      is_whole = False
+    if not is_whole:
+      raise self._damaged('is damaged')
+    return read | {'begin': begin}
+
+  def _damaged(self, what: str) -> UserError:
+    wanted = 'wanted it removed: the run then cuts the messages behind its checkpoint anew'
+    late = '; a run with start: latest that has trained no pass yet then begins later'
+    return UserError(f'{self._path}: {what}; {wanted}{late * (self._topic.start == "latest")}')
 
   def _write(self) -> None:
     self._file['cuts'] = dict([*self._file['cuts'].items()][-_KEPT_CUTS:])
     with whole_file(self._path) as f:
-      f.write(json.dumps(self._file).encode())
+      f.write(json.dumps(self._file | {'crc32': _crc32(self._file)}).encode())
 
   def _cut(self, place: _Place) -> Spans | None:
     """Returns the pass that begins at a place, or None if it is not complete yet."""
@@ -264,7 +312,7 @@ class TopicPasses:
     self._ahead[partition] = read
     return read
 
-  def _ask(self, offsets: Mapping[str, int]) -> None:
+  def _ask(self, place: _Place) -> None:
     """Asks the cluster for its partitions and their ends, unless it did so a moment ago."""
     began = self._clock()
     if self._look_again - _MOST_PAUSE <= began < self._look_again:
@@ -283,14 +331,51 @@ class TopicPasses:
         if p not in self._bounds or self._bounds[p].end != span.end:
           self._grew[p] = self._clock()
       self._bounds, self._is_away, self._pause = bounds or self._bounds, False, _LEAST_PAUSE
-      if offsets != self._committed:
-        self._client.commit(offsets)
-        self._committed = dict(offsets)
+      cluster = self._client.cluster()
+      if bounds and cluster != self._checked:
+        self._check_same(place)
+      self._checked = cluster if bounds else ''
+      if place.offsets != self._committed:
+        self._client.commit(place.offsets)
+        self._committed = dict(place.offsets)
       self._look_again = self._clock() + self._pause
     except Away as e:
       self._wait_for_it(e)
 
+  def _check_same(self, place: _Place, most: int | None = None) -> None:
+    """Raises a UserError if the topic is another one than that of the offsets of a place.
+
+    It compares the newest messages of at most so many partitions, or of all.
+    """
+    topic, cluster, same = self._topic.topic, self._client.cluster(), 0
+    newest = sorted(place.known.items(), key=lambda item: -item[1][1])
+    for p, known in newest[:most]:
+      known, there = Known(*known), self._bounds.get(p, Span(0, 0))
+      was = f'partition {p}: was made anew: its message of offset {known.offset}, which was read'
+      if known.offset >= there.end:
+        raise another(topic, f'{was}, is not there yet')
+      if known.offset < there.start:
+        continue
+      with contextlib.suppress(Expired):
+        for messages in self._client.messages(p, Span(known.offset, known.offset + 1)):
+          if Known.of(messages[0]) != known:
+            raise another(topic, f'{was}, is another one now')
+          same += 1
+    if most or not newest:
+      return
+    is_other = None not in (cluster, place.cluster) and cluster != place.cluster
+    told = f'the id of its cluster was {place.cluster} and is {cluster}'
+    gone = 'none of the messages that were read last is there any more'
+    if is_other and not same:
+      raise another(topic, f'which was made anew: {told}, and {gone}')
+    if is_other:
+      self._say(f'topic {topic}: {told}; goes on, because the messages read last are the same')
+    elif not same:
+      relied = 'its name' if None in (cluster, place.cluster) else f"its cluster's id, {cluster},"
+      self._say(f'topic {topic}: {gone}; goes on, because {relied} is the same')
+
   def _wait_for_it(self, error: Away) -> None:
+    self._checked = ''
     if not self._is_away:
       logging.warning('%s; waiting for the cluster', error)
     self._is_away, self._pause = True, min(2 * self._pause, _MOST_PAUSE)

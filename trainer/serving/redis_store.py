@@ -28,7 +28,7 @@ from redis.backoff import NoBackoff
 from redis.client import Pipeline
 from redis.retry import Retry
 
-from trainer.errors import UserError, one_line
+from trainer.errors import UserError, fit_to_print, one_line
 from trainer.files import from_npz, to_npz
 from trainer.serving.versioned_store import (
   LookedUpRows,
@@ -40,7 +40,6 @@ from trainer.serving.versioned_store import (
   decode,
   encode,
   plain,
-  plain_address,
 )
 from trainer.storage.chain import RowExport
 
@@ -113,7 +112,7 @@ class RedisStore(VersionedStore):
   """
 
   def __init__(self, url: str, password: str | None = None):
-    self._what = f'the store {plain_address(url)}'
+    self._what = f'the store {fit_to_print(url)}'
     with plain(self._what, ValueError):
       self._redis = redis.Redis.from_url(
         url,

@@ -13,7 +13,7 @@ from typing import Any
 
 from trainer import config
 from trainer.data.topic import Span, Topic, client, client_settings, plain_kafka, raise_error
-from trainer.errors import UserError
+from trainer.errors import UserError, fit_to_print
 from trainer.serving.versioned_store import Overtaken, Version, VersionedStore, View, encode
 from trainer.storage.chain import RowExport
 
@@ -32,7 +32,7 @@ class TopicStore(VersionedStore):
 
   def __init__(self, address: str, settings: Mapping[str, Any]):
     brokers, _, name = address.partition('://')[2].partition('/')
-    self._what, self._name = f'the store {address}', name
+    self._what, self._name = f'the store {fit_to_print(address)}', name
     kafka = client(self._what)
     self._topic = Topic(config.Topic(brokers=brokers, topic=name, config=dict(settings)))
     with plain_kafka(self._what):

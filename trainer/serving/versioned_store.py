@@ -13,7 +13,6 @@ import abc
 import contextlib
 import json
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +20,7 @@ import numpy as np
 
 from ops.row_store import RowStore
 from trainer.data.values import places, ranges
-from trainer.errors import UserError
+from trainer.errors import UserError, fit_to_print
 from trainer.serving.item_search import ItemSearch
 from trainer.storage.chain import RowExport, Rows
 
@@ -256,11 +255,6 @@ def plain(what: str, *errors: type[Exception]) -> Iterator[None]:
     raise UserError(f'{what}: {" ".join(str(e).split())}') from e
 
 
-def plain_address(address: str) -> str:
-  """Returns the address of a store without its password."""
-  return re.sub(r'(?<=://)[^/]*@', '…@', address)
-
-
 def open_store(
   address: str,
   where: str,
@@ -296,10 +290,10 @@ def open_store(
       return TopicStore(address, settings)
   except ModuleNotFoundError as e:
     raise UserError(
-      f"{where} {plain_address(address)}: needs the package '{e.name}'; wanted pip install "
+      f"{where} {fit_to_print(address)}: needs the package '{e.name}'; wanted pip install "
       "'ctr-trainer[serve]'"
     ) from None
   raise UserError(
-    f'{where} {plain_address(address)}: wanted a directory, redis://HOST:PORT[/DATABASE] or, to '
+    f'{where} {fit_to_print(address)}: wanted a directory, redis://HOST:PORT[/DATABASE] or, to '
     'write it, kafka://BROKERS/TOPIC'
   )

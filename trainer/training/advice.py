@@ -8,6 +8,7 @@ from ops.row_kinds import ROW_OPTIMIZERS
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
+from trainer.errors import BadPass
 from trainer.plain_data import JsonObject
 from trainer.reporting.metric_text import clicks_of, is_miscalibrated, overfits
 
@@ -34,6 +35,13 @@ def huge_value(cfg: config.Config, batch: SlotBatch) -> str | None:
   if largest > HUGE_WEIGHT:
     return f'data.weight: the column holds weights up to {largest:.3g}; wanted some about 1'
   return None
+
+
+def placed(error: BadPass, prepared: PreparedPass) -> BadPass:
+  """Returns an error of training on a pass; it names the record of a huge value to blame."""
+  value, place = prepared.meta['bad'].get('largest', (0.0, ''))  # 0.2.0 wrote none
+  is_to_blame = value > HUGE_VALUE and ' up to ' in str(error)
+  return BadPass(f'{error}; {value:.3g} is in {place}') if is_to_blame else error
 
 
 def lower_rates(cfg: config.Config) -> str:

@@ -62,8 +62,8 @@ class Progress:
   ancestors: list[int] = dataclasses.field(default_factory=list)
   # Tasks whose bias has not been set yet, as no pass had labels of both classes.
   unset_biases: list[str] = dataclasses.field(default_factory=list)
-  # By topic: `offsets`, the next one of each partition, and `time`, the beginning of the last
-  # pass's window in ms since 1970 (trainer.job.topic_passes).
+  # By topic: `offsets`, the next one of each partition; `time`, the beginning of the last pass's
+  # window in ms since 1970; and by what the topic is known again (trainer.job.topic_passes).
   topics: dict[str, JsonObject] = dataclasses.field(default_factory=dict)
   delta_due: bool = False  # a delta was due after the last pass, and is not written
 

@@ -15,6 +15,7 @@ from trainer import config
 from trainer.data.columns.kinds import module_of
 from trainer.data.slot_features import distinct_texts, several_features
 from trainer.data.values import (
+  MOST_FLOAT32,
   WHOLE_NUMBER,
   Writing,
   as_text,
@@ -117,7 +118,7 @@ class ArrowReader:
     def read() -> np.ndarray:
       wanted = 'a finite number, or blank for missing'
       array, column, markers = self.single(name, wanted)
-      numbers, wrong = floats(array, column, markers, Writing.of(self._data))
+      numbers, wrong = floats(array, column, markers, Writing.of(self._data), MOST_FLOAT32)
       self.drop(wrong, column, wanted)
       return np.where(np.abs(numbers) < TINY, 0, np.where(wrong, np.nan, numbers))
 
