@@ -69,7 +69,7 @@ class DryRunTest(tf.test.TestCase):
     self.assertEqual(tell(watch=watch), nothing)
     for name in ('day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_3.csv'):
       with open(f'{watch}/{name}', 'w', encoding='utf-8') as f:
-        f.write('user,click\n1,1\n2,0\n3,0\n')
+        f.write('user,click\n1,1\n2,0\n3,0\n' + '\n' * ('day_2' in name))  # no two are equal
     with open(f'{watch}/day_0.csv', 'w', encoding='utf-8') as f:
       f.write('user,click\n"1,1\n')
     for name in ('day_0.csv', 'day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_4.csv'):
