@@ -247,8 +247,12 @@ class PassFilesTest(tf.test.TestCase):
     for suffix, write in FORMATS.items():
       # Above the log: its own column counts. Within: both must say the same.
       plain = self.samples(self.write(f'flat{suffix}', write(records(20, 3))))
-      above = self.write(f'user=alice/day{suffix}', write(records(20, 3)))
-      self.assertEqual(self.samples(above), plain)
+      above = self.write(f'to{suffix}/user=alice/day{suffix}', write(records(20, 3)))
+      with self.assertLogs('absl', 'WARNING') as told:
+        for raw in (above, os.path.dirname(above)):
+          self.assertEqual(self.samples(raw), plain)
+      self.assertIn('the folder user=alice does not count', str(told.output))
+      os.remove(above)
       self.write(f'both{suffix}/user=alice/part-0{suffix}', write(records(20, 3)))
       with self.assertRaisesRegex(BadPass, r"column 'user': found '\d', and 'alice' in the name"):
         self.samples(self.path(f'both{suffix}'))

@@ -21,7 +21,7 @@ from trainer.data import csv_format, file_system, parquet_format, topic
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
-from trainer.data.pass_files import files_of, folder_columns, stamp_of
+from trainer.data.pass_files import files_of, folder_columns, stamp_of, warn_once
 from trainer.data.passes import pass_day
 from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.prepared_writer import Writer
@@ -121,6 +121,9 @@ def raw_blocks(
     raise BadPass(f'{file.path}: the file is empty; wanted records')
   inside, above = ({c: t for c, t in f.items() if c in wanted} for f in folder_columns(file))
   both = {name for name in above | inside if _holds(cfg, file, name)}
+  for name in both - inside.keys():
+    where, folder = file.below or os.path.dirname(file.path), f'{name}={above[name]}'
+    warn_once(f"{where}: column '{name}': the files have it; the folder {folder} does not count")
   given = {name: above[name] for name in above.keys() - both} | inside
   of_file = {name: wanted[name] for name in wanted if name not in given.keys() - both}
   of_part = () if part == WHOLE else (part,)  # not all readers can begin in the middle

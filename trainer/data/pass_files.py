@@ -16,33 +16,25 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import pyarrow.fs
 from absl import logging
 
-from trainer.data.file_system import (
-  CODECS,
-  SUFFIXES,
-  LogFile,
-  absolute,
-  exists,
-  info_of,
-  infos_below,
-  is_folder,
-  is_remote,
-  natural_key,
-  normal,
-  retried,
-)
+from trainer.data import file_system
+from trainer.data.file_system import LogFile, absolute, is_remote, natural_key, normal, retried
 from trainer.errors import BadPass, ConfigError, UserError, plain_errors, printable
 from trainer.runtime import rank
 
 # Hidden names, and what copies under way, editors, checksums and markers leave beside data.
 _NO_DATA = re.compile(
-  r'[._].*|.*(~|\.(_COPYING_|te?mp([.-]?\d\w*)?|in-?progress|incomplete|(file)?part|partial|done|crc|'
-  r'(cr)?download|aria2|bak\d*|backup|old|orig|rej|sw[a-p]|md5(sum)?|sha\d+(sum)?))',
+  r'[._].*|.*(~|_\$folder\$|\.(_COPYING_|te?mp([.-]?\d\w*)?|in-?progress|incomplete|(file)?part|'
+  r'partial|done|crc|(cr)?download|aria2|bak\d*|backup|old|orig|rej|sw[a-p]|md5(sum)?|sha\d+(sum)?))',
   re.IGNORECASE | re.DOTALL,
 )
-_UNTOLD = re.compile(r'(.*/)?[._].*|.*\.done', re.DOTALL)  # of these, nobody asks where they went
+_UNTOLD = re.compile(
+  r'(.*/)?[._].*|.*(\.done|_\$folder\$)', re.DOTALL
+)  # of these, nobody asks where they went
 _HIVE = re.compile('[^.=][^=]*=.*', re.DOTALL)  # a folder that gives a column
 _MISSING = '__HIVE_DEFAULT_PARTITION__'
-_FORMATS, _CODECS = ('|'.join(map(re.escape, names)) for names in (SUFFIXES, CODECS))
+_FORMATS, _CODECS = (
+  '|'.join(map(re.escape, names)) for names in (file_system.SUFFIXES, file_system.CODECS)
+)
 _SUFFIXES = re.compile(rf'({_FORMATS})?({_CODECS})?$', re.IGNORECASE)
 # Tables whose own log says which files count: an entry of their directory, and what reads them.
 _TABLES = {
@@ -60,7 +52,8 @@ def is_data(name: str, is_directory: bool = False) -> bool:
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+  """Warns, unless this process has warned of the same before."""
   logging.warning('%s', printable(text))
 
 
@@ -69,7 +62,7 @@ def tell_left_out(where: str, names: Iterable[str]) -> None:
   if left := sorted((name for name in names if not _UNTOLD.fullmatch(name)), key=natural_key):
     more = f' and {len(left) - 1:,} more' if len(left) > 1 else ''
     are = 'by their names unfinished copies, backups or checksums; wanted other names for data'
-    _warn_once(f'{where}: left out {left[0]}{more}, {are}')
+    warn_once(f'{where}: left out {left[0]}{more}, {are}')
 
 
 def fixed_folder(pattern: str) -> str:
@@ -82,11 +75,10 @@ def fixed_folder(pattern: str) -> str:
 
 def folders_above(path: str) -> Iterator[str]:
   """Yields the directories that a path lies in, the nearest first."""
-  while (folder := os.path.dirname(path)) not in ('', path) and is_remote(folder) == is_remote(
-    path
-  ):
+  folder = os.path.dirname(path)
+  if folder not in ('', path) and is_remote(folder) == is_remote(path):
     yield folder
-    path = folder
+    yield from folders_above(folder)
 
 
 def matching(patterns: Sequence[str], key: str) -> list[str]:
@@ -97,7 +89,7 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
   files, listed = [], functools.cache(_children)
   for pattern in patterns:
     path = normal(pattern)
-    is_there = exists if is_remote(path) else os.path.lexists
+    is_there = file_system.exists if is_remote(path) else os.path.lexists
     # A file's name may have brackets, which are no wildcards then.
     paths = _glob(path, listed) or [path] * is_there(path)
     if not paths:
@@ -111,10 +103,10 @@ def matching(patterns: Sequence[str], key: str) -> list[str]:
 def _children(folder: str) -> dict[str, bool]:
   """Returns what is in a directory, {name: whether it is a directory}; {} if there is none."""
   if is_remote(folder):
-    infos = retried(folder, lambda: infos_below(folder, False, is_missing_empty=True))
+    infos = retried(folder, lambda: file_system.infos_below(folder, False, is_missing_empty=True))
     return {name: not info.is_file for name, info in infos.items()}
   with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
-    return {entry.name: is_folder(entry) for entry in entries}
+    return {entry.name: file_system.is_folder(entry) for entry in entries}
   return {}
 
 
@@ -136,7 +128,7 @@ def _glob(pattern: str, listed: Callable[[str], dict[str, bool]]) -> list[str]:
     try:
       children = listed(folder)
     except OSError as e:
-      return _warn_once(f'{folder}: left out: {e.strerror}')
+      return warn_once(f'{folder}: left out: {e.strerror}')
     for child, is_directory in children.items():
       path = child if folder == os.curdir else os.path.join(folder, child)
       if name == '**':
@@ -218,14 +210,14 @@ def _is_part(name: str) -> bool:
 
 def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
   """Returns a remote file, or {relative path: file} of a remote directory."""
-  info = info_of(path)
+  info = file_system.info_of(path)
   if info.type == pyarrow.fs.FileType.NotFound:
     raise UserError(f'{path}: no such file')
   if info.is_file:
     return LogFile(path, info.size, info.mtime_ns or 0)
   return {
     below: LogFile(os.path.join(path, below), child.size, child.mtime_ns or 0, path)
-    for below, child in retried(path, lambda: infos_below(path)).items()
+    for below, child in retried(path, lambda: file_system.infos_below(path)).items()
     if child.is_file
   }
 
@@ -283,13 +275,13 @@ def stamp_of(files: Sequence[LogFile]) -> str | None:
 def folder_columns(file: LogFile) -> tuple[dict[str, str | None], dict[str, str | None]]:
   """Returns the columns, {name: text}, that folders give a file: dt=31/x has the column dt.
 
-  First come those of folders within the pass, with its own; then those of folders directly above
-  it. Names and texts are decoded as Hive encodes them, which also has a name for a missing value.
+  First come those of folders below the pass; then its own, and those directly above it. Names and
+  texts are decoded as Hive encodes them, which also has a name for a missing value.
   """
   folders = os.path.dirname(absolute(file.path)).split('/')
-  own = len(absolute(file.below).split('/')) if file.below else len(folders) + 1
+  own = len(absolute(file.below).split('/')) if file.below else len(folders)
   above = itertools.takewhile(_HIVE.fullmatch, reversed(folders[:own]))
-  inside = filter(_HIVE.fullmatch, folders[own - 1 :])
+  inside = filter(_HIVE.fullmatch, folders[own:])
 
   def columns(folders: Iterable[str]) -> dict[str, str | None]:
     try:
