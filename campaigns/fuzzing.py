@@ -1,6 +1,8 @@
 """Changes configs, records and arguments of ops: each must be accepted or refused in one line."""
 
 import copy
+import glob
+import gzip
 import json
 import logging
 import os
@@ -9,18 +11,27 @@ import random
 import string
 import subprocess
 import sys
+import urllib.parse
 from typing import Any
 
+import boto3
+import numpy as np
+import pandas as pd
 import yaml
 
 from campaigns.units import Found, Kind
+from tests.support.s3 import S3
 from trainer import config
+from trainer.data.pass_files import matching
 from trainer.errors import UserError
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = 400  # of a unit
 RECORDS = 1400
 OP_CALLS = 20  # of each op
+LAYOUTS = 40
+CITIES = ('A:B', 'K/B', '5 %', '%41', 'plain', 'größe', 'a=b', 'x.tmp', '_y', '7', 'a+b', '..', '~')
+LEFTOVERS = ('~', '.tmp', '._COPYING_', '.bak', '.inprogress', '.part', '.crc', '.md5', '.done')
 _NUMBERS = (0, 1, -1, 2**31, 2**63, 10**300, 0.5, -0.0, 1e30, float('nan'), float('inf'))
 _TEXTS = ('', ' ', 'x', 'adam', 'none', '²', 'größe', '\0', '../..', 'a' * 3000, '(', '{}', '%s')
 _TREES = ([], [[]], [None], {}, {'a': 1}, {'name': 'user'}, {'dnn': {'hidden': [0]}})
@@ -159,8 +170,83 @@ def _ops(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
+def _samples(cfg: config.Config, raw: str, out: str) -> list[tuple[int, int, float]]:
+  """Returns each sample's keys of user and city, 0 where there is none, and label; sorted."""
+  from trainer.data.conversion import prepare_pass
+  from trainer.data.prepared import PreparedPass
+
+  prepare_pass(cfg, raw, out)
+  batch = next(PreparedPass(out).batches(1 << 20))
+  keys = np.zeros([2 * len(batch.label)], np.int64)
+  keys[batch.segments if len(batch.segments) else slice(None)] = batch.keys
+  return sorted((*map(int, pair), float(y)) for pair, y in zip(keys.reshape(-1, 2), batch.label))
+
+
+def _layouts(draw: random.Random, folder: str, shared: str) -> Found:
+  """Writes a log as one file, and as parts in a tree: beside leftovers and empty parts, in folders
+  as Hive names them, here or in a bucket.
+
+  All must hold the same samples, and ** must match the parts that Python's glob finds.
+  """
+  logging.disable(logging.WARNING)
+  data = {'label': 'click', 'slots': [{'name': 'user'}, {'name': 'city'}]}
+  tree = {'data': data, 'model': {'interactions': ['linear']}}
+  cfg, found = config.Config.model_validate(tree), Found()
+  bucket = f'layouts-{draw.randrange(1 << 30)}'  # pyarrow's clients live for ever
+  writers = {
+    '.csv': lambda rows: pd.DataFrame(rows).to_csv(index=False).encode(),
+    '.csv.gz': lambda rows: gzip.compress(pd.DataFrame(rows).to_csv(index=False).encode()),
+    '.jsonl': lambda rows: ''.join(json.dumps(row) + '\n' for row in rows).encode(),
+    '.parquet': lambda rows: pd.DataFrame(rows).to_parquet(index=False),
+  }
+  with S3() as s3:
+    client = boto3.client('s3', endpoint_url=s3.environment['AWS_ENDPOINT_URL'])
+    client.create_bucket(Bucket=bucket)
+    for i in range(LAYOUTS):
+      suffix, here = draw.choice(list(writers)), f'{folder}/{i}'
+      cities = draw.sample((*CITIES, None), draw.randrange(1, 5))
+      rows = [
+        {'user': f'u{draw.randrange(9)}', 'city': draw.choice(cities), 'click': draw.randrange(2)}
+        for _ in range(draw.randrange(1, 60))
+      ]
+      files, in_folders = {'flat.jsonl': writers['.jsonl'](rows)}, draw.random() < 0.6
+      parts: dict[str, list[dict[str, Any]]] = {}
+      for row in rows:
+        below = draw.choice(('', '', 'a/', 'a/b/'))
+        if in_folders:
+          city = row['city']
+          name = '__HIVE_DEFAULT_PARTITION__' if city is None else urllib.parse.quote(city, safe='')
+          below, row = f'city={name}/', {k: row[k] for k in ('user', 'click')}
+        parts.setdefault(f'log/{below}part-{draw.randrange(3)}{suffix}', []).append(row)
+      files |= {name: writers[suffix](of_part) for name, of_part in parts.items()}
+      where = draw.choice(list(parts)).rpartition('/')[0]
+      for number, name in enumerate(draw.sample(LEFTOVERS, draw.randrange(3))):
+        files[f'{where}/left-{number}{suffix}{name}'] = draw.randbytes(9)
+      for number in range(draw.randrange(3)):
+        files[f'{where}/none-{number}{suffix}'] = b''
+      for name, content in files.items():
+        os.makedirs(os.path.dirname(f'{here}/{name}'), exist_ok=True)
+        pathlib.Path(f'{here}/{name}').write_bytes(content)
+        client.put_object(Bucket=bucket, Key=f'{i}/{name}', Body=content)
+      place = draw.choice((here, f's3://{bucket}/{i}'))
+      want = _samples(cfg, f'{here}/flat.jsonl', f'{here}/one')
+      wrong = None
+      if _samples(cfg, f'{place}/log', f'{here}/other') != want:
+        wrong = f'other samples of {place}/log: {sorted(files)} {rows}'
+      pattern = f'log/**/*{suffix}'
+      globbed = sorted(glob.glob(f'{glob.escape(here)}/{pattern}', recursive=True))
+      matched = sorted(
+        here + path.removeprefix(place) for path in matching([f'{place}/{pattern}'], '')
+      )
+      if matched != globbed:
+        wrong = f'{pattern} matches {matched}; glob {globbed}'
+      found.trial('the same samples', wrong)
+  return found
+
+
 KINDS = [
   Kind('configs', 'inputs', 46, 900, _configs),
   Kind('records', 'inputs', 24, 900, _records),
+  Kind('layouts', 'inputs', 12, 900, _layouts),
   Kind('ops', 'inputs', 12, 900, _ops),
 ]

@@ -12,7 +12,8 @@ from absl import logging
 
 from trainer import config, frames, runtime
 from trainer.config import rules
-from trainer.data.file_system import is_directory, is_remote, matching, normal
+from trainer.data.file_system import absolute, is_directory, is_remote, normal
+from trainer.data.pass_files import folders_above, matching, refuse_tables
 from trainer.errors import ConfigError, UserError, refuse_secrets, short
 from trainer.plain_data import Json
 from trainer.reporting import trackers
@@ -49,8 +50,10 @@ class Source:
         raise ConfigError(
           f'{e}; {config.columns_wanted(cfg, where if place == where else None)}'
         ) from None
-    if (watch := cfg.data.watch) and not is_directory(normal(watch)):
-      raise ConfigError(f"{where}: data.watch: found '{watch}', which is no directory")
+    if watch := cfg.data.watch:
+      if not is_directory(normal(watch)):
+        raise ConfigError(f"{where}: data.watch: found '{watch}', which is no directory")
+      refuse_tables([normal(watch), *folders_above(absolute(normal(watch)))])
     return cfg
 
   def with_measured_values(
@@ -66,17 +69,12 @@ class Source:
     `init_from`. `on_first` is that of `Communicator`: several ranks might see different passes.
     """
     cfg = self.cfg
-    if tells:
-      for line in rules.warnings(cfg):
-        logging.warning('%s', line)
-      trained = set(matching(cfg.data.train, 'data.train'))
-      for split in ('valid', 'test'):
-        if shared := trained.intersection(matching(getattr(cfg.data, split), f'data.{split}')):
-          files = f'{len(shared)} of its files' if len(shared) > 1 else min(shared)
-          told = 'data.%s: data.train has %s too, so its metrics say nothing of new samples'
-          logging.warning(told, split, files)
     from trainer.data.measured import measured
+    from trainer.data.passes import also_trained
 
+    if tells:
+      for line in (*rules.warnings(cfg), *also_trained(cfg, 'valid'), *also_trained(cfg, 'test')):
+        logging.warning('%s', line)
     values, told = on_first('cannot read the log', lambda: list(measured(cfg, init_from)))
     for line in told if tells else ():
       print(line, flush=True)

@@ -69,7 +69,7 @@ class DryRunTest(tf.test.TestCase):
     self.assertEqual(tell(watch=watch), nothing)
     for name in ('day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_3.csv'):
       with open(f'{watch}/{name}', 'w', encoding='utf-8') as f:
-        f.write('user,click\n1,1\n2,0\n3,0\n')
+        f.write('user,click\n1,1\n2,0\n3,0\n' + '\n' * ('day_2' in name))  # no two are equal
     with open(f'{watch}/day_0.csv', 'w', encoding='utf-8') as f:
       f.write('user,click\n"1,1\n')
     for name in ('day_0.csv', 'day_1.csv', 'sub/day_2.csv', 'odd.csv', 'day_4.csv'):
@@ -101,6 +101,25 @@ class DryRunTest(tf.test.TestCase):
         f.write('user,click\n"1,1\n')
     text = tell(train=[f'{watch}/day_5.csv', f'{watch}/day_6.csv'], max_refused_passes=1)
     self.assertIn('data.max_refused_passes allows 1 refused in a row', text)
+
+  def test_passes_that_are_there_twice_are_told_as_a_run_tells_them(self):
+    folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    for i, name in enumerate(('day_1', 'day_2', 'valid', 'test')):
+      pathlib.Path(f'{folder}/{name}.csv').write_text(f'user,click\n{i},1\n2,0\n3,0\n')
+    os.symlink('day_2.csv', f'{folder}/latest.csv')
+    pathlib.Path(f'{folder}/copy.tsv').write_text('user\tclick\n0\t1\n2\t0\n3\t0\n')
+    data = {'train': [f'{folder}/*.csv'], 'valid': [f'{folder}/valid.csv', f'{folder}/copy.tsv']}
+    data |= {'test': [f'{folder}/test.csv'], 'label': 'click', 'slots': [{'name': 'user'}]}
+    tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
+    text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+    for wanted in (
+      'data.train: 4 passes, 12 samples',
+      'latest.csv: a run does not train on it: its content is that of .*/day_2.csv',
+      'data.valid: data.train has .*/valid.csv too, so its metrics say nothing of new samples',
+      'data.test: data.train has .*/test.csv too',
+      '/day_1.csv holds the samples of .*/copy.tsv: metrics of data.valid say nothing',
+    ):
+      self.assertRegex(text, wanted)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,9 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from absl import logging
 
 from trainer import config
@@ -19,17 +21,20 @@ from trainer.data import csv_format, file_system, parquet_format, topic
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
-from trainer.data.pass_files import files_of, partition_columns
+from trainer.data.pass_files import files_of, folder_columns, stamp_of, warn_once
 from trainer.data.passes import pass_day
 from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.prepared_writer import Writer
 from trainer.data.schema import reading, schema, wanted_columns
+from trainer.data.values import as_text, canonical, one_each, trim
 from trainer.errors import BadPass, UserError, plain_errors
-from trainer.files import UNFINISHED, sync_directory
+from trainer.files import UNFINISHED, crc32_of_stream, sync_directory
 from trainer.plain_data import JsonObject
 
 # Threads that parse; reading and writing go on beside them.
 THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
+
+BLANK_BYTES = 4096  # a larger file holds records
 
 OnBlock = Callable[[int], None]
 
@@ -58,28 +63,72 @@ def config_of_table(
   return cfg.model_copy(update={'data': cfg.data.model_copy(update=update)})
 
 
-def _with_partitions(read: Callable[[], Block], partitions: dict[str, str]) -> Block:
-  """Reads a block, and adds a path's {column: text}, as of dt=31/part.csv, to all records."""
+def _with_folders(read: Callable[[], Block], path: str, texts: dict[str, str | None]) -> Block:
+  """Reads a block, and adds the {column: text} of a file's folders to all records.
+
+  BadPass: the file has a column of such a name too, and a value there is another one.
+  """
   block = read()
   n = len(block.lines)
-  columns = {
-    name: pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0, pa.int32()), n), [text])
-    for name, text in partitions.items()
-  }
+  columns = {}
+  for name, text in texts.items():
+    given = pa.array([text], pa.string())
+    if name in block.columns:
+      own = one_each(block.columns[name])[0]
+      own = own.cast(pa.string()) if pa.types.is_floating(own.type) else as_text(own, name)
+      own, wanted = (canonical(trim(column)).fill_null('') for column in (own, given))
+      for row in np.flatnonzero(pc.not_equal(own, wanted[0]))[:1].tolist():
+        raise BadPass(
+          f"{path}:{block.lines[row]}: column '{name}': found {own[row].as_py()!r}, and "
+          f'{text!r} in the name of its folder; wanted only one of both'
+        )
+    code = pa.scalar(None if text is None else 0, pa.int32())
+    columns[name] = pa.DictionaryArray.from_arrays(pa.repeat(code, n), given)
   return block._replace(columns=block.columns | columns)
+
+
+def _holds(cfg: config.Config, file: LogFile, column: str) -> bool:
+  """Returns whether a file itself has a column; of JSON lines and TFRecord, in its first block."""
+  kind = format_of(cfg.data, file.path)
+  with contextlib.suppress(UserError):  # whoever reads the file tells what else is wrong
+    with contextlib.closing(reader(kind).blocks(file.path, cfg.data, {column: ''})) as blocks:
+      read = next(blocks, None)
+      if read is None or kind not in ('jsonl', 'tfrecord'):
+        return read is not None
+      values, several = one_each(read().columns[column])
+      return values.null_count < len(values) or bool(np.any(several))
+  return False
+
+
+def _is_blank(file: LogFile) -> bool:
+  """Returns whether a file holds no byte, or white space alone, perhaps compressed."""
+  if 0 < file.bytes < BLANK_BYTES:
+    with contextlib.suppress(OSError), file_system.open_stream(file.path) as f:
+      return not f.read(BLANK_BYTES).strip()
+  return not file.bytes
 
 
 def raw_blocks(
   cfg: config.Config, file: LogFile, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Yields functions that return blocks of a raw file; paths as dt=31/part.csv give columns too."""
-  partitions = {name: text for name, text in partition_columns(file.path).items() if name in wanted}
-  inside = {name: key for name, key in wanted.items() if name not in partitions}
+  """Yields functions that return blocks of a raw file; paths as dt=31/part.csv give columns too.
+
+  A blank part of a directory, as many programs write it beside others, has no blocks.
+  """
+  if file.below and _is_blank(file):
+    return
   if file.bytes == 0:
     raise BadPass(f'{file.path}: the file is empty; wanted records')
+  inside, above = ({c: t for c, t in f.items() if c in wanted} for f in folder_columns(file))
+  both = {name for name in above | inside if _holds(cfg, file, name)}
+  for name in both - inside.keys():
+    where, folder = file.below or os.path.dirname(file.path), f'{name}={above[name]}'
+    warn_once(f"{where}: column '{name}': the files have it; the folder {folder} does not count")
+  given = {name: above[name] for name in above.keys() - both} | inside
+  of_file = {name: wanted[name] for name in wanted if name not in given.keys() - both}
   of_part = () if part == WHOLE else (part,)  # not all readers can begin in the middle
-  for read in reader(format_of(cfg.data, file.path)).blocks(file.path, cfg.data, inside, *of_part):
-    yield functools.partial(_with_partitions, read, partitions) if partitions else read
+  for read in reader(format_of(cfg.data, file.path)).blocks(file.path, cfg.data, of_file, *of_part):
+    yield functools.partial(_with_folders, read, file.path, given) if given else read
 
 
 def blocks_of_pass(cfg: config.Config, path: str, wanted: dict[str, str]) -> Iterator[Block]:
@@ -221,9 +270,12 @@ def prepare_pass(
     except BadPass as e:
       logging.warning('%s; now converted again', e)
   with _writing(cfg, raw_path, out_dir) as (writer, bad):
+    filled = []
     for file in files:
-      reads = raw_blocks(cfg, file, wanted_columns(cfg, labelled))
+      before, reads = writer.samples, raw_blocks(cfg, file, wanted_columns(cfg, labelled))
       _convert(cfg, file.path, reads, labelled, writer, bad, on_block)
+      filled += [file] * (writer.samples > before)
+    _warn_of_twins(filled)
     if is_span:
       waits = lambda: on_block(writer.samples)
       with contextlib.closing(topic.PassReader(cfg, raw_path, waits)) as messages:
@@ -303,20 +355,36 @@ def join_parts(
     writer.close(meta | {'bad': bad.checked(writer.samples)})
 
 
+def _warn_of_twins(files: Sequence[LogFile]) -> None:
+  """Warns of files that hold the same bytes as others of their pass."""
+  sizes, known = collections.Counter(f.bytes for f in files), {}
+  for file in files:
+    if sizes[file.bytes] > 1:
+      with file_system.open_file(file.path) as f:
+        first = known.setdefault((file.bytes, crc32_of_stream(f)), file)
+      if first is not file:
+        text = '%s: has the bytes of %s, so its samples count twice; wanted one of them'
+        logging.warning(text, file.path, os.path.basename(first.path))
+
+
 def _meta(
   cfg: config.Config, raw_path: str, files: Sequence[LogFile], labelled: bool
 ) -> JsonObject:
   """Returns the entries of meta.json that record the files and the settings of a conversion."""
+  stamp = stamp_of(files)
+  above = folder_columns(files[0])[1] if files and stamp is None else {}
+  folders = {name: text for name, text in above.items() if name in wanted_columns(cfg, labelled)}
   return {
     'schema': schema(cfg),
     'day': pass_day(cfg, raw_path) or 0,
-    'reading': reading(cfg) | {'labelled': labelled},
+    'reading': reading(cfg) | {'labelled': labelled} | ({'folders': folders} if folders else {}),
     'source': {
       'path': file_system.absolute(raw_path),
       'files': len(files),
       'bytes': sum(f.bytes for f in files),
       'mtime_ns': max((f.mtime_ns for f in files), default=0),  # a topic has no files
-    },
+    }
+    | ({} if stamp is None else {'stamp': stamp}),
   }
 
 

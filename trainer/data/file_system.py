@@ -2,16 +2,14 @@
 
 import contextlib
 import errno
-import fnmatch
 import functools
-import glob
 import io
 import math
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, TypeVar
 
 import pyarrow as pa
@@ -19,7 +17,7 @@ import pyarrow.fs
 
 from trainer import errors
 from trainer.config.formats import FORMATS
-from trainer.errors import BadPass, ConfigError, UserError, one_line, printable, refuse_secrets
+from trainer.errors import BadPass, UserError, one_line, printable, refuse_secrets
 from trainer.files import patient, temporary_directory
 
 # The format of a file by its suffix; with any other suffix it is CSV.
@@ -53,6 +51,7 @@ class LogFile(NamedTuple):
   path: str
   bytes: int
   mtime_ns: int
+  below: str = ''  # the directory that is its pass, if it is one of several files
 
 
 class Part(NamedTuple):
@@ -138,7 +137,8 @@ def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value
     except FileNotFoundError:
       raise
     except OSError as e:
-      if attempt == ATTEMPTS or attempts_end():
+      is_denied = re.search('access.?denied|forbidden', str(e), re.IGNORECASE)
+      if attempt == ATTEMPTS or attempts_end() or is_denied:
         attempts = '1 attempt' if attempt == 1 else f'{attempt} attempts'
         raise UserError(f'{path}: cannot be {verb} after {attempts}: {first_line(e)}') from e
       time.sleep(SECONDS_BETWEEN_ATTEMPTS * attempt)
@@ -282,33 +282,6 @@ def natural_key(text: str) -> list[tuple[int, int, str]]:
   return [(1, int(part), part) if i % 2 else (0, 0, part) for i, part in parts]
 
 
-def matching(patterns: Sequence[str], key: str) -> list[str]:
-  """Returns the files that patterns match, sorted within each; ConfigError if one matches none."""
-  files = []
-  for pattern in patterns:
-    path = normal(pattern)
-    # A file's name may have brackets, which are no wildcards then.
-    paths = (_remote_glob if is_remote(path) else glob.glob)(path) or [path] * exists(path)
-    if not paths:
-      place = '' if is_remote(path) or os.path.isabs(path) else f' in {os.getcwd()}'
-      raise ConfigError(f"{key}: found no file that matches '{pattern}'{place}")
-    files += sorted(paths)
-  return files
-
-
-def _remote_glob(pattern: str) -> list[str]:
-  """Does what glob.glob does, for remote paths; lists only the directories that it needs."""
-  folder, name = os.path.split(pattern)
-  if not glob.has_magic(pattern):
-    return []
-  return [
-    os.path.join(parent, child)
-    for parent in (_remote_glob(folder) if glob.has_magic(folder) else [folder])
-    for child in retried(parent, functools.partial(infos_below, parent, False, True))
-    if fnmatch.fnmatchcase(child, name) and not child.startswith('.')
-  ]
-
-
 def infos_below(
   folder: str, recursive: bool = True, is_missing_empty: bool = False
 ) -> dict[str, pa.fs.FileInfo]:
@@ -410,7 +383,7 @@ def _walk_here(
         if entry.name in skipped:
           met.add(entry.name)
         else:
-          (folders if _is_directory(entry) else names).append(entry.name)
+          (folders if is_folder(entry) else names).append(entry.name)
   except OSError as e:
     onerror(e)
     return
@@ -421,7 +394,8 @@ def _walk_here(
       yield from _walk_here(path, onerror, skip)
 
 
-def _is_directory(entry: os.DirEntry) -> bool:
+def is_folder(entry: os.DirEntry) -> bool:
+  """Returns whether an entry is a directory, or a link to one."""
   try:
     return entry.is_dir()
   except OSError:  # such as a link to itself

@@ -1,54 +1,229 @@
-"""The files of a pass: one file, or those below a directory."""
+"""The files of a log: what patterns match, what a pass consists of, what its folders say."""
 
+import collections
+import contextlib
+import fnmatch
+import functools
+import glob
+import hashlib
+import itertools
 import os
 import re
 import stat
+import urllib.parse
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 import pyarrow.fs
+from absl import logging
 
-from trainer.data.file_system import LogFile, info_of, infos_below, is_remote, natural_key, retried
-from trainer.errors import BadPass, UserError, plain_errors
+from trainer.data import file_system
+from trainer.data.file_system import LogFile, absolute, is_remote, natural_key, normal, retried
+from trainer.errors import BadPass, ConfigError, UserError, plain_errors, printable
+from trainer.runtime import rank
+
+# Hidden names, and what copies under way, editors, checksums and markers leave beside data.
+_NO_DATA = re.compile(
+  r'[._].*|.*(~|_\$folder\$|\.(_COPYING_|te?mp([.-]?\d\w*)?|in-?progress|incomplete|(file)?part|'
+  r'partial|done|crc|(cr)?download|aria2|bak\d*|backup|old|orig|rej|sw[a-p]|md5(sum)?|sha\d+(sum)?))',
+  re.IGNORECASE | re.DOTALL,
+)
+_UNTOLD = re.compile(
+  r'(.*/)?[._].*|.*(\.done|_\$folder\$)', re.DOTALL
+)  # of these, nobody asks where they went
+_HIVE = re.compile('[^.=][^=]*=.*', re.DOTALL)  # a folder that gives a column
+_MISSING = '__HIVE_DEFAULT_PARTITION__'
+_FORMATS, _CODECS = (
+  '|'.join(map(re.escape, names)) for names in (file_system.SUFFIXES, file_system.CODECS)
+)
+_SUFFIXES = re.compile(rf'({_FORMATS})?({_CODECS})?$', re.IGNORECASE)
+# Tables whose own log says which files count: an entry of their directory, and what reads them.
+_TABLES = {
+  '_delta_log': ('a Delta table', "deltalake's DeltaTable(path).to_pyarrow_table()"),
+  '.hoodie': ('a Hudi table', "Spark's read.format('hudi')"),
+  '_spark_metadata': ('what a stream of Spark writes', "Spark's read.parquet(path)"),
+  'metadata': ('an Iceberg table', "pyiceberg's scan().to_arrow()"),
+}
+_ICEBERG = re.compile(r'.*\.metadata\.json(\.gz)?|version-hint\.text', re.DOTALL)
+
+
+def is_data(name: str, is_directory: bool = False) -> bool:
+  """Returns whether a file or directory may be of a log, by its name; folders key=value always."""
+  return bool(is_directory and _HIVE.fullmatch(name)) or not _NO_DATA.fullmatch(name)
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+  """Warns, unless this process has warned of the same before."""
+  logging.warning('%s', printable(text))
+
+
+def tell_left_out(where: str, names: Iterable[str]) -> None:
+  """Warns of files that are left out because of their names, unless these are hidden or markers."""
+  if left := sorted((name for name in names if not _UNTOLD.fullmatch(name)), key=natural_key):
+    more = f' and {len(left) - 1:,} more' if len(left) > 1 else ''
+    are = 'by their names unfinished copies, backups or checksums; wanted other names for data'
+    warn_once(f'{where}: left out {left[0]}{more}, {are}')
+
+
+def fixed_folder(pattern: str) -> str:
+  """Returns the directory above the wildcards of a pattern: a/b for a/b/*/c, also for a/b/c."""
+  pattern = normal(pattern)
+  while glob.has_magic(os.path.dirname(pattern)):
+    pattern = os.path.dirname(pattern)
+  return os.path.dirname(pattern) or os.curdir
+
+
+def folders_above(path: str) -> Iterator[str]:
+  """Yields the directories that a path lies in, the nearest first."""
+  folder = os.path.dirname(path)
+  if folder not in ('', path) and is_remote(folder) == is_remote(path):
+    yield folder
+    yield from folders_above(folder)
+
+
+def matching(patterns: Sequence[str], key: str) -> list[str]:
+  """Returns the files that patterns match, sorted within each; ConfigError if one matches none.
+
+  BadPass: one of them lies in a table, as of Delta.
+  """
+  files, listed = [], functools.cache(_children)
+  for pattern in patterns:
+    path = normal(pattern)
+    is_there = file_system.exists if is_remote(path) else os.path.lexists
+    # A file's name may have brackets, which are no wildcards then.
+    paths = _glob(path, listed) or [path] * is_there(path)
+    if not paths:
+      place = '' if is_remote(path) or os.path.isabs(path) else f' in {os.getcwd()}'
+      raise ConfigError(f"{key}: found no file that matches '{pattern}'{place}")
+    refuse_tables({above for p in paths for above in folders_above(absolute(p))}, listed)
+    files += sorted(paths)
+  return files
+
+
+def _children(folder: str) -> dict[str, bool]:
+  """Returns what is in a directory, {name: whether it is a directory}; {} if there is none."""
+  if is_remote(folder):
+    infos = retried(folder, lambda: file_system.infos_below(folder, False, is_missing_empty=True))
+    return {name: not info.is_file for name, info in infos.items()}
+  with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+    return {entry.name: file_system.is_folder(entry) for entry in entries}
+  return {}
+
+
+def _glob(pattern: str, listed: Callable[[str], dict[str, bool]]) -> list[str]:
+  """Returns what matches a pattern, as glob.glob(recursive=True) does, for remote paths too.
+
+  A name that is no data matches only where the pattern's is none either, as *.bak. A link to a
+  directory that it lies in is not followed by **, and what ends in **/* matches files alone. With
+  another **, a directory that holds other matches is none.
+  """
+  if not glob.has_magic(pattern):
+    return []
+  left, found = set(), {}
+
+  def search(folder: str, names: Sequence[str], through: Sequence[str]) -> None:
+    name, *rest = names
+    if name == '**':
+      search(folder, rest, through)
+    try:
+      children = listed(folder)
+    except OSError as e:
+      return warn_once(f'{folder}: left out: {e.strerror}')
+    for child, is_directory in children.items():
+      path = child if folder == os.curdir else os.path.join(folder, child)
+      if name == '**':
+        real = path if is_remote(path) else os.path.realpath(path)
+        is_loop = any(f'{other}/'.startswith(f'{real}/') for other in through)
+        if is_directory and is_data(child, True) and not is_loop:
+          search(path, names, [*through, real])
+      elif fnmatch.fnmatchcase(child, name):
+        if is_data(name) and not is_data(child, is_directory):
+          left.add(child)
+        elif not rest:
+          found[path] = is_directory
+        elif is_directory:
+          search(path, rest, through)
+
+  folder = fixed_folder(pattern)
+  names = os.path.relpath(pattern, folder).split(os.sep)
+  names += ['*'] * (names[-1] == '**')
+  search(folder, names, [os.path.realpath(folder)])
+  if not rank():
+    tell_left_out(pattern, left)
+  above = {folder for path in found for folder in folders_above(path)} if '**' in names else ()
+  only_files = names[-2:] == ['**', '*']
+  return [p for p, is_directory in found.items() if not (is_directory and only_files or p in above)]
+
+
+def refuse_tables(
+  folders: Iterable[str], listed: Callable[[str], Collection[str]] = _children
+) -> None:
+  """Raises BadPass if one of some directories is a table; `listed` returns what is in one."""
+  for folder in folders:
+    names = ()
+    with contextlib.suppress(OSError, UserError):  # above the log, who may read it may not look
+      names = listed(folder)
+    for mark in _TABLES.keys() & names:
+      if mark != 'metadata' or any(map(_ICEBERG.fullmatch, listed(os.path.join(folder, mark)))):
+        what, reader = _TABLES[mark]
+        raise BadPass(
+          f'{folder}: is {what}, whose {mark} says which of its files count; wanted the rows that '
+          f'it has now, exported to files such as Parquet by {reader}'
+        )
 
 
 def files_of(path: str) -> list[LogFile]:
   """Returns the files of a pass, itself or those below a directory: part_9 before part_10.
 
-  Files whose names begin with . or _ (such as _SUCCESS), and .crc files, are left out.
+  Files and directories whose names are no data (`is_data`) are left out.
 
   Raises:
     UserError: if there is no such file, or it is a device, a pipe or a socket.
-    BadPass: if the directory contains no files.
+    BadPass: if the directory contains no files, is or holds a table, or has a part in two forms.
   """
   with plain_errors(f'cannot read {path}'):
     files = _remote_files(path) if is_remote(path) else _local_files(os.path.expanduser(path))
   if isinstance(files, LogFile):
     return [files]
-  parts = [p for p in files if not (any(map(_is_hidden, p.split('/'))) or p.endswith('.crc'))]
+  inside = collections.defaultdict(set)  # {directory: names}
+  for name in files:
+    while name:
+      name, child = os.path.split(name)
+      inside[os.path.join(path, name) if name else path].add(child)
+  refuse_tables(inside, lambda folder: inside.get(folder, ()))
+  parts = sorted(filter(_is_part, files), key=natural_key)
+  tell_left_out(path, files.keys() - parts)
   if not parts:
     raise BadPass(f'{path}: the directory holds no files; wanted part files of the pass')
-  return [files[part] for part in sorted(parts, key=natural_key)]
+  stems: dict[str, str] = {}
+  for part in parts:
+    if (other := stems.setdefault(_SUFFIXES.sub('', part, 1), part)) is not part:
+      found = f'{os.path.join(path, other)} and {os.path.basename(part)}'
+      raise BadPass(f'{found}: most likely the same records twice; wanted one, or another name')
+  return [files[part] for part in parts]
 
 
-def _is_hidden(name: str) -> bool:
-  return name.startswith(('.', '_'))
+def _is_part(name: str) -> bool:
+  *folders, file = name.split('/')
+  return is_data(file) and all(is_data(folder, True) for folder in folders)
 
 
 def _remote_files(path: str) -> LogFile | dict[str, LogFile]:
   """Returns a remote file, or {relative path: file} of a remote directory."""
-  info = info_of(path)
+  info = file_system.info_of(path)
   if info.type == pyarrow.fs.FileType.NotFound:
     raise UserError(f'{path}: no such file')
   if info.is_file:
     return LogFile(path, info.size, info.mtime_ns or 0)
   return {
-    below: LogFile(os.path.join(path, below), child.size, child.mtime_ns or 0)
-    for below, child in retried(path, lambda: infos_below(path)).items()
+    below: LogFile(os.path.join(path, below), child.size, child.mtime_ns or 0, path)
+    for below, child in retried(path, lambda: file_system.infos_below(path)).items()
     if child.is_file
   }
 
 
-def _local_files(path: str) -> LogFile | dict[str, LogFile]:
-  """Returns a local file, or {relative path: file} of the visible files of a directory."""
+def _local_files(path: str) -> LogFile | dict[str, LogFile | None]:
+  """Returns a local file, or {relative path: file} of a directory; None for what is no data."""
   if not os.path.isdir(path):
     return _local_file(path)
   here = os.path.realpath(os.path.dirname(os.path.abspath(path)))
@@ -60,12 +235,17 @@ def _local_files(path: str) -> LogFile | dict[str, LogFile]:
 
   files = {}
   for folder, folders, names in os.walk(path, onerror=fail):
-    folders[:] = [name for name in folders if not _is_hidden(name)]
+    below = os.path.relpath(folder, path)
+    below = '' if below == os.curdir else f'{below}/'
+    files |= {below + name: None for name in folders if not is_data(name, True)}
+    folders[:] = [name for name in folders if is_data(name, True)]
     for name in folders:
       if os.path.islink(os.path.join(folder, name)):
         raise BadPass(f'{os.path.join(folder, name)}: is a link to a directory; wanted files')
-    for file in (os.path.join(folder, name) for name in names if not _is_hidden(name)):
-      files[os.path.relpath(file, path)] = _local_file(file)
+    for name in names:
+      files[below + name] = (
+        _local_file(os.path.join(folder, name))._replace(below=path) if is_data(name) else None
+      )
   return files
 
 
@@ -84,7 +264,30 @@ def _local_file(path: str) -> LogFile:
   return LogFile(path, info.st_size, info.st_mtime_ns)
 
 
-def partition_columns(path: str) -> dict[str, str]:
-  """Returns the Hive partition columns of a path: {'dt': '31', 'hour': '3'} for dt=31/hour=3/x."""
-  folders = re.split(r'[/\\]', path)[:-1]
-  return dict(f.split('=', 1) for f in folders if re.fullmatch(r'[A-Za-z_][\w.-]*=.*', f))
+def stamp_of(files: Sequence[LogFile]) -> str | None:
+  """Returns a hash of the names, sizes and times of a directory's files; None for a single file."""
+  if not files or not files[0].below:
+    return None
+  text = repr([(os.path.relpath(f.path, f.below), f.bytes, f.mtime_ns) for f in files])
+  return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def folder_columns(file: LogFile) -> tuple[dict[str, str | None], dict[str, str | None]]:
+  """Returns the columns, {name: text}, that folders give a file: dt=31/x has the column dt.
+
+  First come those of folders below the pass; then its own, and those directly above it. Names and
+  texts are decoded as Hive encodes them, which also has a name for a missing value.
+  """
+  folders = os.path.dirname(absolute(file.path)).split('/')
+  own = len(absolute(file.below).split('/')) if file.below else len(folders)
+  above = itertools.takewhile(_HIVE.fullmatch, reversed(folders[:own]))
+  inside = filter(_HIVE.fullmatch, folders[own:])
+
+  def columns(folders: Iterable[str]) -> dict[str, str | None]:
+    try:
+      texts = [[urllib.parse.unquote(t, errors='strict') for t in f.split('=', 1)] for f in folders]
+    except UnicodeDecodeError:
+      raise BadPass(f'{file.path}: what its folders encode by % is not UTF-8') from None
+    return {name: None if text == _MISSING else text for name, text in texts}
+
+  return columns(inside), columns(reversed([*above]))

@@ -4,7 +4,6 @@ import collections
 import contextlib
 import dataclasses
 import datetime
-import glob
 import hashlib
 import os
 import re
@@ -14,11 +13,19 @@ from trainer.config import DAY_GROUPS, Config
 from trainer.data.file_system import (
   CODECS,
   SUFFIXES,
-  matching,
+  is_remote,
   natural_key,
   normal,
   refusing,
   walk,
+)
+from trainer.data.pass_files import (
+  fixed_folder,
+  folders_above,
+  is_data,
+  matching,
+  refuse_tables,
+  tell_left_out,
 )
 from trainer.data.prepared import META, is_prepared, read_meta
 from trainer.errors import BadPass, ConfigError, UserError, printable
@@ -127,14 +134,6 @@ def days_between(day: int, later: int) -> list[int]:
   return [later - gap if end is None else _number(end - datetime.timedelta(gap)) for gap in gaps]
 
 
-def _fixed(pattern: str) -> str:
-  """Returns the directory above the wildcards of a pattern: a/b for a/b/*/c, also for a/b/c."""
-  pattern = normal(pattern)
-  while glob.has_magic(os.path.dirname(pattern)):
-    pattern = os.path.dirname(pattern)
-  return os.path.dirname(pattern) or os.curdir
-
-
 def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
   """Returns the pass at a path; its name is the path relative to the directory `below`."""
   name = printable(SUFFIX.sub('', os.path.relpath(path, below)))
@@ -191,10 +190,13 @@ def passes(
   """
   by_path: dict[str, Pass] = {}
   for pattern in patterns:
-    matched, below = map(normal, matching([pattern], key)), _fixed(pattern)
+    matched, below = map(normal, matching([pattern], key)), fixed_folder(pattern)
     new = _good_passes(matched, lambda path, below=below: _pass(cfg, path, below, key), wrong)
     for data_pass in in_order(new):
       by_path.setdefault(data_pass.path, data_pass)
+  for path in by_path:
+    for folder in by_path.keys() & {*folders_above(path)}:
+      raise UserError(f"{key}: '{path}' lies in '{folder}', a pass too; wanted each file once")
   names = collections.Counter(p.name for p in by_path.values())
   named: dict[str, Pass] = {}
   for data_pass in by_path.values():
@@ -209,6 +211,18 @@ def passes(
       )
   by_day = cfg.data.day_pattern is not None and key == 'data.train'
   return in_order(named.values()) if by_day else list(named.values())
+
+
+def also_trained(cfg: Config, split: str) -> list[str]:
+  """Returns a line if passes of data.valid or data.test are, hold or lie in those of data.train."""
+  real = lambda path: path if is_remote(path) else os.path.realpath(path)
+  known = set(map(real, matching(cfg.data.train, 'data.train')))
+  above = {folder for path in known for folder in folders_above(path)}
+  held_out = matching(getattr(cfg.data, split), f'data.{split}')
+  shared = [p for p in held_out if real(p) in known | above or known & {*folders_above(real(p))}]
+  files = f'{len(shared)} of its files' if len(shared) > 1 else ''.join(shared)
+  told = f'data.{split}: data.train has {files} too, so its metrics say nothing of new samples'
+  return [told] if shared else []
 
 
 def paths_of_log(cfg: Config) -> list[str]:
@@ -242,7 +256,7 @@ def announced(
   markers: dict[str, str] = {}  # by the path of the pass
   missing: list[str] = []
   settled = {} if settled is None else settled
-  walked: set[str] = set()
+  walked: dict[str, set[str]] = {}  # {directory: what is in it}
 
   def fail(error: OSError) -> None:
     if error.filename == directory:
@@ -252,15 +266,15 @@ def announced(
     return is_settled(path) or os.path.exists(os.path.join(path, META))
 
   for folder, folders, names in walk(directory, fail, settled):
-    walked.add(folder)
-    here = {*folders, *names}
+    here = walked[folder] = {*folders, *names}
     marked = {n.removesuffix(DONE_MARKER): n for n in names if n.endswith(DONE_MARKER)}
     # A directory in a prepared pass is not a pass.
     inside = {n for n in folders if of_prepared and is_prepared_pass(os.path.join(folder, n))}
     if DIRECTORY_MARKER in names:
       for name in inside if of_prepared else names:
-        if not name.startswith(('.', '_')) and not name.endswith(DONE_MARKER):
+        if is_data(name):
           marked.setdefault(name, DIRECTORY_MARKER)
+      tell_left_out(folder, [name for name in names if not is_data(name)])
     for name, marker in marked.items():
       path = os.path.join(folder, name)
       if is_settled(path):
@@ -271,10 +285,14 @@ def announced(
       else:
         missing.append(path)
     folders[:] = [name for name in folders if name not in inside]
-  for folder in settled.keys() - walked:
+  for folder in settled.keys() - walked.keys():
     del settled[folder]
   wrong: dict[str, str] = {}
-  good = _good_passes(
-    markers, lambda path: _pass(cfg, path, directory, 'data.watch', markers[path]), wrong
-  )
+
+  def pass_of(path: str) -> Pass:
+    above = walked.keys() & {*folders_above(path)}
+    refuse_tables(above, lambda folder: walked.get(folder, ()))
+    return _pass(cfg, path, directory, 'data.watch', markers[path])
+
+  good = _good_passes(markers, pass_of, wrong)
   return in_order(good), sorted(missing), wrong

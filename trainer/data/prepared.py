@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -315,3 +315,11 @@ class PreparedPass:
           f'{file}: had {at_open.st_size} bytes and has {now.st_size}: it was changed while it was '
           'read; prepare the pass again'
         )
+
+
+def same_samples(pairs: Iterable[tuple[PreparedPass, PreparedPass]]) -> Iterator[tuple[str, str]]:
+  """Yields the paths of those pairs of passes that hold the same samples, some, by two paths."""
+  for one, other in pairs:
+    paths = one.meta['source']['path'], other.meta['source']['path']
+    if one.num_samples and one.meta['arrays'] == other.meta['arrays'] and paths[0] != paths[1]:
+      yield paths

@@ -1,6 +1,7 @@
 """Describes what a job would read and train, without training: `trainer.run --dry_run`."""
 
 import collections
+import itertools
 import os
 import textwrap
 from collections.abc import Iterator
@@ -11,13 +12,15 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.data.labels import nothing_to_learn
-from trainer.data.passes import Pass, announced, in_order, passes
-from trainer.data.prepared import PreparedPass
+from trainer.data.passes import Pass, also_trained, announced, in_order, passes
+from trainer.data.prepared import PreparedPass, same_samples
 from trainer.errors import BadPass
+from trainer.evaluation.validation import SAME_SAMPLES
 from trainer.reporting.live_line import WIDTH
 from trainer.reporting.metric_text import counted
 from trainer.training.advice import few_clicks
-from trainer.training.inputs import Inputs
+from trainer.training.inputs import TWICE, Inputs
+from trainer.training.ledger import Ledger, entry_of
 from trainer.training.step import TrainStep
 
 SHOWN_PASSES = 12  # the most passes of a split to list; those in the middle are left out
@@ -34,14 +37,14 @@ def tell(cfg: config.Config) -> Iterator[str]:
   folder = os.path.join(cfg.run_dir, 'prepared')
   inputs = Inputs(cfg, SingleProcess(), step, lambda: None, folder)
   distinct: dict[int, np.ndarray] = {}
-  samples = 0
+  samples, ledger, trained = 0, Ledger(), []
   for split in ('train', 'valid', 'test'):
     may_refuse = cfg.data.max_refused_passes if split == 'train' else 0
     wrong: dict[str, str] = {}
     listed = passes(cfg, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None)
     yield from map(_refused, wrong.values())
     opened: list[PreparedPass] = []
-    rows, told, in_a_row = [], [], 0  # told: on the first pass with labels all alike
+    rows, told, seen, in_a_row = [], [], [], 0  # told: on the first pass with labels all alike
     if split == 'train' and cfg.data.watch:
       watched, troubles = _announced(cfg)
       yield from troubles
@@ -53,7 +56,6 @@ def tell(cfg: config.Config) -> Iterator[str]:
         if alike and alike.is_refused and split == 'train':
           raise BadPass(alike.text)
         in_a_row = 0
-        opened.append(prepared)
       except BadPass as e:
         if not may_refuse:
           raise
@@ -62,6 +64,14 @@ def tell(cfg: config.Config) -> Iterator[str]:
         if in_a_row == may_refuse + 1:
           yield f'a run ends here: data.max_refused_passes allows {may_refuse} refused in a row'
         continue
+      if split == 'train':
+        entry = entry_of(data_pass, 0)
+        if how := ledger.trained_before(entry, by_name=cfg.data.day_pattern is not None):
+          seen.append(f'{data_pass.path}: a run does not train on it: {how}')
+          continue
+        entry.fate = 'trained'
+        ledger.put(entry)
+      opened.append(prepared)
       if not told and alike:
         told.append(f'  {alike.text}')
       rows.append((data_pass.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
@@ -69,7 +79,15 @@ def tell(cfg: config.Config) -> Iterator[str]:
         samples += prepared.num_samples
         _count(cfg, prepared, distinct)
     yield from _pass_lines(cfg, split, rows)
-    yield from told
+    yield from (*seen, *told)
+    if split == 'train':
+      trained = opened
+    else:
+      yield from also_trained(cfg, split)
+      for one, other in same_samples(itertools.product(trained, opened)):
+        yield SAME_SAMPLES % (one, other, split)
+      for one, other in same_samples(itertools.combinations(opened, 2)):
+        yield TWICE % (other, one)
     if split == 'valid' and (few := few_clicks(cfg, opened)):
       yield from textwrap.wrap(few, WIDTH, initial_indent='  ', subsequent_indent='    ')
   of_items = cfg.columns_of_items()

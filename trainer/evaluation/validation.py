@@ -1,22 +1,26 @@
 """Evaluates data.valid and data.test, and each pass before training on it; reports the metrics."""
 
 import time
+import zlib
 from collections.abc import Sequence
 
 from absl import logging
 
 from trainer.data.passes import passes
-from trainer.data.prepared import PreparedPass
+from trainer.data.prepared import PreparedPass, same_samples
 from trainer.embedding.row_table import table_counts
 from trainer.evaluation import gate, plateau
 from trainer.evaluation.evaluators import evaluation_of
 from trainer.evaluation.importance import MOST_AT_END, slot_importance
+from trainer.files import to_json
 from trainer.plain_data import JsonObject
 from trainer.reporting.metric_text import no_judge, worse_than_constant
 from trainer.training.advice import FEW_STEPS, few_clicks, why_worse_than_constant
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text
 from trainer.training.run_state import RunState
+
+SAME_SAMPLES = '%s holds the samples of %s: metrics of data.%s say nothing of new samples'
 
 
 class Validation:
@@ -76,7 +80,8 @@ class Validation:
       values = self._valid_of_last = self._evaluate(self._passes['valid'], 'valid')
       self._state.note_model()
       judged_by = self._judged_by()
-      if progress.best is not None and progress.judged_by != judged_by:
+      # An entry that an earlier version did not keep counts as the same.
+      if progress.best is not None and not judged_by.items() >= progress.judged_by.items():
         self._forget_best('data.valid or the metric has changed')
       progress.judged_by = judged_by
       rate = progress.rate
@@ -107,22 +112,16 @@ class Validation:
     """
     progress, name = self._state.progress, prepared.name
     if progress.epoch == 0 or progress.done >= progress.best_passes:
-      self._warn_of_same_samples(prepared)
+      for split, judging in self._passes.items():
+        # A pass with the same path was reported before training.
+        for trained, judges in same_samples((prepared, other) for other in judging):
+          if self._communicator.rank == 0:
+            logging.warning(SAME_SAMPLES, trained, judges, split)
     if progress.best is None or (self._passes['valid'] and progress.done < progress.best_passes):
       return
     self._forget_best(f'{name} is new to it')
     progress.rate = 1.0
     self._step.set_rates(progress.rate, progress.first_step)
-
-  def _warn_of_same_samples(self, prepared: PreparedPass) -> None:
-    for split, judging in self._passes.items():
-      for other in judging:
-        trained, judges = (p.meta['source']['path'] for p in (prepared, other))
-        is_first = self._communicator.rank == 0
-        # A pass with the same path was reported before training.
-        if other.meta['arrays'] == prepared.meta['arrays'] and trained != judges and is_first:
-          told = '%s holds the samples of %s: metrics of data.%s say nothing of new samples'
-          logging.warning(told, trained, judges, split)
 
   def _forget_best(self, reason: str) -> None:
     progress = self._state.progress
@@ -132,13 +131,15 @@ class Validation:
     progress.forget_best()
 
   def _judged_by(self) -> JsonObject:
-    """Returns the metric, its task and the passes of data.valid.
+    """Returns the metric, its task, the passes of data.valid and a checksum of their samples.
 
-    Two results can be compared only if all three are the same.
+    Two results can be compared only if all are the same.
     """
-    plateau = self._cfg.train.plateau
-    valid = [[p.name, p.num_samples] for p in self._passes['valid']]
-    return {'metric': self._cfg.deciding_metric, 'task': plateau and plateau.task, 'valid': valid}
+    plateau, passes = self._cfg.train.plateau, self._passes['valid']
+    valid = [[p.name, p.num_samples] for p in passes]
+    samples = zlib.crc32(to_json([p.meta['arrays'] for p in passes]))
+    judged = {'metric': self._cfg.deciding_metric, 'task': plateau and plateau.task}
+    return judged | {'valid': valid, 'samples': samples}
 
   def finish(self, took_best: bool) -> JsonObject:
     """Evaluates data.test with the state that the run keeps; measures the importance of columns.

@@ -113,7 +113,7 @@ class ReadyPasses:
     if self.too_far_ahead(data_pass):
       return False
     if refused.crc32 is None:
-      return stamp_if_any(data_pass.path) != (refused.size, refused.modified)
+      return not refused.is_of(stamp_if_any(data_pass.path))
     return self._new_content(data_pass, refused) is not None
 
   def _warn_if_changed(self, data_pass: Pass, trained: Entry) -> None:
@@ -132,7 +132,7 @@ class ReadyPasses:
     path = data_pass.path
     try:
       changed = stamp(path)
-      if changed == (known.size, known.modified):
+      if known.is_of(changed):
         if is_remote(path) and known.fate in TRAINED:  # looking again would cost a request
           self._checked.add(path)
         return None

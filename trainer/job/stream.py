@@ -353,7 +353,7 @@ class Stream:
   def _renewed(self, data_pass: Pass, begun: Entry) -> JsonObject:
     """Returns the fields of the entry of a pass that was begun, with what the pass holds now."""
     with contextlib.suppress(OSError, UserError):  # who reads it next will tell
-      if stamp(data_pass.path) != (begun.size, begun.modified):
+      if not begun.is_of(stamp(data_pass.path)):
         begun = dataclasses.replace(entry_of(data_pass, begun.epoch), reason=begun.reason)
     return dataclasses.asdict(begun)
 

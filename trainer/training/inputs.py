@@ -9,6 +9,8 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+from absl import logging
+
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import (
@@ -23,7 +25,7 @@ from trainer.data.file_system import LogFile, exists, is_span, normal, refusing
 from trainer.data.item_table import ItemTable, config_of_items
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
-from trainer.data.prepared import META, PreparedPass, is_prepared
+from trainer.data.prepared import META, PreparedPass, is_prepared, same_samples
 from trainer.data.shares import count_lines, parts_of, shareable
 from trainer.errors import UserError
 from trainer.files import UNFINISHED
@@ -33,6 +35,8 @@ from trainer.training.ledger import TRAINED, Ledger
 from trainer.training.step import Staged, Step
 
 SECONDS_BETWEEN_LINES = 0.5  # between lines about a conversion that the job waits for
+
+TWICE = '%s holds the samples of %s: they count twice'
 
 
 class _Stopped(Exception):
@@ -107,7 +111,11 @@ class Inputs:
       return prepared
 
     self.communicator.together(f'cannot prepare passes for {split}', convert)
-    return self.communicator.together('cannot read passes', opened)
+    prepared = self.communicator.together('cannot read passes', opened)
+    if labelled and not rank:
+      for twins in same_samples(itertools.combinations(prepared, 2)):
+        logging.warning(TWICE, *reversed(twins))
+    return prepared
 
   def items(self) -> ItemTable | None:
     """Returns the content of data.items; None if the config has no data.items.

@@ -11,9 +11,10 @@ import json
 import os
 import zlib
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from trainer.data.file_system import LogFile, absolute, exists, is_remote, is_span, open_file
-from trainer.data.pass_files import files_of
+from trainer.data.pass_files import files_of, stamp_of
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
 from trainer.data.topic import Spans
@@ -44,6 +45,8 @@ class Entry:
       (late, and data.late is skip), seen (a pass of the same name or bytes was trained before) or
       refused (it cannot be trained on).
     reason: why the pass is late, skipped, seen or refused; else empty.
+    files: a hash of the names, sizes and times of a directory's files; None for a single file, and
+      in entries of 0.2.0.
   """
 
   path: str
@@ -55,6 +58,11 @@ class Entry:
   modified: int | None = None
   fate: str = 'entered'
   reason: str = ''
+  files: str | None = None
+
+  def is_of(self, now: 'Stamp') -> bool:
+    """Returns whether a pass that has the stamp `now` is unchanged since this entry was made."""
+    return now[:2] == (self.size, self.modified) and self.files in (None, now.files)
 
   @property
   def content(self) -> tuple[int | None, int | None]:
@@ -73,41 +81,46 @@ def _files(path: str) -> list[LogFile]:
   return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
 
 
-def stamp(path: str) -> tuple[int, int]:
-  """Returns the size in bytes of a pass's files and when they last changed, in ns since 1970.
+class Stamp(NamedTuple):
+  """Tells the states of a pass apart; the attributes are those of its entry."""
 
-  It does not read the files. A pass whose stamp is the same as before counts as unchanged.
-  """
+  size: int | None
+  modified: int | None
+  files: str | None = None
+
+
+def stamp(path: str) -> Stamp:
+  """Returns the stamp of a pass, without reading its files; it is the same while none changes."""
   if is_span(path):  # messages never change
-    return Spans.of(path).messages, 0
+    return Stamp(Spans.of(path).messages, 0)
   files = _files(path)
-  return sum(f.bytes for f in files), max(f.mtime_ns for f in files)
+  return Stamp(sum(f.bytes for f in files), max(f.mtime_ns for f in files), stamp_of(files))
 
 
-def stamp_if_any(path: str) -> tuple[int | None, int | None]:
-  """Returns the `stamp` of a path; (None, None) if nothing is there, (0, 0) if it is unreadable."""
+def stamp_if_any(path: str) -> Stamp:
+  """Returns the `stamp` of a path; one of None if nothing is there, of 0 if it is unreadable."""
   try:
     return stamp(path)
   except (OSError, UserError):
-    return (0, 0) if exists(path) else (None, None)
+    return Stamp(0, 0) if exists(path) else Stamp(None, None)
 
 
 def refused_entry(data_pass: Pass, epoch: int, reason: str) -> Entry:
   """Returns the entry of a pass that was refused before it was read."""
-  size, modified = stamp_if_any(data_pass.path)
-  path = absolute(data_pass.path)
-  return Entry(path, data_pass.name, data_pass.day, epoch, size, None, modified, 'refused', reason)
+  path, now = absolute(data_pass.path), stamp_if_any(data_pass.path)
+  known = now._asdict() | {'fate': 'refused', 'reason': reason}
+  return Entry(path, data_pass.name, data_pass.day, epoch, **known)
 
 
 def entry_of(data_pass: Pass, epoch: int) -> Entry:
   """Returns the entry of a new pass. It reads all files of the pass for the checksum."""
-  size, modified = stamp(data_pass.path)
+  now = stamp(data_pass.path)
   crc32 = zlib.crc32(data_pass.path.encode()) if is_span(data_pass.path) else 0
   for file in _files(data_pass.path):
     with open_file(file.path) as f:
       crc32 = crc32_of_stream(f, crc32)
   path = absolute(data_pass.path)
-  return Entry(path, data_pass.name, data_pass.day, epoch, size, crc32, modified)
+  return Entry(path, data_pass.name, data_pass.day, epoch, crc32=crc32, **now._asdict())
 
 
 def _mark(*what: Json) -> bytes:
