@@ -1,4 +1,7 @@
-"""Changes configs, records and arguments of ops: each must be accepted or refused in one line."""
+"""Changes configs, records, columns and arguments of ops.
+
+Each must be accepted, for what it is, or refused in one line.
+"""
 
 import copy
 import json
@@ -20,6 +23,7 @@ from trainer.errors import UserError
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = 400  # of a unit
 RECORDS = 1400
+CARRIED = 300
 OP_CALLS = 20  # of each op
 _NUMBERS = (0, 1, -1, 2**31, 2**63, 10**300, 0.5, -0.0, 1e30, float('nan'), float('inf'))
 _TEXTS = ('', ' ', 'x', 'adam', 'none', '²', 'größe', '\0', '../..', 'a' * 3000, '(', '{}', '%s')
@@ -146,6 +150,20 @@ def _records(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
+def _columns(draw: random.Random, folder: str, shared: str) -> Found:
+  """Carries odd columns of logs in every format beside predictions.
+
+  Each line must have its record's value, exactly, and its own prediction.
+  """
+  from tests.support import fuzz
+  from trainer.data import text_blocks
+
+  found, text_blocks.BLOCK_BYTES = Found(), draw.choice((300, 5000))
+  for _ in range(CARRIED):
+    found.trial('each beside its own prediction', fuzz.carried_trial(draw, folder))
+  return found
+
+
 def _ops(draw: random.Random, folder: str, shared: str) -> Found:
   """Makes one or two arguments of an op wrong.
 
@@ -162,5 +180,6 @@ def _ops(draw: random.Random, folder: str, shared: str) -> Found:
 KINDS = [
   Kind('configs', 'inputs', 46, 900, _configs),
   Kind('records', 'inputs', 24, 900, _records),
+  Kind('columns', 'inputs', 6, 900, _columns),
   Kind('ops', 'inputs', 12, 900, _ops),
 ]

@@ -247,7 +247,7 @@ def _all_or_none(paths: Sequence[str]) -> Iterator[list[str]]:
 
 def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
   """Returns each line's place in SPLITS, _ALL or _NONE, int8; sizes; and texts on times."""
-  from trainer.data.conversion import reader, warn_of_headers, warn_of_quotes
+  from trainer.data.conversion import reader, warn
   from trainer.data.csv_format import delimiter_of, header_lines
 
   by = '\t' if DELIMITER.value == '\\t' else DELIMITER.value
@@ -262,7 +262,7 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     quoting=QUOTING.value,
     columns=COLUMNS.value or None,
   )
-  lines, parts, headers, quotes = [], [], [], []
+  lines, parts, remarks = [], [], []
   with renamed(r'data\.(?=delimiter|columns)', '--'), renamed(", as by --set '.*'$", ''):
     asked = {column: '--by_time' if BY_TIME.value else '--by_hash'}
     for read in reader(kind).blocks(DATA.value, data, asked):
@@ -270,14 +270,12 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
       if block.malformed:
         hint = '; or another --delimiter, --quoting or --columns' if kind == 'csv' else ''
         raise UserError(f'{block.malformed[0]._replace(path=DATA.value)}{hint}')
-      headers += block.repeated_headers
-      quotes += block.stray_quotes
+      remarks += block.remarks
       lines.append(block.lines)
       parts.append((_texts if BY_TIME.value else _keys)(block.columns[column], column))
   if not any(map(len, lines)):
     raise UserError(f'--data {DATA.value}: found no samples; wanted at least one')
-  warn_of_headers(DATA.value, headers)
-  warn_of_quotes(DATA.value, quotes, QUOTING.value)
+  warn(DATA.value, remarks)
   if BY_TIME.value:
     own, told = _by_time(pa.chunked_array(parts).to_pandas(), column)
   else:
