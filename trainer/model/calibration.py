@@ -101,8 +101,9 @@ UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 class SlotCalibration:
   """Compares predictions with clicks in each slot, for known and for unknown features separately.
 
-  A feature is known if it has a row, whose weights may be 0. In a slot, a sample is blank without features,
-  and unknown if none of them is known. The class keeps sums, which can be added over processes.
+  A feature is known if it has a row, whose weights may be 0. In a slot, a sample is blank without
+  features, and unknown if none of them is known. The class keeps sums, which can be added over
+  processes.
   """
 
   def __init__(self, slots: Sequence[str]):
