@@ -220,5 +220,5 @@ def _alike(found: Any, value: Any, suffix: str) -> bool:
   if isinstance(value, list) and len(value) == 1 and found == str(value[0]):
     return True
   if isinstance(value, str):
-    return found in (value, json.dumps(value))
+    return found in (value, value.encode(errors='backslashreplace').decode())
   return json.loads(found) == value and type(json.loads(found)) in (type(value), int)

@@ -78,8 +78,6 @@ def _plain(array: pa.Array, is_tfrecord: bool) -> pa.Array:
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
   """Returns a type for the values of two; that of texts if there is no other."""
-  if one == other:
-    return one
   schemas = [pa.schema([('', t)]) for t in (one, other)]
   try:
     return pa.unify_schemas(schemas, promote_options='permissive').field(0).type
@@ -99,11 +97,9 @@ def _of_json(array: pa.Array) -> pa.Array:
   if array.type != pa.json_():
     return array
   texts = array.storage.to_pylist()
-  try:
+  with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
     if not any(text and '{' in text for text in texts):
       return pa.array([text and json.loads(text) for text in texts])
-  except (pa.ArrowException, OverflowError, UnicodeEncodeError):  # the last is of lone surrogates
-    pass
   return _texts(array)
 
 
@@ -112,15 +108,9 @@ def _texts(array: pa.Array) -> pa.Array:
   with contextlib.suppress(pa.ArrowException):
     if array.type != pa.json_():
       return array.cast(pa.string())
-  return pa.array([_unquoted(text) for text in _json(array)], pa.string())
-
-
-def _unquoted(text: str | None) -> str | None:
-  """Returns the string that a text of JSON is, if it is one and can be encoded; else the text."""
-  with contextlib.suppress(UnicodeEncodeError):
-    if text and text.startswith('"'):
-      return json.loads(text).encode().decode()
-  return text
+  strings = {t: json.loads(t) for t in _json(array) if t and t.startswith('"')}
+  texts = [strings.get(t, t) for t in _json(array)]
+  return pa.array([t and t.encode(errors='backslashreplace').decode() for t in texts], pa.string())
 
 
 def _json(array: pa.Array | pa.ChunkedArray) -> list[str | None]:

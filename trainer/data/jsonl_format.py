@@ -112,13 +112,9 @@ def slot_value(value: Json) -> SlotValue:
 
 
 def json_text(value: Json) -> str:
-  """Returns a value as JSON that can be encoded; only lone surrogates need an escape for it."""
+  """Returns a value as JSON with escapes only where no encoding has the character."""
   text = json.dumps(value, ensure_ascii=False, default=str)
-  try:
-    text.encode()
-  except UnicodeEncodeError:
-    return json.dumps(value, default=str)
-  return text
+  return text.encode(errors='backslashreplace').decode()  # which is how JSON escapes them, too
 
 
 def _float(value: Json) -> float:
