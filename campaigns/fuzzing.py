@@ -1,4 +1,7 @@
-"""Changes configs, records and arguments of ops: each must be accepted or refused in one line."""
+"""Changes configs, records, columns and arguments of ops.
+
+Each must be accepted, for what it is, or refused in one line.
+"""
 
 import copy
 import glob
@@ -28,6 +31,7 @@ from trainer.errors import UserError
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CONFIGS = 400  # of a unit
 RECORDS = 1400
+CARRIED = 300
 OP_CALLS = 20  # of each op
 LAYOUTS = 40
 CITIES = ('A:B', 'K/B', '5 %', '%41', 'plain', 'größe', 'a=b', 'x.tmp', '_y', '7', 'a+b', '..', '~')
@@ -157,6 +161,20 @@ def _records(draw: random.Random, folder: str, shared: str) -> Found:
   return found
 
 
+def _columns(draw: random.Random, folder: str, shared: str) -> Found:
+  """Carries odd columns of logs in every format beside predictions.
+
+  Each line must have its record's value, exactly, and its own prediction.
+  """
+  from tests.support import fuzz
+  from trainer.data import text_blocks
+
+  found, text_blocks.BLOCK_BYTES = Found(), draw.choice((300, 5000))
+  for _ in range(CARRIED):
+    found.trial('each beside its own prediction', fuzz.carried_trial(draw, folder))
+  return found
+
+
 def _ops(draw: random.Random, folder: str, shared: str) -> Found:
   """Makes one or two arguments of an op wrong.
 
@@ -248,5 +266,6 @@ KINDS = [
   Kind('configs', 'inputs', 46, 900, _configs),
   Kind('records', 'inputs', 24, 900, _records),
   Kind('layouts', 'inputs', 12, 900, _layouts),
+  Kind('columns', 'inputs', 6, 900, _columns),
   Kind('ops', 'inputs', 12, 900, _ops),
 ]

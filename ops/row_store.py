@@ -68,9 +68,14 @@ class PulledRows(NamedTuple):
 
   ids: tf.Tensor  # int64 [u], the rows' places in the store; -1 for absent features
   offsets: tf.Tensor  # int32 [u + 1]
-  linear: tf.Tensor  # float32 [u]
+  linear: tf.Tensor  # float32 [u]; -0 for absent features, and for them alone (`has_row`)
   factors: tf.Tensor  # float32 [offsets[u]]
   show_click: tf.Tensor | tuple[()] = ()  # float32 [u, 2], show and click, if a slot has `counts`
+
+
+def has_row(linear: TensorLike) -> tf.Tensor:
+  """Returns which features have a row, bool [u]; `linear` is what a pull gave for them."""
+  return tf.bitcast(linear, tf.int32) != tf.int32.min  # the bits of -0
 
 
 def to_float32(column: np.ndarray) -> np.ndarray:
@@ -134,7 +139,7 @@ class RowStore(FeatureLifecycle):
     """Returns the rows of keys; the store does not change.
 
     The keys, int64 [u], are >= 0, of slots that have a table, and fastest in the order of `dedupe`.
-    A feature that the store does not have gets linear weight 0, no factors and id -1. With `train`,
+    A feature that the store does not have gets linear weight -0, no factors, id -1. With `train`,
     one without factors gets its initial factors if admission is 'none'.
     """
     return PulledRows(*self._reads.ctr_row_store_pull(self.handle, keys, train=train))

@@ -91,11 +91,8 @@ def main() -> None:
       return
 
     out = stack.enter_context(whole_file('/dev/stdout' if OUT.value == '-' else OUT.value))
-    tables = (
-      table
-      for data_pass in passes
-      for table in carried.carried_columns(cfg, data_pass.path, COLUMNS.value, as_text=is_text)
-    )
+    counts = [(raw.path, of.num_samples) for raw, of in zip(passes, prepared)]
+    tables = carried.carried_tables(cfg, counts, COLUMNS.value, suffix)
     if cfg.model.retrieval:
       tables = carried.joined(tables, predicted) if COLUMNS.value else predicted
       carried.write_tables(tables, out, suffix)

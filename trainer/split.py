@@ -108,11 +108,16 @@ def _texts(column: pa.Array, name: str) -> pa.Array:
   return texts
 
 
-def _by_time(texts: pd.Series, name: str) -> tuple[np.ndarray, list[str]]:
-  """Returns the index in SPLITS of each sample, equal for equal times; and texts about times."""
+def _by_time(texts: pd.Series, name: str, lines: np.ndarray) -> tuple[np.ndarray, list[str]]:
+  """Returns the index in SPLITS of each sample, equal for equal times; and texts about times.
+
+  `lines` are the numbers of the samples' lines or records.
+  """
   if missing := int(texts.isna().sum()):
     raise UserError(f"{DATA.value}: column '{name}' is empty in {missing:,} samples; wanted a time")
   times = _times(texts, name)
+  if times.dtype.kind != 'M':
+    _check_units(times, texts, name, lines)
   order = np.argsort(times, kind='stable')
   if AT.value:
     bounds = _bounds(times.dtype.kind == 'M', texts[0])
@@ -128,6 +133,20 @@ def _by_time(texts: pd.Series, name: str) -> tuple[np.ndarray, list[str]]:
     f', {name} {texts[order[start]]} to {texts[order[end - 1]]}' if start < end else ''
     for start, end in zip([0, *ends], ends)
   ]
+
+
+def _check_units(times: np.ndarray, texts: pd.Series, name: str, lines: np.ndarray) -> None:
+  """Raises UserError if numbers cannot all be times since 1970 in one unit."""
+  from trainer.data.columns.time import UNITS, is_unit
+
+  firsts = {unit: np.flatnonzero(is_unit(times, unit))[:1].tolist() for unit in UNITS}
+  firsts = sorted((at, unit) for unit, found in firsts.items() for at in found)
+  if len(firsts) > 1:
+    (before, unit), (at, other) = firsts[:2]
+    raise UserError(
+      f"{DATA.value}:{lines[at]}: column '{name}': found {texts[at]}, {other} since 1970, beside "
+      f'{texts[before]} of line {lines[before]}, {unit}; wanted one unit'
+    )
 
 
 def _times(texts: pd.Series, name: str) -> np.ndarray:
@@ -247,7 +266,7 @@ def _all_or_none(paths: Sequence[str]) -> Iterator[list[str]]:
 
 def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
   """Returns each line's place in SPLITS, _ALL or _NONE, int8; sizes; and texts on times."""
-  from trainer.data.conversion import reader, warn_of_headers, warn_of_quotes
+  from trainer.data.conversion import reader, warn
   from trainer.data.csv_format import delimiter_of, header_lines
 
   by = '\t' if DELIMITER.value == '\\t' else DELIMITER.value
@@ -262,7 +281,7 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
     quoting=QUOTING.value,
     columns=COLUMNS.value or None,
   )
-  lines, parts, headers, quotes = [], [], [], []
+  lines, parts, remarks = [], [], []
   with renamed(r'data\.(?=delimiter|columns)', '--'), renamed(", as by --set '.*'$", ''):
     asked = {column: '--by_time' if BY_TIME.value else '--by_hash'}
     for read in reader(kind).blocks(DATA.value, data, asked):
@@ -270,19 +289,17 @@ def _places(kind: str, column: str) -> tuple[np.ndarray, np.ndarray, list[str]]:
       if block.malformed:
         hint = '; or another --delimiter, --quoting or --columns' if kind == 'csv' else ''
         raise UserError(f'{block.malformed[0]._replace(path=DATA.value)}{hint}')
-      headers += block.repeated_headers
-      quotes += block.stray_quotes
+      remarks += block.remarks
       lines.append(block.lines)
       parts.append((_texts if BY_TIME.value else _keys)(block.columns[column], column))
   if not any(map(len, lines)):
     raise UserError(f'--data {DATA.value}: found no samples; wanted at least one')
-  warn_of_headers(DATA.value, headers)
-  warn_of_quotes(DATA.value, quotes, QUOTING.value)
+  warn(DATA.value, remarks)
+  lines = np.concatenate(lines)
   if BY_TIME.value:
-    own, told = _by_time(pa.chunked_array(parts).to_pandas(), column)
+    own, told = _by_time(pa.chunked_array(parts).to_pandas(), column, lines)
   else:
     own, told = _by_hash(np.concatenate(parts), column), [''] * len(SPLITS)
-  lines = np.concatenate(lines)
   places = np.full([lines.max() + 1], _NONE, np.int8)
   places[lines] = own
   if kind == 'csv' and header_lines(DATA.value, data):

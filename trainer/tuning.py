@@ -326,7 +326,8 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
   """Returns a run's evaluations on data.valid that have the metric, a row for each epoch."""
   from trainer.reporting.events import read_events
 
-  columns = list(dict.fromkeys(['split', metric, 'auc', 'ctr', 'examples']))
+  sizes = ['ctr', 'examples', 'effective_clicks', 'effective_others']
+  columns = list(dict.fromkeys(['split', metric, 'auc', *sizes]))
   with contextlib.suppress(FileNotFoundError):
     events = read_events(run_dir)
     events = events[events['event'] == 'eval'].reindex(columns=columns)
@@ -336,7 +337,7 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
 
 def _table(study: optuna.Study, folder: str) -> pd.DataFrame:
   """Returns the table that `tune` returns, and writes it to trials.csv."""
-  from trainer.model.slice_metrics import auc_interval
+  from trainer.model.slice_metrics import auc_interval_of
 
   rows, metric = [], study.user_attrs['metric']
   sign = config.direction(metric)
@@ -346,9 +347,7 @@ def _table(study: optuna.Study, folder: str) -> pd.DataFrame:
     best = _evaluations(run_dir, metric).sort_values(metric, ascending=sign < 0, kind='stable')
     for _, event in best[:1].iterrows():
       row[metric] = event[metric]
-      if not pd.isna(event['auc']):
-        clicks = event['ctr'] * event['examples']
-        interval = auc_interval(event['auc'], clicks, event['examples'] - clicks)
+      if interval := auc_interval_of(event):
         row |= dict(zip(('auc', 'auc_low', 'auc_high'), (event['auc'], *interval)))
     rows.append(row)
   table = pd.DataFrame(rows).sort_values(metric, ascending=sign < 0, na_position='last')

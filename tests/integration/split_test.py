@@ -116,6 +116,18 @@ class SplitTest(tf.test.TestCase):
         self.assertIn(f"sample 1,501: found '{other}', {why.format(column[0])}", told)
         self.assertIn('or --time_format, as %d.%m.%Y', told)
 
+  def test_times_of_two_units(self):
+    """The web writes seconds since 1970, the app another unit: they are not ordered by instants."""
+    for power, unit in ((3, 'milliseconds'), (6, 'microseconds'), (9, 'nanoseconds')):
+      seconds = 1_700_000_000 + 600 * np.arange(40)
+      times = [int(s) if i % 3 else int(s) * 10**power for i, s in enumerate(seconds)]
+      for name, first in (('log.jsonl', 1), ('log.csv', 2), ('log.parquet', 1)):
+        self.frame = pd.DataFrame({'ts': times, 'click': 0})
+        told = self.split(name, '--by_time', 'ts')
+        where = f"{name}:{first + 1}: column 'ts': found {times[1]}, seconds since 1970, beside "
+        self.assertEqual(told[0], 2)
+        self.assertRegex(told[1], f'{where}1[.7][^ ]* of line {first}, {unit}; wanted one unit')
+
   def test_times_that_do_not_sort_as_texts(self):
     at = pd.Timestamp('2016-01-01') + pd.to_timedelta(self.frame['time'], 'h')
     zones = [f'{hours:+03}:00' for hours in np.random.default_rng(1).integers(-9, 9, size=2000)]

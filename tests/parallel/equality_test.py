@@ -107,6 +107,19 @@ class EqualityTest(tf.test.TestCase):
       self.assertAllClose(sum(r[0] for r in rows.values()), 1.0 * samples)  # decay is 1 in these
     return rows
 
+  def test_features_whose_weight_is_0_are_known_to_all_ranks(self):
+    rule = {'kind': 'ftrl', 'l1': 1e3}
+    lifecycle = {'admission_threshold': 1e9, 'eviction': 'none'}
+    cfg = make_config({'lifecycle': lifecycle, 'sparse.tables.default.linear': rule})
+    step, rank = TrainStep(cfg, self.communicator), self.communicator.rank
+    own = make_batch(np.random.default_rng(rank), 16)
+    train(step, own)
+    keys = np.concatenate(self.communicator.gather(np.asarray(own.keys)))
+    for seed in (rank, rank + 1, 99):
+      batch = make_batch(np.random.default_rng(seed), 16)
+      _, known = step.predict_and_know(step.stage(batch))
+      self.assertAllEqual(known, np.isin(batch.keys, keys))
+
   def uneven(self, single=False, days=1, one_has_none=True, tasks=1, ids=(1, 2, 3)):
     def batches_of(rank):
       rng = np.random.default_rng(100 + rank)

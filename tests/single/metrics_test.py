@@ -8,6 +8,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from ops import library
 from trainer.model.metrics import MetricSums, group_auc_sums, result
+from trainer.model.slice_metrics import auc_interval_of
+from trainer.reporting.metric_text import clicks_of
 
 
 def config(loss='log_loss'):
@@ -50,6 +52,37 @@ class MetricsTest(tf.test.TestCase):
     )
     self.assertAllClose(found['ctr'], np.average(y, weights=w), rtol=1e-9)
     self.assertEqual(found['examples'], 20000)
+
+  def test_certainty_counts_what_counts(self):
+    """Few of many samples count, some more than others: as uncertain as bootstrap samples are."""
+    rng = np.random.default_rng(5)
+    p = 1 / (1 + np.exp(-rng.normal(-2, 1, 20_000)))
+    y = (rng.random(20_000) < p).astype(np.float32)
+    for w in (
+      rng.random(20_000) < 0.02,
+      rng.lognormal(0, 0.5, 20_000) * (rng.random(20_000) < 0.1),
+    ):
+      w = w.astype(np.float32)
+      metrics = MetricSums(config())
+      metrics.update(y, p.astype(np.float32), w)
+      found = result(metrics.state())
+      known = np.flatnonzero(w)
+      self.assertEqual((found['examples'], found['samples']), (len(known), 20_000))
+      drawn = [rng.choice(known, len(known)) for _ in range(1000)]
+      aucs = [roc_auc_score(y[i], p[i], sample_weight=w[i]) for i in drawn]
+      ratios = [np.log((w[i] @ p[i]) / (w[i] @ y[i])) for i in drawn]
+      low, high = auc_interval_of(found)
+      self.assertAllClose((high - low) / 2, 1.96 * np.std(aucs), rtol=0.25)
+      self.assertAllClose(1 / clicks_of(found) ** 0.5, np.std(ratios), rtol=0.3)
+
+  def test_sums_of_a_checkpoint_of_version_0_2(self):
+    for loss in ('log_loss', 'squared_error'):
+      y, p, _ = sample(500, -1, 1.0)
+      old, metrics = MetricSums(config(loss)), MetricSums(config(loss))
+      old.update(y, p, np.ones_like(p))
+      lengths = {8: 5, 4: 3}
+      metrics.load({k: v[: lengths.get(len(v))] for k, v in old.state().items()})
+      self.assertEqual(result(metrics.state()), result(old.state()))
 
   def test_the_order_of_additions_does_not_matter(self):
     """However batches are spread over ranks, and whatever a resumed run begins with: bit by bit."""
@@ -137,30 +170,31 @@ class MetricsTest(tf.test.TestCase):
       result(one.state()),
       {
         **dict.fromkeys(('auc', 'base_logloss', 'logloss', 'calibration', 'ctr')),
-        'weight': 0,
-        'examples': 0,
+        **dict.fromkeys(
+          ('weight', 'effective_clicks', 'effective_others', 'examples', 'samples'), 0
+        ),
       },
     )
 
   def test_what_was_read_does_not_change(self):
-    sums, histogram = (tf.Variable(tf.zeros(shape, tf.float64)) for shape in ([5], [2, 10]))
+    sums, histogram = (tf.Variable(tf.zeros(shape, tf.float64)) for shape in ([8], [2, 10]))
     read = tf.convert_to_tensor(sums), tf.convert_to_tensor(histogram)
     y, p, w = sample(100, 0, 1)
     library.load().ctr_metric_sums(y, p, w, sums.handle, [histogram.handle], 'clicks', 10)
-    self.assertAllEqual(read[0], np.zeros(5))
+    self.assertAllEqual(read[0], np.zeros(8))
     self.assertAllEqual(read[1], np.zeros([2, 10]))
     self.assertAllEqual(tf.reduce_sum(histogram, 1), [w[y == 0].sum(), w[y == 1].sum()])
 
   def test_a_prediction_that_is_no_number(self):
     metrics = MetricSums(config())
     metrics.update(tf.ones([2]), tf.constant([np.nan, 0.5]), tf.ones([2]))
-    self.assertAllEqual(np.isnan(metrics.state()['sums']), [False, False, True, True, False])
+    self.assertAllEqual(np.isnan(metrics.state()['sums']), [False, False, True, True, *[False] * 4])
     self.assertEqual(metrics.state()['histogram'].sum(), 2)
 
   def test_the_op_checks_its_arguments(self):
     op = library.load().ctr_metric_sums
     three, sums, wide = (
-      tf.Variable(tf.zeros(shape, tf.float64)).handle for shape in (3, 5, [2, 9])
+      tf.Variable(tf.zeros(shape, tf.float64)).handle for shape in (4, 8, [2, 9])
     )
     one = tf.ones([1])
     for wrong, message in (
@@ -185,9 +219,12 @@ class MetricsTest(tf.test.TestCase):
 
   def test_regression_has_rmse(self):
     metrics = MetricSums(config('squared_error'))
-    nothing = {**dict.fromkeys(('rmse', 'mean', 'base_rmse')), 'weight': 0, 'examples': 0}
+    nothing = dict.fromkeys(('rmse', 'mean', 'base_rmse'))
+    nothing |= {'weight': 0, 'examples': 0, 'samples': 0}
     self.assertEqual(result(metrics.state()), nothing)
-    metrics.update(tf.constant([1.0, -2.0]), tf.constant([2.0, 0.0]), tf.constant([1.0, 3.0]))
+    metrics.update(
+      tf.constant([1.0, -2.0, 9.0]), tf.constant([2.0, 0.0, 0.0]), tf.constant([1.0, 3.0, 0.0])
+    )
     mean = (1 - 3 * 2) / 4
     self.assertAllClose(
       result(metrics.state()),
@@ -196,6 +233,7 @@ class MetricsTest(tf.test.TestCase):
         'mean': mean,
         'weight': 4,
         'examples': 2,
+        'samples': 3,
         'base_rmse': np.sqrt(((1 - mean) ** 2 + 3 * (-2 - mean) ** 2) / 4),
       },
     )

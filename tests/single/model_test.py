@@ -16,8 +16,9 @@ import pytest
 import tensorflow as tf
 
 from trainer import config, errors
+from trainer.config import rules
 from trainer.embedding.layer_inputs import LayerInputs
-from trainer.model.builder import build, empty_inputs, layer_class
+from trainer.model.builder import build, check_layers, empty_inputs, layer_class
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -357,6 +358,20 @@ class UserLayerTest(tf.test.TestCase):
           layer = {'my_layers.Failing': {'what': what, 'stage': stage}}
           with self.assertRaisesRegex(errors.UserError, f"^[^\n]*0: 'my_[^\n]*: {text}[^\n]*$"):
             build(make_config([layer]))
+
+  def test_a_class_of_a_notebook_or_script_is_told_with_the_way_out(self):
+    cfg = make_config(['linear', '__main__.Hadamard'])
+    told = [line for line in rules.warnings(cfg) if '__main__' in line]
+    self.assertLen(told, 1)
+    self.assertRegex(
+      told[0], r"^model.interactions.1: found '__main__.Hadamard', a class of this .*"
+    )
+    self.assertRegex(
+      told[0], r'wanted it in a file on PYTHONPATH, as my_layers.py, and my_layers.H'
+    )
+    wanted = r"model.interactions.1: .*'__main__.Hadamard', a class of the notebook or script that"
+    with self.assertRaisesRegex(errors.UserError, wanted):  # in another process
+      check_layers(cfg)
 
   def test_mistakes_are_one_line_each(self):
     for interaction, text in MISTAKES:

@@ -3,14 +3,18 @@
 import io
 import json
 import os
+import random
 import threading
+from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import tensorflow as tf
 
-from trainer.data import carried
+from tests.support import fuzz
+from trainer import config
+from trainer.data import carried, text_blocks
 from trainer.errors import UserError
 from trainer.files import whole_file
 
@@ -130,6 +134,26 @@ class FormatTest(tf.test.TestCase):
     (table,) = carried.joined(iter([pa.table({'item': ['x', 'y']})]), iter([items]))
     wanted = {'item': ['x', 'x', 'y'], 'predicted_item': ['a', 'b', 'c'], 'score': [3.0, 2.0, 1.0]}
     self.assertEqual(table.to_pydict(), wanted)
+
+  def test_odd_columns_stand_beside_their_own_predictions(self):
+    """In every format, over several blocks and passes."""
+    with mock.patch.object(text_blocks, 'BLOCK_BYTES', 300):
+      for seed in range(80):
+        self.assertIsNone(fuzz.carried_trial(random.Random(seed), self.get_temp_dir()), seed)
+
+  def test_another_number_of_records_is_refused_before_a_line_is_written(self):
+    path = os.path.join(self.get_temp_dir(), 'ask.jsonl')
+    with open(path, 'w', encoding='utf-8') as f:
+      f.writelines(json.dumps({'n': n}) + '\n' for n in range(9))
+    text = '{data: {train: [x], label: y, slots: [{name: n}]}, model: {interactions: [linear]}}'
+    tables = carried.carried_tables(config.parse(text, 'a test'), [(path, 8)], ['n'], '')
+    with self.assertRaisesRegex(UserError, 'found 9 records for --columns beside 8 predictions'):
+      next(tables)
+    with open(path, 'a', encoding='utf-8') as f:
+      f.write('{"n": 1, "n": 2}\n')
+    tables = carried.carried_tables(config.parse(text, 'a test'), [(path, 10)], ['n'], '')
+    with self.assertRaisesRegex(UserError, "ask.jsonl:10: malformed record: found the name 'n' is"):
+      next(tables)
 
   def test_json_lines_hold_json_alone(self):
     table = pa.table({'x': [1.5, float('nan')], 'l': [[float('inf'), 2.0], None]})

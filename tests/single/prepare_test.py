@@ -394,6 +394,34 @@ class CsvTest(PrepareTestCase):
       for a, b in zip(found, want):
         self.assertAllEqual(a, b)
 
+  def test_a_record_like_the_header_in_a_file_of_one_column(self):
+    """People search for "query", too; and a blank line is told."""
+    texts = ['shoes', 'query', 'lamp', 'query', 'red shirt']
+    for quoted in (False, True):
+      written = [f'"{text}"' for text in texts] if quoted else texts
+      for tree, first in (({}, ['query']), ({'columns': ['query']}, [])):
+        cfg = make_config({'slots': [{'name': 'query'}], **tree})
+        raw = self.write('one.csv', '\n'.join([*first, *written[:3], '', *written[3:]]) + '\n')
+        with self.assertLogs('absl', 'WARNING') as logs:
+          prepare_pass(cfg, raw, self.path('one'), labelled=False)
+        (batch,) = PreparedPass(self.path('one'), cfg).batches(99)
+        self.assertAllEqual(batch.keys, hash_keys(texts, cfg.slot_ids()['query']))
+        like, blank = sorted(logs.output)
+        line = len(first) + 2
+        told = (
+          f"one.csv:{line}: found the column's name, 2 times in a file of one column; taken for a"
+        )
+        self.assertIn(told, blank if 'name' in blank else like)
+        self.assertIn(f'one.csv:{line + 2}: found a blank line, 1 times', ' '.join(logs.output))
+
+  def test_a_first_record_like_data_columns_is_one(self):
+    cfg = make_config({'slots': [{'name': 'query'}], 'columns': ['query']})
+    raw = self.write('first.csv', 'query\nlamp\n')
+    with self.assertLogs('absl', 'WARNING') as logs:
+      prepare_pass(cfg, raw, self.path('first'), labelled=False)
+    self.assertIn("first.csv:1: found the column's name, 1 times", ' '.join(logs.output))
+    self.assertEqual(PreparedPass(self.path('first'), cfg).num_samples, 2)
+
   def test_files_that_were_put_together(self):
     """Each file's byte-order mark stands before its line of names."""
     cfg = make_config({'slots': [{'name': 'a'}], 'label_positive': 'yes'})

@@ -78,6 +78,24 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
     self.assertAllClose(crossed[0].predict(staged), steps[0].predict(staged), rtol=1e-6)
     self.assertAllClose(train(crossed[1], batch), train(steps[0], batch), rtol=1e-6)
 
+  @parameterized.parameters('rows', 'tfra')
+  def test_a_feature_whose_weight_is_0_is_known(self, store):
+    rule = {'kind': 'ftrl', 'l1': 1e3}  # sets every weight to 0
+    tree = SETTINGS['linear_only'] | {'sparse.tables.default.linear': rule, 'sparse.store': store}
+    step = TrainStep(make_config(tree), SingleProcess())
+    trained, other = (make_batch(np.random.default_rng(seed), 16) for seed in (1, 2))
+    train(step, trained)
+    weights = np.array([row.linear[0] for row in rows_of(step.store.export_state()).values()])
+    self.assertAllEqual(weights, np.zeros_like(weights))
+    again = TrainStep(make_config(tree), SingleProcess())
+    again.store.import_state(step.store.export_state())
+    keys = [np.asarray(batch.keys) for batch in (trained, other)]
+    self.assertNotEmpty(np.setdiff1d(*keys[::-1]))
+    for each in (step, again):
+      for batch, own in zip((trained, other), keys):
+        _, known = each.predict_and_know(each.stage(batch))
+        self.assertAllEqual(known, np.isin(own, keys[0]))
+
   @parameterized.product(
     setting=['at_once', 'admission'], kind=['adagrad', 'adam'], add=[False, True]
   )

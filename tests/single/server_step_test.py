@@ -218,6 +218,12 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     self.check(self.rules('ftrl', 0.05), 1, 1, self.uneven(1, steps=50))
 
   @STORES
+  def test_features_whose_weight_is_0_are_known(self, store):
+    rules = {'lifecycle': {'admission_threshold': 1e9, 'eviction': 'none', 'decay': 1.0}}
+    rules |= {'sparse.tables.default.linear': {'kind': 'ftrl', 'l1': 1e3}, 'sparse.store': store}
+    self.check(rules, 2, 2, self.uneven(2))
+
+  @STORES
   def test_admission_eviction_and_gradient_scale_feature(self, store):
     lifecycle = {
       'admission_threshold': 3.0,

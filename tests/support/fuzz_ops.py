@@ -128,7 +128,7 @@ def right_calls(rng: np.random.Generator) -> list:
   ):
     with contextlib.suppress(tf.errors.UnimplementedError):  # the processor has no avx512_bf16
       call()
-  sums, histogram = (tf.Variable(tf.zeros(shape, tf.float64)) for shape in ([5], [2, 8]))
+  sums, histogram = (tf.Variable(tf.zeros(shape, tf.float64)) for shape in ([8], [2, 8]))
   ops.ctr_metric_sums(shows, shows, shows, sums.handle, [histogram.handle], 'clicks', 8)
   text = np.frombuffer(b'onetwo', np.uint8)
   key_ops.text_keys(text, np.array([0, 3, 6], np.int32), 3)

@@ -128,7 +128,8 @@ class Time(Made):
   """The time zone, such as Europe/Berlin. Only times of the years 1900 to 2199 are read."""
   unit: Literal['iso', 'seconds', 'milliseconds', 'yyyymmddHH'] = 'iso'
   """How the time is written: 2024-01-31T13:05:00.5+01:00 (T or a blank; time, fraction and offset
-  may be left out), or in seconds or milliseconds since 1970 in UTC, or as 2024013113."""
+  may be left out), or in seconds or milliseconds since 1970 in UTC, or as 2024013113. Numbers that
+  would be seconds of the years 1973 to 2199 are no milliseconds."""
   since: str | None = None
   """For minutes_since: the column of the earlier time, written in the same unit."""
 

@@ -68,6 +68,14 @@ def warnings(cfg: Config) -> Iterator[str]:
       "train.dense_optimizer.kind: found 'ftrl', whose weights shrink with its learning rate, "
       f'which {changing} changes; wanted another kind, or a constant rate'
     )
+  for key, layer in cfg.model.all_interactions().items():
+    module, _, name = layer.kind.rpartition('.')
+    if module == '__main__':
+      yield (
+        f"{key}: found '{layer.kind}', a class of this notebook or script, which no other process "
+        'finds, such as ctr-evaluate, ctr-export or trainer.load; wanted it in a file on '
+        f'PYTHONPATH, as my_layers.py, and my_layers.{name} here'
+      )
   if reason := cfg.uncalibrated():
     yield reason
   counted = {slot.name for slot in cfg.data.slots if slot.counts}

@@ -28,5 +28,4 @@ class Block(NamedTuple):
   lines: np.ndarray  # int64 [n], from 1: line numbers in a text file, else record numbers
   text: Callable[[int], str]  # i -> record i as it is in the file
   malformed: list[BadRecord]  # records that cannot be split into columns
-  repeated_headers: Sequence[int] = ()  # numbers of lines that repeat the header
-  stray_quotes: Sequence[int] = ()  # number of the first line with a quote that is not CSV's
+  remarks: Sequence[tuple[int, str]] = ()  # (line, what is odd there), of which a warning tells

@@ -13,33 +13,128 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from trainer import config
-from trainer.data.conversion import blocks_of_pass
+from trainer.data.conversion import format_of, raw_blocks
+from trainer.data.file_system import first_line
+from trainer.data.jsonl_format import json_text
+from trainer.data.pass_files import files_of
 from trainer.data.schema import CARRIED
+from trainer.data.values import one_each
 from trainer.errors import UserError
 
 
-def _plain(array: pa.Array, as_text: bool, column: str) -> pa.Array:
-  """Returns a column without dictionary encoding; if `as_text`, values of all types as texts."""
+def carried_tables(
+  cfg: config.Config, passes: Sequence[tuple[str, int]], columns: Sequence[str], suffix: str
+) -> Iterator[pa.Table]:
+  """Yields `columns` of raw passes as tables of one schema, in order, a block of records at a time.
+
+  A column may hold any values, of other types in each file. They become texts if `suffix` (of
+  `out_suffix`) is of text, texts of JSON for JSON lines, and for Parquet values of one type, which
+  are texts where there is no other. All passes are read once before the first table: UserError if
+  one has not as many records as predictions.
+
+  Args:
+    passes: the path of each pass, and the number of its predictions.
+  """
+  is_typed = suffix in PARQUET_SUFFIXES
+
+  def read() -> Iterator[dict[str, pa.Array]]:
+    for path, predictions in passes:
+      records = 0
+      for file in files_of(path):
+        is_tfrecord = format_of(cfg.data, file.path) == 'tfrecord'
+        for block in (f() for f in raw_blocks(cfg, file, dict.fromkeys(columns, CARRIED))):
+          if block.malformed:
+            raise UserError(f'--columns: {block.malformed[0]._replace(path=file.path)}')
+          arrays = {c: _plain(block.columns[c], is_tfrecord) for c in columns}
+          yield {c: _of_json(array) for c, array in arrays.items()} if is_typed else arrays
+          records += len(block.lines)
+      if records != predictions:
+        found = f'found {records:,} records for --columns beside {predictions:,} predictions'
+        raise UserError(f'{path}: {found}; wanted one for each, in a log that does not change')
+
+  types = dict.fromkeys(columns, pa.null())
+  for arrays in read():
+    types = {c: _common(t, arrays[c].type) if is_typed else t for c, t in types.items()}
+  for arrays in read():
+    if is_typed:
+      arrays = {c: _cast(array, types[c]) for c, array in arrays.items()}
+    elif suffix in JSON_SUFFIXES:
+      texts = {c: pa.array(_json(array), pa.string()) for c, array in arrays.items()}
+      arrays = {c: pa.ExtensionArray.from_storage(pa.json_(), t) for c, t in texts.items()}
+    else:
+      arrays = {c: _texts(array) for c, array in arrays.items()}
+    yield pa.table(arrays)
+
+
+def _plain(array: pa.Array, is_tfrecord: bool) -> pa.Array:
+  """Returns a column without dictionaries; of TFRecord, values in place of lists of one value."""
+  if is_tfrecord and pa.types.is_list(array.type):
+    values, several = one_each(array)
+    array = values if several is None or not several.any() else array
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()
-  if pa.types.is_binary(array.type):
-    array = array.view(pa.string())
-  if not as_text:
-    return array
+  return array.view(pa.string()) if pa.types.is_binary(array.type) else array
+
+
+def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+  """Returns a type for the values of two; that of texts if there is no other."""
+  schemas = [pa.schema([('', t)]) for t in (one, other)]
   try:
-    return array.cast(pa.string())
-  except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-    raise UserError(
-      f"--columns: '{column}' holds {array.type}; wanted one value a record, or --out as .parquet"
-    ) from None
+    return pa.unify_schemas(schemas, promote_options='permissive').field(0).type
+  except pa.ArrowException:
+    return pa.string()
 
 
-def carried_columns(
-  cfg: config.Config, path: str, columns: Sequence[str], as_text: bool
-) -> Iterator[pa.Table]:
-  """Yields `columns` of a raw pass as tables, in order, a block of records at a time."""
-  for block in blocks_of_pass(cfg, path, dict.fromkeys(columns, CARRIED)):
-    yield pa.table({c: _plain(block.columns[c], as_text, c) for c in columns})
+def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+  try:
+    return _texts(array) if pa.types.is_string(wanted) else array.cast(wanted)
+  except pa.ArrowException as e:
+    raise UserError(f'--columns: their values change their type: {e}; wanted .jsonl') from None
+
+
+def _of_json(array: pa.Array) -> pa.Array:
+  """Returns texts of JSON as values of one type; as texts if there is none, or any is an object."""
+  if array.type != pa.json_():
+    return array
+  texts = array.storage.to_pylist()
+  with contextlib.suppress(pa.ArrowException, OverflowError, UnicodeEncodeError):
+    if not any(text and '{' in text for text in texts):
+      return pa.array([text and json.loads(text) for text in texts])
+  return _texts(array)
+
+
+def _texts(array: pa.Array) -> pa.Array:
+  """Returns values as texts, of JSON if they have no other."""
+  with contextlib.suppress(pa.ArrowException):
+    if array.type != pa.json_():
+      return array.cast(pa.string())
+  strings = {t: json.loads(t) for t in _json(array) if t and t.startswith('"')}
+  texts = [strings.get(t, t) for t in _json(array)]
+  return pa.array([t and t.encode(errors='backslashreplace').decode() for t in texts], pa.string())
+
+
+def _json(array: pa.Array | pa.ChunkedArray) -> list[str | None]:
+  """Returns values as texts of JSON, None for null; UserError for bytes that are no text."""
+  if array.type == pa.json_():
+    return array.cast(pa.string()).to_pylist()
+  # As many digits as a float32 has; a float64 has them all.
+  digits = 9 if pa.types.is_float32(getattr(array.type, 'value_type', array.type)) else 17
+  try:
+    values = array.to_pylist()
+  except UnicodeDecodeError:
+    raise UserError('--columns: found bytes that are no UTF-8; wanted --out as .csv') from None
+  return [None if v is None else json_text(_finite(v, digits)) for v in values]
+
+
+def _finite(value: object, digits: int) -> object:
+  """Returns a value for JSON: floats with so many digits, infinity and NaN as null."""
+  if isinstance(value, dict):
+    return {str(name): _finite(v, digits) for name, v in value.items()}
+  if isinstance(value, (list, tuple)):  # a list, or a pair of a map
+    return [_finite(v, digits) for v in value]
+  if not isinstance(value, float):
+    return value
+  return float(f'{value:.{digits}g}') if np.isfinite(value) else None
 
 
 def _added(table: pa.Table, names: Sequence[str], columns: Sequence[pa.Array]) -> pa.Table:
@@ -120,41 +215,30 @@ def write_lines(predictions: Iterator[np.ndarray], out: BinaryIO, delimiter: str
 
 
 def _write_json(out: BinaryIO, table: pa.Table) -> None:
-  for row in table.to_pylist():
-    plain = {name: _plain_json(value) for name, value in row.items()}
-    out.write(json.dumps(plain, ensure_ascii=False, default=str).encode() + b'\n')
-
-
-def _plain_json(value: object) -> object:
-  """Returns a value for JSON: floats rounded to a float32's digits, infinity and NaN as null."""
-  if isinstance(value, (list, tuple)):  # a list, or a pair of a map
-    return [_plain_json(v) for v in value]
-  if not isinstance(value, float):
-    return value
-  return float(f'{value:.9g}') if np.isfinite(value) else None
+  names = [json_text(name) for name in table.column_names]
+  for row in zip(*map(_json, table.columns)):
+    pairs = ', '.join(f'{name}: {text or "null"}' for name, text in zip(names, row))
+    out.write(f'{{{pairs}}}\n'.encode())
 
 
 def write_tables(tables: Iterator[pa.Table], out: BinaryIO, suffix: str) -> None:
   """Writes tables to a file in the format of a result of `out_suffix`; delimited text has a header.
 
-  UserError: the values of a later table do not fit the types of the first, or a text that is not
-  UTF-8 cannot be written in this format.
+  All tables have the columns of the first; UserError for a text that this format cannot have.
   """
-  write = schema = None
+  write = None
   with contextlib.ExitStack() as stack:
     for table in tables:
       if write is None:
-        schema = table.schema
         if suffix in JSON_SUFFIXES:
           write = functools.partial(_write_json, out)
         elif suffix in PARQUET_SUFFIXES:
-          write = stack.enter_context(pa.parquet.ParquetWriter(out, schema)).write_table
+          write = stack.enter_context(pa.parquet.ParquetWriter(out, table.schema)).write_table
         else:
           options = pa.csv.WriteOptions(delimiter=TEXT_DELIMITERS[suffix])
-          write = stack.enter_context(pa.csv.CSVWriter(out, schema, write_options=options)).write
+          writer = pa.csv.CSVWriter(out, table.schema, write_options=options)
+          write = stack.enter_context(writer).write
       try:
-        write(table.cast(schema))
+        write(table)
       except pa.ArrowException as e:
-        raise UserError(f'--columns: their values change their type: {e}') from None
-      except UnicodeDecodeError:
-        raise UserError('--columns: found bytes that are no UTF-8; wanted --out as .csv') from None
+        raise UserError(f'--columns: they cannot be written to --out: {first_line(e)}') from None

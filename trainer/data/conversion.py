@@ -143,13 +143,11 @@ def _parsed_blocks(
 ) -> Iterator[Parsed]:
   """Yields a file's parsed blocks in order; threads parse, with few blocks in memory at a time."""
   pool = concurrent.futures.ThreadPoolExecutor(THREADS)
-  headers: list[int] = []
-  quotes: list[int] = []
+  remarks: list[tuple[int, str]] = []
 
   def parsed(read: Callable[[], Block]) -> Parsed:
     block = read()
-    headers.extend(block.repeated_headers)
-    quotes.extend(block.stray_quotes)
+    remarks.extend(block.remarks)
     return parse(cfg, block, labelled)
 
   try:
@@ -162,25 +160,14 @@ def _parsed_blocks(
       yield waiting.popleft().result()
   finally:
     pool.shutdown(cancel_futures=True)
-  warn_of_headers(path, headers)
-  warn_of_quotes(path, quotes, cfg.data.quoting)
+  warn(path, remarks)
 
 
-def warn_of_headers(path: str, lines: Sequence[int]) -> None:
-  """Warns of lines that repeat the names of the columns, if there are any."""
-  if lines:
-    text = '%s:%d: found the line of names again, %d times in the file; left out'
-    logging.warning(text, path, min(lines), len(lines))
-
-
-def warn_of_quotes(path: str, lines: Sequence[int], quoting: str) -> None:
-  """Warns of lines with a quote that is none of data.quoting, if there are any."""
-  if lines:
-    text = (
-      '%s:%d: found a quote in the middle of a text, where quoting: %s has none; wanted '
-      'data.quoting: none for a log that quotes nothing, or backslash for one that writes \\"'
-    )
-    logging.warning(text, path, min(lines), quoting)
+def warn(path: str, remarks: Sequence[tuple[int, str]]) -> None:
+  """Warns of what is odd in a file, once for each kind, with its first line and how often."""
+  for text in dict.fromkeys(text for _, text in remarks):
+    lines = [line for line, other in remarks if other == text]
+    logging.warning('%s:%d: %s', path, min(lines), text.replace('TIMES', f'{len(lines)} times'))
 
 
 class BadRecords:

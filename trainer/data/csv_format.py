@@ -2,8 +2,10 @@
 
 A record is a line that ends in LF, in CRLF or at the end of the file. A quoted field ("a,b"; ""
 stands for a quote) contains no line end. Blank lines are skipped; lines that repeat the header,
-which concatenated files contain, with a warning; a header in another order refuses the file.
-Whether any other line is accepted depends on that line alone.
+which concatenated files contain, with a warning; a header in another order refuses the file. In a
+file of one column, a line like the header is a record, unless a byte-order mark stands before it;
+it is told, and a blank line. Whether any other line
+is accepted depends on that line alone.
 """
 
 import codecs
@@ -31,6 +33,20 @@ from trainer.errors import BadPass, UserError, printable
 HEAD_BYTES = 64 << 10
 PARSED_BYTES = 1 << 20  # what Arrow parses at once: few enough to stay in the processor's cache
 OTHER_DELIMITERS = '\t;|,'
+
+# What is odd in a line, as warnings tell it; TIMES becomes 'N times'.
+REPEATED = 'found the line of names again, TIMES in the file; left out'
+LIKE_NAMES = (
+  "found the column's name, TIMES in a file of one column; taken for a record, as any text may be "
+  'one: take such lines out if they are none'
+)
+BLANK = (
+  'found a blank line, TIMES in a file of one column; left out; wanted "" where a value is missing'
+)
+STRAY_QUOTE = (
+  'found a quote in the middle of a text, where quoting: {} has none; wanted '
+  'data.quoting: none for a log that quotes nothing, or backslash for one that writes \\"'
+)
 
 csv.field_size_limit(2 * MAX_LINE_BYTES)
 
@@ -174,23 +190,26 @@ def _block(
 ) -> Block:
   """Parses whole lines, of which those in `numbers` may become float64, the others binary."""
   lines = np.arange(numbered.start, numbered.stop)
-  repeated, kept, at, row = [], [], 0, 0
+  repeated, kept, remarks, at, row = [], [], [], 0, 0
   for begin, end, names in _lines_of_names(raw, header, wanted, dialect):
     row += raw.count(b'\n', at, begin)
     if names != header:
       raise _other_order(f'{path}:{lines[row]}', names, header)
-    repeated.append(row)
-    kept.append(raw[at:begin])
+    is_record = len(header) == 1 and not raw.startswith(codecs.BOM_UTF8, begin)
+    remarks.append((int(lines[row]), LIKE_NAMES if is_record else REPEATED))
+    repeated += [] if is_record else [row]
+    kept.append(raw[at : end if is_record else begin])
     at, row = end, row + 1
   original = b''.join([*kept, raw[at:]]) if repeated else raw
-  repeated, lines = lines[repeated].tolist(), np.delete(lines, repeated)
+  lines = np.delete(lines, np.array(repeated, int))
 
   def text(row: int) -> str:
     return original.split(b'\n', row + 1)[row].removesuffix(b'\r').decode(errors='replace')
 
   raw = dialect.doubled(original)
-  stray = dialect.stray_quote(raw)
-  stray = [] if stray is None else [int(lines[raw.count(b'\n', 0, stray)])]
+  if (stray := dialect.stray_quote(raw)) is not None:
+    quoting = STRAY_QUOTE.format(dialect.quoting)
+    remarks.append((int(lines[raw.count(b'\n', 0, stray)]), quoting))
   clean = raw.replace(b'\r\n', b'\n') if b'\r' in raw else raw
   if b'\r' not in clean:
     # On failure the whole block is read again as bytes, so that messages show the original text.
@@ -200,7 +219,7 @@ def _block(
         # An open quote joins lines, and nothing splits one. So if there are as many rows as lines,
         # each row is a line.
         if rows == len(lines):
-          return Block(columns, lines, text, [], repeated, stray)
+          return Block(columns, lines, text, [], remarks)
         break
   # There is a blank line, a malformed one, or an open quote: look at each line by itself.
   texts, good, malformed = [line.removesuffix(b'\r') for line in raw.split(b'\n')[:-1]], [], []
@@ -211,6 +230,8 @@ def _block(
       malformed.append(BadRecord(int(lines[row]), shown, f'{len(header)} fields', text(row)))
     elif fields:
       good.append(row)
+    elif len(header) == 1:
+      remarks.append((int(lines[row]), BLANK))
   columns, rows = to_arrow(b''.join(texts[row] + b'\n' for row in good))
   if rows != len(good):
     raise BadPass(
@@ -218,7 +239,7 @@ def _block(
       'delimited text'
     )
   good = np.array(good, np.int64)
-  return Block(columns, lines[good], lambda i: text(good[i]), malformed, repeated, stray)
+  return Block(columns, lines[good], lambda i: text(good[i]), malformed, remarks)
 
 
 def _other_order(where: str, names: Sequence[bytes], header: Sequence[bytes]) -> BadPass:
@@ -287,10 +308,15 @@ def delimiter_of(path: str, wanted: Collection[str]) -> str | None:
   return next((d.delimiter.decode() for d in found), None)
 
 
+def _is_header(names: Sequence[str], data: config.Data) -> bool:
+  """Returns whether a file's first line has the names of its columns; one alone may be a record."""
+  return data.columns is None or (data.columns == names and len(names) > 1)
+
+
 def header_lines(path: str, data: config.Data) -> int:
   """Returns 1 if the first line of a file names its columns, else 0."""
   dialect = _Dialect(_delimiter(path, data).encode(), data.quoting)
-  return int(data.columns in (None, _decoded(_header(_head(path), dialect))))
+  return int(_is_header(_decoded(_header(_head(path), dialect)), data))
 
 
 def _numbers(data: config.Data, wanted: dict[str, str]) -> set[str]:
@@ -323,8 +349,8 @@ def blocks(
   """Reads a text file in blocks of bounded size.
 
   Args:
-    data: `Config.data`. With `columns` the file needs no header; a first line that repeats them is
-      skipped.
+    data: `Config.data`. With `columns` the file needs no header; a first line that
+      repeats several names is skipped.
     wanted: {column: the config key that asks for it}.
     part: the lines to read.
   Yields:
@@ -357,7 +383,7 @@ def blocks(
           )
         text = head[: head.index(b'\n')].decode(errors='replace')
         _check_header(path, text, names, wanted, by, data)
-      is_header = data.columns in (None, names)
+      is_header = _is_header(names, data)
       if not is_header:
         names, header = data.columns, [name.encode() for name in data.columns]
       settings = {'names': names, 'wanted': list(wanted), 'decimal': data.decimal}

@@ -20,11 +20,13 @@ import pyarrow.json
 from trainer import config
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, Part
-from trainer.data.schema import check_columns
+from trainer.data.schema import CARRIED, check_columns
 from trainer.data.text_blocks import text_blocks
 from trainer.data.values import WHOLE_NUMBER, column_at
 from trainer.plain_data import Json, JsonObject
 
+# {column: whether it is read as a slot, else as a number; None: any value, as a text of JSON}
+Wanted = dict[str, bool | None]
 SlotValue = str | list[str | None] | dict[str, float] | None
 _SLOT_TYPES = {
   str: pa.string(),
@@ -122,6 +124,12 @@ def slot_value(value: Json) -> SlotValue:
   return _text(value)
 
 
+def json_text(value: Json) -> str:
+  """Returns a value as JSON with escapes only where no encoding has the character."""
+  text = json.dumps(value, ensure_ascii=False, default=str)
+  return text.encode(errors='backslashreplace').decode()  # which is how JSON escapes them, too
+
+
 def _float(value: Json) -> float:
   """Returns a number or boolean as a float; NaN for other values and for too large integers."""
   with contextlib.suppress(OverflowError):
@@ -170,10 +178,12 @@ def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
   return {bool: pa.bool_(), int: pa.int64(), str: pa.string()}.get(type(value))
 
 
-def _fast(lines: list[bytes], raw: bytes, wanted: dict[str, bool]) -> dict[str, pa.Array] | None:
+def _fast(lines: list[bytes], raw: bytes, wanted: Wanted) -> dict[str, pa.Array] | None:
   """Parses lines, none blank, with Arrow; None if one by one might give another result."""
   # A line that begins with { and ends with } cannot continue in the next one.
-  if not all(line.startswith(b'{') and line.endswith(b'}') for line in lines):
+  if None in wanted.values() or not all(
+    line.startswith(b'{') and line.endswith(b'}') for line in lines
+  ):
     return None
   try:
     raw.decode()
@@ -210,8 +220,8 @@ def _schema(types: Mapping[tuple[str, ...], pa.DataType]) -> list[tuple[str, pa.
   ]
 
 
-def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -> Block:
-  """Parses whole lines to a Block; `wanted` says of each column whether it is a slot."""
+def _block(raw: bytes, first_line: int, wanted: Wanted, decimal: str) -> Block:
+  """Parses whole lines to a Block."""
   all_lines = [line.strip() for line in raw.split(b'\n')[:-1]]
   rows = np.flatnonzero([bool(line) for line in all_lines])
   lines = [all_lines[row] for row in rows]
@@ -230,7 +240,10 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
       own = {}
       for name, is_slot in wanted.items():
         value = value_at(record, name)
-        own[name] = slot_value(value) if is_slot else _number(value, decimal)
+        if is_slot is None:
+          own[name] = None if value is None else json_text(value)
+        else:
+          own[name] = slot_value(value) if is_slot else _number(value, decimal)
       json.dumps([*own.values()], ensure_ascii=False).encode()  # fails for lone surrogates
     except ValueError as e:
       shown, of = ' '.join(str(e).split())[:200], 'a JSON object'
@@ -245,14 +258,15 @@ def _block(raw: bytes, first_line: int, wanted: dict[str, bool], decimal: str) -
     name: slot_array(values[name]) if is_slot else pa.array(values[name], pa.string())
     for name, is_slot in wanted.items()
   }
+  for name in (name for name, is_slot in wanted.items() if is_slot is None):
+    columns[name] = pa.ExtensionArray.from_storage(pa.json_(), columns[name])
   return block(columns, np.array(good, np.int64), malformed)
 
 
-def _kinds(data: config.Data, wanted: dict[str, str]) -> dict[str, bool]:
-  """Returns {wanted column: whether it is read as a slot}."""
+def _kinds(data: config.Data, wanted: dict[str, str]) -> Wanted:
   numbers = [data.label, data.weight, *(label.column or label.name for label in data.labels)]
   texts = dict.fromkeys(numbers, False) | data.log_columns() | {data.group: True}
-  return {name: texts.get(name, True) for name in wanted}
+  return {n: None if key == CARRIED else texts.get(n, True) for n, key in wanted.items()}
 
 
 def of_messages(values: Sequence[bytes], data: config.Data, wanted: dict[str, str]) -> Block:

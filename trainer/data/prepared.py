@@ -196,6 +196,11 @@ class PreparedPass:
     """Returns whether the samples have weights, all of which are 0."""
     return self._weight is not None and self.num_samples > 0 and not self._weight.any()
 
+  def counts(self, task: int) -> np.ndarray:
+    """Returns which samples count for a task, bool [n]: they have a label and a weight above 0."""
+    known = ~np.isnan(self._label[:, task].astype(np.float32))
+    return known if self._weight is None else known & (self._weight > 0)
+
   def labels(self, task: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns the m labels of a task that are not blank, and their weights, float64 [m] each."""
     label = self._label[:, task].astype(np.float64)

@@ -29,6 +29,7 @@ class PackedRows(NamedTuple):
 
   places: tf.Tensor  # int32 [n], the indices of these keys among the keys of the pull
   rows: tf.Tensor  # float32 [n, R], R floats for each key
+  exist: tf.Tensor  # bool [n], whether the table has the row
 
 
 class TfraRows(NamedTuple):
@@ -80,13 +81,14 @@ class TfraStore(FeatureLifecycle):
     has_at_once = train and self.policy.admission == 'none'
     size, packed = tf.size(keys), self._look_up(keys)
     linear, widths = tf.zeros([size]), tf.zeros([size], tf.int32)
-    for spec, (places, rows) in zip(self.tables, packed):
-      linear = tf.tensor_scatter_nd_update(linear, places[:, None], rows[:, 0])
+    for spec, (places, rows, exist) in zip(self.tables, packed):
+      weights = tf.where(rows[:, 0] == 0, tf.where(exist, 0.0, -0.0), rows[:, 0])
+      linear = tf.tensor_scatter_nd_update(linear, places[:, None], weights)
       has = tf.ones_like(places) if has_at_once else tf.cast(rows[:, -2], tf.int32)
       widths = tf.tensor_scatter_nd_update(widths, places[:, None], has * spec.width)
     offsets = tf.concat([[0], tf.cumsum(widths)], 0)
     factors = tf.zeros([offsets[-1]])
-    for t, (places, rows) in enumerate(packed):
+    for t, (places, rows, _) in enumerate(packed):
       has, columns = self._with_factors(offsets, places, t)
       weights = rows[:, self._linear_floats[t] : self._linear_floats[t] + self.widths[t]]
       if has_at_once and self.widths[t]:
@@ -148,7 +150,7 @@ class TfraStore(FeatureLifecycle):
       packed = rows.packed if isinstance(rows, TfraRows) else self._look_up(keys)
       upserts = [
         self._rows[t].insert(tf.gather(keys, places), updated_row(t, admitted, places, old))
-        for t, (places, old) in enumerate(packed)
+        for t, (places, old, _) in enumerate(packed)
       ]
       return tf.group(upserts)
 
@@ -213,11 +215,12 @@ class TfraStore(FeatureLifecycle):
     return tf.cast(tf.where(tf.equal(tf.gather(self.slot_table, slot), t))[:, 0], tf.int32)
 
   def _look_up(self, keys: TensorLike) -> list[PackedRows]:
-    places = [self._of_table(keys, t) for t in range(len(self.tables))]
-    return [
-      PackedRows(some, tf.reshape(table.lookup(tf.gather(keys, some)), [-1, size]))
-      for some, table, size in zip(places, self._read_rows, self._row_sizes)
-    ]
+    packed = []
+    for t, (table, size) in enumerate(zip(self._read_rows, self._row_sizes)):
+      places = self._of_table(keys, t)
+      rows, exist = table.lookup(tf.gather(keys, places), return_exists=True)
+      packed.append(PackedRows(places, tf.reshape(rows, [-1, size]), exist))
+    return packed
 
   def _initial(self, keys: tf.Tensor, t: int) -> tf.Tensor:
     spec = self.tables[t]

@@ -78,7 +78,7 @@ class Evaluation:
   def tell_unknown(self) -> JsonObject:
     """Warns of slots in which unknown features have become far more frequent.
 
-    A feature is unknown if the model was not trained on it. The samples that `predict` has scored
+    A feature is unknown if it has no row. The samples that `predict` has scored
     since the last call are compared with earlier evaluations. Returns the figure `slots`.
     """
     by_slot = self._slots.result(self._communicator.sum_arrays(self._slots.state()))

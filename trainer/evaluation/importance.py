@@ -49,7 +49,7 @@ def slot_importance(
   Returns:
     A dict with these keys. A figure that the samples do not define is None.
 
-    - examples: the number of scored samples.
+    - examples: the number of scored samples. Those without a label or of weight 0 are not scored.
     - repetitions: how often each column was permuted.
     - auc, logloss: the metrics of the samples as they are; for squared error, rmse instead.
     - slots, dense: {name: {auc: how much it falls, logloss: how much it rises, auc_plus_minus and
@@ -59,10 +59,10 @@ def slot_importance(
   cfg = inputs.cfg
   slots, dense = ([column.name for column in kind] for kind in (cfg.ordered_slots, cfg.data.dense))
   names, rng = slots + dense, np.random.default_rng(cfg.seed)
-  total = sum(p.num_samples for p in prepared)
-  count = min(total, most_predictions // (1 + len(names)))
+  known = np.flatnonzero(np.concatenate([p.counts(0) for p in prepared]))
+  count = min(len(known), most_predictions // (1 + len(names)))
   repetitions = min(MOST_REPETITIONS, max(1, most_predictions // max(1, count * len(names))))
-  chosen = np.sort(rng.choice(total, count, replace=False, shuffle=False))
+  chosen = known[np.sort(rng.choice(len(known), count, replace=False, shuffle=False))]
   samples = _Samples(prepared, chosen, len(slots))
   # In the first round, no sample takes a value of another one.
   columns = np.array([0, *np.repeat(np.arange(len(names)), repetitions)])
@@ -75,8 +75,7 @@ def slot_importance(
   whole: JsonObject = {}
   losses: list[JsonObject] = [{} for _ in names]
   for metric, (sign, measure) in metrics.items():
-    known = weights > 0
-    rounds = [measure(labels[known], p[known], weights[known]) for p in predictions]
+    rounds = [measure(labels, p, weights) for p in predictions]
     whole[metric] = rounds[0] and rounds[0].value
     for i, values in enumerate(losses):
       first = 1 + i * repetitions
@@ -153,10 +152,9 @@ class _Samples:
     self._values = np.concatenate(values)
 
   def first_task(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the first task's labels and weights, float64 [n]; both are 0 for a blank label."""
+    """Returns the first task's labels and weights, float64 [n]."""
     label = self._label if self._label.ndim == 1 else self._label[:, 0]
-    blank = np.isnan(label)
-    return tuple(np.where(blank, 0, a).astype(np.float64) for a in (label, self._weight))
+    return label.astype(np.float64), self._weight.astype(np.float64)
 
   def batch(self, samples: np.ndarray, columns: np.ndarray, donors: np.ndarray) -> SlotBatch:
     """Returns a batch of samples, each of which takes one column from another sample.

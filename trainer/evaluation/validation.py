@@ -179,7 +179,7 @@ class Validation:
     started = time.monotonic()
     with self._log.clock.of('evaluate'):
       values = dict(self._evaluation.figures(prepared, in_log=split == 'next'))
-    rate = values['examples'] / max(time.monotonic() - started, 1e-9)
+    rate = values.get('samples', values['examples']) / max(time.monotonic() - started, 1e-9)
     if self._evaluation.predictions is not None:
       histograms = {'predictions': self._evaluation.predictions}
       self._log.events.histograms(split, steps, histograms)

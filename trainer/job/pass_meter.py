@@ -58,7 +58,7 @@ class PassMeter:
     self._steps = 0
     self._window_sums = self._sums()
     self._window_waited = log.clock.waited
-    self._examples_before = result(self._window_sums)['examples']
+    self._samples_before = result(self._window_sums)['samples']
     self._exchanged_before = self._step.exchange_seconds
 
   def on_step(self) -> None:
@@ -72,7 +72,7 @@ class PassMeter:
     seconds = max(now - self._window_began, 1e-9)
     waiting = (waited - self._window_waited) / seconds
     self._window_began, self._window_sums, self._window_waited = now, sums, waited
-    window['examples_per_second'] = round(window['examples'] / seconds, 1)
+    window['examples_per_second'] = round(window['samples'] / seconds, 1)
     self._log.status.set(step_seconds=seconds / self._cfg.train.log_every_steps)
     self._log.write('window', **window, **self._counts(), **self._place, **self._rate())
     batches = max(1, self._prepared.num_batches(self._cfg.train.batch_size))
@@ -81,7 +81,7 @@ class PassMeter:
     epoch = f'epoch {self._progress.epoch} · ' if self._cfg.train.epochs > 1 else ''
     self._log.show(
       f'{epoch}{short_name(self._name, 12)} {self._progress.batch / batches:4.0%} · {told} · '
-      f'{quality_text(window)} · {self._per_second(result(sums)["examples"]):,.0f}/s'
+      f'{quality_text(window)} · {self._per_second(result(sums)["samples"]):,.0f}/s'
     )
 
   def finish(self, further: JsonObject) -> JsonObject:
@@ -92,9 +92,9 @@ class PassMeter:
     if exchanged := self._step.exchange_seconds - self._exchanged_before:
       self._log.clock.move(exchanged, 'exchange', within='step')
     values = result(self._sums()) | self._counts()
-    rate = self._per_second(values['examples'])
+    rate = self._per_second(values['samples'])
     self._log.status.set(step_seconds=(time.monotonic() - self._began) / max(self._steps, 1))
-    self._progress.examples += values['examples']
+    self._progress.examples += values['samples']
     told = f'{self._name} · {quality_text(values)} · {rate:,.0f} samples/s'
     if 'late' in (meta := self._prepared.meta):  # of a topic
       lost = further.get('lost_messages', 0) + meta['lost']
@@ -125,9 +125,9 @@ class PassMeter:
     self._log.write('train', **fields)
     return fields
 
-  def _per_second(self, examples: int) -> float:
+  def _per_second(self, samples: int) -> float:
     seconds = max(time.monotonic() - self._began, 1e-9)
-    return (examples - self._examples_before) / seconds
+    return (samples - self._samples_before) / seconds
 
   def _sums(self) -> State:
     return self._communicator.sum_arrays(self._step.dense.metrics.state())

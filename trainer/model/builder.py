@@ -31,6 +31,11 @@ def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
       f"{key}: cannot import '{kind}': {one_line(e)}; is its directory on PYTHONPATH?"
     ) from e
   layer = getattr(module, name, None)
+  if layer is None and module_name == '__main__':
+    raise UserError(
+      f"{key}: found '{kind}', a class of the notebook or script that trained, which this process "
+      f'lacks; wanted it in a file on PYTHONPATH, as my_layers.py, and my_layers.{name} in training'
+    )
   if layer is None:
     public = [n for n in vars(module) if not n.startswith('_')]
     raise UserError(f"{key}: '{module_name}' has no '{name}'{nearest(name, public)}")

@@ -101,8 +101,9 @@ UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
 class SlotCalibration:
   """Compares predictions with clicks in each slot, for known and for unknown features separately.
 
-  A feature is known if the model was trained on it. In a slot, a sample is blank without features,
-  and unknown if none of them is known. The class keeps sums, which can be added over processes.
+  A feature is known if it has a row, whose weights may be 0. In a slot, a sample is blank without
+  features, and unknown if none of them is known. The class keeps sums, which can be added over
+  processes.
   """
 
   def __init__(self, slots: Sequence[str]):
@@ -189,6 +190,6 @@ def unknown_jumps(
       compared = '' if usual is None else f', {usual:.0%} in the evaluations before'
       warnings.append(
         f"slot '{slot}': {share(of_slot):.0%} of the samples have unknown features{compared}; are "
-        'its values written as in training (4117 is not u4117)?'
+        'its values written as in training (4117 is not u4117, 2024-01-31 not 2024-01-31 00:00:00)?'
       )
   return warnings

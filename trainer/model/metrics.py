@@ -31,9 +31,9 @@ class _Sums:
   def __init__(self, kind: str, buckets: int, name: str):
     self._kind, self._buckets = kind, buckets
     shapes = {
-      'clicks': {'sums': [5], 'histogram': [2, buckets]},
-      'squared_error': {'errors': [3], 'labels': [3], 'squares': [3]},
-      'losses': {'losses': [3]},
+      'clicks': {'sums': [8], 'histogram': [2, buckets]},
+      'squared_error': {'errors': [4], 'labels': [4], 'squares': [4]},
+      'losses': {'losses': [4]},
     }[kind]
     with tf.device('CPU:0'):
       self.state = {
@@ -58,11 +58,12 @@ class MetricSums:
   A state is {name: float64 array}:
     histogram [2, buckets], for clicks: the weight of negatives, and of positives, in each bucket of
       the predicted probability, from which AUC is computed; their number is even
-    sums [5], for clicks: Σ weight, the number of samples, Σ weight·log loss, Σ weight·predicted,
-      Σ weight·clicked
-    errors [3], for squared error: Σ weight, the number of samples, Σ weight·error²
-    labels [3] and squares [3], for squared error: the same with Σ weight·label and Σ weight·label²
-    losses [3], for model.retrieval: Σ weight, the number of samples, Σ weight·loss
+    sums [8], for clicks: Σ weight, the number of samples, Σ weight·log loss, Σ weight·predicted,
+      Σ weight·clicked, the number of samples of weight above 0, Σ weight², Σ weight²·clicked
+    errors [4], for squared error: Σ weight, the number of samples, Σ weight·error², the number of
+      samples of weight above 0
+    labels [4] and squares [4], for squared error: the same with Σ weight·label and Σ weight·label²
+    losses [4], for model.retrieval: the same with Σ weight·loss
   With several tasks there is one array for each task, named as in `TASK/histogram`.
   """
 
@@ -95,11 +96,17 @@ class MetricSums:
 
   def load(self, state: Mapping[str, np.ndarray]) -> None:
     for name, variable in self._state.items():
-      variable.assign(state[name])
+      variable.assign(_complete(state[name]))
 
   def reset(self) -> None:
     for variable in self._state.values():
       variable.assign(tf.zeros_like(variable))
+
+
+def _complete(sums: np.ndarray) -> np.ndarray:
+  """Adds the sums that a checkpoint of version 0.2 lacks, as if all its weights were 1."""
+  lacking = {5: [1, 0, 4], 3: [1]}.get(len(sums))
+  return np.append(sums, sums[lacking]) if lacking else sums
 
 
 def _ratio(a: float, b: float) -> float | None:
@@ -110,11 +117,13 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
   """Returns the metrics of a state, or of a sum of states, {metric: value}.
 
   For clicks: auc, logloss, base_logloss (the log loss of predicting the share of clicks for every
-  sample), calibration (Σ predicted / Σ clicked), ctr (the share of clicks), weight (Σ weight) and
-  examples. For squared error: rmse, mean (of the labels), base_rmse (of predicting the mean; also
-  None if it is below a thousandth of the labels' size), weight and examples. For model.retrieval:
-  loss and examples. A metric that the samples do not define is None. With several tasks, these are
-  those of the first one, and `tasks` is {task: its metrics}.
+  sample), calibration (Σ predicted / Σ clicked), ctr (the share of clicks), and the effective
+  numbers of samples of unequal weights (Kish 1965), effective_clicks of those with a click and
+  effective_others of those without. For squared error: rmse, mean (of the labels) and base_rmse (of
+  predicting the mean; also None if it is below a thousandth of the labels' size). Both have weight
+  (Σ weight). For model.retrieval: loss. All have samples, and examples: those of weight above 0; a
+  sample without a label has weight 0. A metric that the samples do not define is None. With several
+  tasks, these are those of the first one, and `tasks` is {task: its metrics}.
   """
   if any('/' in name for name in state):
     of_tasks: dict[str, State] = {}
@@ -124,19 +133,20 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
     tasks = {task: result(sums) for task, sums in of_tasks.items()}
     return next(iter(tasks.values())) | {'tasks': tasks}
   if 'losses' in state:
-    weight, examples, losses = state['losses']
-    return {'loss': _ratio(losses, weight), 'examples': int(examples)}
+    weight, samples, losses, examples = state['losses']
+    return {'loss': _ratio(losses, weight), 'examples': int(examples), 'samples': int(samples)}
   if 'errors' in state:
-    weight, examples, squares = state['errors']
+    weight, samples, squares, examples = state['errors']
     rmse = float(np.sqrt(squares / weight)) if weight > 0 else None
     mean, square = (_ratio(state[name][2], weight) for name in ('labels', 'squares'))
-    values = {'rmse': rmse, 'mean': mean, 'weight': float(weight), 'examples': int(examples)}
+    values = {'rmse': rmse, 'mean': mean, 'weight': float(weight)}
     variance = 0 if mean is None else square - mean**2
     # The sums have 32 bits.
     is_known = variance > 0 and variance > 1e-6 * square
-    return values | {'base_rmse': float(np.sqrt(variance)) if is_known else None}
+    values['base_rmse'] = float(np.sqrt(variance)) if is_known else None
+    return values | {'examples': int(examples), 'samples': int(samples)}
   negatives, positives = state['histogram']
-  weight, examples, loss, predicted, clicked = state['sums']
+  weight, samples, loss, predicted, clicked, examples, weight2, clicked2 = state['sums']
   shares = [n / weight for n in (clicked, weight - clicked) if n > 0]
   # A pair within one bucket counts half.
   below = np.cumsum(negatives) - 0.5 * negatives
@@ -147,7 +157,10 @@ def result(state: Mapping[str, np.ndarray]) -> JsonObject:
     'calibration': _ratio(predicted, clicked),
     'ctr': _ratio(clicked, weight),
     'weight': float(weight),
+    'effective_clicks': _ratio(clicked**2, clicked2) or 0.0,
+    'effective_others': _ratio((weight - clicked) ** 2, weight2 - clicked2) or 0.0,
     'examples': int(examples),
+    'samples': int(samples),
   }
 
 

@@ -42,16 +42,28 @@ def auc_interval(
   return end(0.0), end(1.0)
 
 
-def auc_interval_of(values: Mapping[str, Json], z: float = Z) -> tuple[float, float] | None:
-  """Returns the confidence interval of an evaluation's AUC, of its `auc`, `ctr` and `examples`.
+def class_sizes(values: Mapping[str, Json]) -> tuple[float, float] | None:
+  """Returns the effective numbers of samples with and without a click in an evaluation.
 
-  None if one of these metrics is missing, None or NaN, or if there is only one class.
+  None if they are unknown. Events of version 0.2 have the number of samples, of whatever weight.
   """
-  auc, ctr, examples = (values.get(name) for name in ('auc', 'ctr', 'examples'))
-  if any(value is None or value != value for value in (auc, ctr, examples)):
+  ctr, examples = values.get('ctr'), values.get('examples')
+  sizes = values.get('effective_clicks'), values.get('effective_others')
+  if ctr is None or examples is None or ctr != ctr:  # events have NaN for a missing metric
     return None
-  clicks = ctr * examples
-  return auc_interval(auc, clicks, examples - clicks, z) if 0 < clicks < examples else None
+  is_old = any(size is None or size != size for size in sizes)
+  return (ctr * examples, (1 - ctr) * examples) if is_old else sizes
+
+
+def auc_interval_of(values: Mapping[str, Json], z: float = Z) -> tuple[float, float] | None:
+  """Returns the confidence interval of an evaluation's AUC, from its metrics.
+
+  None if they are missing, None or NaN, or if there is only one class.
+  """
+  auc, sizes = values.get('auc'), class_sizes(values)
+  if auc is None or auc != auc or sizes is None or not min(sizes) > 0:
+    return None
+  return auc_interval(auc, *sizes, z)
 
 
 def slice_figures(

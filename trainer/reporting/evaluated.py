@@ -94,7 +94,7 @@ def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
       if own.get(field) is not None
     ]
     told = [*_why_no_auc(own), *told]
-    samples = f'{values["examples"]:,} samples'
+    samples = f'{own["examples"]:,} samples'
     if 'queries' in values:
       samples += f' of {values["queries"]:,} users'
     text = ' · '.join([*([task] if task else []), samples, *told])

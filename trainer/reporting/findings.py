@@ -9,7 +9,7 @@ import pandas as pd
 
 from trainer import config
 from trainer.errors import ConfigError
-from trainer.model.slice_metrics import Z, auc_interval_of
+from trainer.model.slice_metrics import Z, auc_interval_of, class_sizes
 from trainer.reporting.metric_text import (
   clicks_of,
   counted,
@@ -102,7 +102,8 @@ def labels(run: RecordedRun) -> Iterator[str]:
   for place, (i, rate) in enumerate(rates.items()):
     others = np.median(np.delete(values, place))
     # The number of clicks is random, with a variance equal to its mean (Poisson).
-    expected, clicks = (share * trained.loc[i, 'examples'] for share in (others, rate))
+    clicks, without = class_sizes(trained.loc[i])
+    expected = clicks * others / rate if rate else without * others
     is_chance = abs(clicks - expected) < z * max(clicks, expected) ** 0.5
     if not is_chance and not 1 / LABEL_FACTOR < rate / max(others, 1e-9) < LABEL_FACTOR:
       yield told.format(trained.loc[i, 'pass'], 'click rate', rate, 'the other passes', others)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from trainer.model.slice_metrics import Z, auc_interval_of
+from trainer.model.slice_metrics import Z, auc_interval_of, class_sizes
 from trainer.plain_data import Json
 
 FEW_CLICKS = 1000  # with fewer, AUC is told with ±
@@ -45,10 +45,9 @@ def differing_texts(name: str, value: float, other: float) -> tuple[str, str]:
 
 
 def clicks_of(values: Mapping[str, Json]) -> float | None:
-  """Returns the weighted number of clicks in an evaluation, from its metrics; None if unknown."""
-  ctr, examples = values.get('ctr'), values.get('examples')
-  # Events have NaN for a missing metric.
-  return None if ctr is None or examples is None or ctr != ctr else ctr * examples
+  """Returns the effective number of clicks in an evaluation, from its metrics; None if unknown."""
+  sizes = class_sizes(values)
+  return None if sizes is None else sizes[0]
 
 
 def all_alike(values: Mapping[str, Json]) -> str | None:

@@ -16,10 +16,13 @@ from trainer.reporting.events import read_events
 
 SPLITS = ('next', 'valid', 'test')
 # Fields that events have for each task.
-QUALITY = (*config.METRICS, 'base_logloss', 'base_rmse', 'calibration', 'ctr', 'mean', 'weight')
+QUALITY = (
+  *(*config.METRICS, 'base_logloss', 'base_rmse', 'calibration', 'ctr', 'mean', 'weight'),
+  *('examples', 'effective_clicks', 'effective_others'),
+)
 # Columns that RecordedRun.events always has, even if no event has the field yet.
 EVENT_COLUMNS = (
-  *('pass', 'day', 'epoch', 'split', 'examples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
+  *('pass', 'day', 'epoch', 'split', 'samples', 'status', 'fate', 'tasks', 'seconds', 'bad'),
   *('slots', 'dense', 'features', 'admitted', 'table_bytes', 'disk_bytes', 'examples_per_second'),
   *QUALITY,
 )
@@ -152,7 +155,7 @@ class RecordedRun:
   @property
   def samples(self) -> float:
     """The number of samples trained on. A sample counts once, however many epochs there are."""
-    return self.of('train').drop_duplicates('pass')['examples'].sum()
+    return self.of('train').drop_duplicates('pass')['samples'].sum()
 
   def by_slot(self, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
     """Returns a statistic of the slots that have it: a row for each event, a column for each slot.
@@ -190,8 +193,8 @@ class RecordedRun:
     if self.cfg.counted_fields():  # shows are reset at the start of each epoch
       trained = trained[trained['epoch'] == trained['epoch'].iloc[-1]]
     ends = np.searchsorted(self.of('day_end').index, trained.index)
-    left = trained['examples'] * self.cfg.policy().decay ** (ends[-1] - ends)
-    return trained['examples'].sum() / left.sum()
+    left = trained['samples'] * self.cfg.policy().decay ** (ends[-1] - ends)
+    return trained['samples'].sum() / left.sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
     """Returns the metric of the true click probabilities; None if unknown, as of most logs."""
@@ -223,4 +226,6 @@ def read_run(run_dir: str) -> RecordedRun:
   events = read_events(run_dir)
   events = events[events['event'] != 'heartbeat']
   missing = [name for name in EVENT_COLUMNS if name not in events]
-  return RecordedRun(run_dir, cfg, events.reindex(columns=[*events, *missing]), _truth(cfg))
+  events = events.reindex(columns=[*events, *missing])
+  events['samples'] = events['samples'].fillna(events['examples'])  # of version 0.2
+  return RecordedRun(run_dir, cfg, events, _truth(cfg))

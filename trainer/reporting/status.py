@@ -51,7 +51,7 @@ FIGURES = {
     'seconds_behind': Figure('Since the oldest pass that is not trained was announced; 0: none.'),
     'processes': Figure('Ranks or workers of the job.', 'processes', ('start',)),
     'steps': Figure('Steps of the run.', 'step', ('start', 'window', 'train', 'save')),
-    'examples': Figure('Samples trained since this start.', 'examples', ('train',), True),
+    'examples': Figure('Samples trained since this start.', 'samples', ('train',), True),
     'examples_per_second': Figure('Lately; 0 while idle.', 'examples_per_second', _PASS),
     'step_seconds': Figure('A step, lately.'),
     'save_seconds': Figure('The last checkpoint.', 'seconds', ('save',)),

@@ -64,12 +64,13 @@ def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
   has_clicks = label.loss != 'squared_error' and not cfg.model.retrieval
   if not (has_clicks and valid and cfg.train.epochs > 1):
     return None
-  of_label = [float(other.name == label.name) for other in cfg.labels]
-  clicks = round(sum(p.click_rate(of_label) * p.num_samples for p in valid))
+  labels, weights = zip(*(p.labels(cfg.labels.index(label)) for p in valid))
+  weights = np.concatenate(weights)[np.concatenate(labels) > 0.5]
+  clicks = weights.sum() ** 2 / max(weights @ weights, 1e-300)  # effective ones (Kish 1965)
   if clicks >= LEAST_CLICKS:
     return None
   ends = 'ends training and ' if plateau else ''
-  few = f'data.valid holds {clicks} clicks, fewer than {LEAST_CLICKS}'
+  few = f'data.valid holds {clicks:.0f} clicks, fewer than {LEAST_CLICKS}'
   return f'{few}: chance {ends}chooses the epoch that is kept; hold out more samples for it'
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.dedupe import DEDUPED_SPEC, Deduped
+from ops.row_store import has_row
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.comm.communicator import Communicator, SingleProcess
@@ -126,8 +127,7 @@ class Step(abc.ABC):
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
     """Predicts, and finds which features of the batch the model was trained on.
 
-    Returns the result of `predict`; and bool [nnz], true for each feature of the batch that has
-    factors or a linear weight other than 0.
+    Returns the result of `predict`; and bool [nnz], true for each feature that has a row.
     """
 
   def consolidate(self) -> None:
@@ -327,7 +327,5 @@ class TrainStep(Step):
 
   def _predict_graph(self, batch: SlotBatch, deduped: Deduped) -> tuple[tf.Tensor, tf.Tensor]:
     rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
-    # Other ranks do not tell whether a row exists. So a feature counts as known if its linear
-    # weight is not 0 or it has factors.
-    known = (rows.linear != 0) | (rows.offsets[1:] > rows.offsets[:-1])
-    return self.dense.predict(batch, deduped, rows), tf.gather(known, deduped.inverse)
+    known = tf.gather(has_row(rows.linear), deduped.inverse)
+    return self.dense.predict(batch, deduped, rows), known

@@ -13,6 +13,7 @@
 namespace ctr {
 namespace {
 
+constexpr int kClicks = 8, kOthers = 4;  // the number of sums for clicks, and for the others
 constexpr int64_t kBlock = 512;  // samples whose sums are added first, on any number of threads
 
 // Each octave of |logit| from 2^-20 to 2^5 is divided into equally many buckets, so that buckets
@@ -90,17 +91,19 @@ class MetricSumsOp : public tensorflow::OpKernel {
     OP_REQUIRES(context, context->num_inputs() == (clicks ? 5 : 4),
                 absl::InvalidArgumentError(absl::StrCat(
                     "histogram: found ", context->num_inputs() - 4, "; wanted ", clicks ? 1 : 0)));
-    const int count = clicks ? 5 : 3;
+    const int count = clicks ? kClicks : kOthers;
     std::vector<int64_t> places(clicks ? n : 0);  // in the histogram
     const int64_t blocks = (n + kBlock - 1) / kBlock;
-    std::vector<std::array<double, 5>> of_blocks(blocks);
+    std::vector<std::array<double, kClicks>> of_blocks(blocks);
     ParallelForOf(context)(blocks, kBlock * (clicks ? 20 : 2), [&](int64_t begin, int64_t end) {
       for (int64_t block = begin; block < end; ++block) {
         double total = 0, loss = 0, expected = 0, clicked = 0;
+        double weighed = 0, squares = 0, clicked_squares = 0;
         const int64_t stop = std::min(n, (block + 1) * kBlock);
         for (int64_t i = block * kBlock; i < stop; ++i) {
           const double y = label[i], p = predicted[i], w = weight[i];
           total += w;
+          weighed += w > 0;
           if (!clicks) {
             loss += w * (kind_ == "losses" ? p : (p - y) * (p - y));
             continue;
@@ -112,9 +115,16 @@ class MetricSumsOp : public tensorflow::OpKernel {
           loss -= w * (y * log_p + (1 - y) * log_not_p);
           expected += w * p;
           clicked += w * y;
+          squares += w * w;
+          clicked_squares += w * w * y;
         }
-        of_blocks[block] = {total, static_cast<double>(stop - block * kBlock), loss, expected,
-                            clicked};
+        const double samples = static_cast<double>(stop - block * kBlock);
+        if (clicks) {
+          of_blocks[block] = {total,   samples, loss,    expected,
+                              clicked, weighed, squares, clicked_squares};
+        } else {
+          of_blocks[block] = {total, samples, loss, weighed};
+        }
       }
     });
     OP_REQUIRES_OK(context, AddTo(context, 3, {count}, [&](double* sums) {

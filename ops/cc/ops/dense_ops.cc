@@ -148,9 +148,10 @@ same bits in whatever order batches and the sums of ranks are added.
 labels: [B].
 probabilities: [B]; for squared_error, the predictions; for losses, the losses.
 weights: [B].
-sums: a float64 variable. For clicks [5]: sum of weight, B, and sums of weight * log loss, weight *
-  probability and weight * label. Otherwise [3]: sum of weight, B, and sum of weight * squared
-  error, or of weight * loss.
+sums: a float64 variable. For clicks [8]: sum of weight, B, sums of weight * log loss, weight *
+  probability and weight * label, the number of weights above 0, and sums of weight^2 and weight^2 *
+  label. Otherwise [4]: sum of weight, B, sum of weight * squared error, or of weight * loss, and
+  the number of weights above 0.
 histogram: for clicks, a float64 variable [2, buckets], to which weights are added by class, 0 or 1,
   and by bucket of the prediction's logit, the lowest first. Otherwise none.
 buckets: the number of buckets of predictions; even.

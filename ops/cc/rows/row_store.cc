@@ -207,7 +207,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           const int64_t local = shard.Find(keys[i], mixed[k]);
           const Head* head = local < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(local));
           ids[i] = local < 0 ? -1 : IdOf(s, local);
-          linear[i] = head == nullptr ? 0.0f : head->linear;
+          linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;  // -0 + 0 is 0
           rows[i] = head == nullptr ? -1 : head->factor_row - 1;
           offsets[i + 1] = rows[i] >= 0 || at_once ? layout_.tables[table].width : 0;
         }

@@ -26,10 +26,14 @@ FIRST, END = (
   int(datetime.datetime(year, 1, 1, tzinfo=datetime.timezone.utc).timestamp())
   for year in (1900, 2200)
 )
+# Numbers of one log that count from 1970 tell their unit by their size: as seconds, milliseconds, …
+# they lie in the years 1973 to 2199.
+LEAST = 10**8
+UNITS = {'seconds': 1, 'milliseconds': 10**3, 'microseconds': 10**6, 'nanoseconds': 10**9}
 WANTED = {
   'iso': 'a time as 2024-01-31T13:05:00, of the years 1900 to 2199',
   'seconds': 'whole seconds since 1970, of the years 1900 to 2199',
-  'milliseconds': 'whole milliseconds since 1970, of the years 1900 to 2199',
+  'milliseconds': 'whole milliseconds since 1970, not seconds, of the years 1900 to 2199',
   'yyyymmddHH': 'a time as 2024013113, of the years 1900 to 2199',
 }
 _STEP = 5 * DAY  # every UTC offset of a zone lasts at least so long
@@ -48,6 +52,11 @@ _PATTERNS = {
 }
 _ZULU = 'Z$', '+0000'  # Z is another way to write the offset +0000
 _PARTS = ('year', 'month', 'day', 'hour', 'minute', 'second')
+
+
+def is_unit(numbers: TensorLike, unit: str) -> TensorLike:
+  """Returns which numbers, as a unit of UNITS, are times since 1970, of the years 1973 to 2199."""
+  return (numbers >= LEAST * UNITS[unit]) & (numbers < END * UNITS[unit])
 
 
 @functools.cache
@@ -122,8 +131,10 @@ def _read(
   converted with the offset before the change. `is_time` says which texts match the unit's pattern;
   `group(name, default)` gives the number that a group matches in each text, int64.
   """
-  if made.unit in ('seconds', 'milliseconds'):
-    seconds = group('number', 0) // (1000 if made.unit == 'milliseconds' else 1)
+  if made.unit in UNITS:
+    number = group('number', 0)
+    seconds = number // UNITS[made.unit]
+    is_time &= (made.unit == 'seconds') | ~is_unit(number, 'seconds')  # as milliseconds, of 1970
     is_utc = is_time | True
   else:
     year, month, day, hour, minute, second = (group(n, int(n in _PARTS[:3])) for n in _PARTS)
