@@ -43,6 +43,7 @@ from trainer import config, runtime
 from trainer.data.features import hash_keys
 from trainer.model.builder import build
 from trainer.serving import http, http_server, processes
+from trainer.serving.limits import Limits
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scores
 from trainer.serving.versioned_store import open_store
@@ -319,7 +320,7 @@ class SavedModel:
 
 def serve_saved_model(path: str) -> None:
   runtime.start_serving()
-  app = http.App(SavedModel(path), 'ctr', http.Limits())
+  app = http.App(SavedModel(path), 'ctr', Limits())
   listener = processes.listener('127.0.0.1', 0)
   print(f'serving http://127.0.0.1:{listener.getsockname()[1]}/', flush=True)
   http_server.server(app).run(sockets=[listener])

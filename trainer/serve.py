@@ -147,6 +147,7 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
   """
   try:
     from trainer.serving import http, http_server
+    from trainer.serving.limits import Limits
     from trainer.serving.recommend import Recommender
 
     if GRPC_PORT.value is not None:
@@ -160,7 +161,7 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
   _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
   # Each connection needs a file descriptor.
   resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
-  limits = http.Limits(
+  limits = Limits(
     body_bytes=MAX_BODY_BYTES.value,
     instances=MAX_INSTANCES.value,
     concurrency=MAX_CONCURRENCY.value,

@@ -271,10 +271,12 @@ class ParameterServerTest(tf.test.TestCase):
     for day in (6, 7, 8):
       write_log(os.path.join(self.work, f'day_{day}.csv'), day, 500)
     with open(os.path.join(self.work, 'day_7.csv'), 'a', encoding='utf-8') as f:
-      f.write('u1,i1,,1e19,1\n')
-    cost = {'name': 'cost', 'from': {'number': 'price'}}
+      # Some of each batch are predicted wrongly, and the sum of their factors' gradients overflows.
+      f.writelines(f'u1,i1,,1.8e19,{i % 2}\n' for i in range(200))
+    costs = [{'name': f'cost{i}', 'from': {'number': 'price'}} for i in range(8)]
+    slots = [*yaml.safe_load(CONFIG)['data']['slots'], *costs]
     return {
-      'data': {'slots': [*yaml.safe_load(CONFIG)['data']['slots'], cost], 'max_refused_passes': 1},
+      'data': {'slots': slots, 'max_refused_passes': 1},
       'lifecycle': {'admission': 'none', 'eviction': 'none'},
     }
 
@@ -287,7 +289,7 @@ class ParameterServerTest(tf.test.TestCase):
       if e['event'] == 'pass':
         self.assertEqual(e['fate'], 'refused')
         self.assertRegex(
-          e['reason'], "finite.*slot 'cost' holds values up to 1e.19.*day_7.csv:502$"
+          e['reason'], r"finite.*slot 'cost\d' holds values up to 1.8e.19.*day_7.csv:502$"
         )
     rows = state(run_dir)[0]
     self.assertEqual(rows.keys(), rows_of_clean.keys())

@@ -27,8 +27,8 @@ from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError, UserError
 from trainer.evaluation.ranker import Ranker
-from trainer.serving.http import Limits
 from trainer.serving.item_search import ItemSearch
+from trainer.serving.limits import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.plain_columns import Shared
 from trainer.serving.publisher import Publisher

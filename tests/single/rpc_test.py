@@ -20,7 +20,7 @@ from tests.support.exports import Run
 from tests.support.fuzz import mixed
 from tests.support.scorer import asked_together, served
 from trainer.errors import UserError
-from trainer.serving.http import Limits
+from trainer.serving.limits import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service

@@ -32,7 +32,7 @@ from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.serving import http_server
-from trainer.serving.http import Limits
+from trainer.serving.limits import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.plain_columns import PlainColumns, Samples, Shared
 from trainer.serving.publisher import Publisher

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from trainer.serving import processes
-from trainer.serving.http import App, Limits
+from trainer.serving.http import App
 from trainer.serving.http_server import server as server_of
+from trainer.serving.limits import Limits
 from trainer.serving.recommend import Recommender
 from trainer.serving.rest import Request
 from trainer.serving.scorer import Scores

@@ -61,8 +61,7 @@ from trainer.storage.chain import RowExport, Rows
 
 _KEY = np.dtype([('shard', '>u2'), ('key', '>i8')])
 _CONFIG, _DENSE, _CHANGED = b'config', b'dense', b'changed'
-# The largest size of a store. Only addresses are reserved, not memory or disk.
-_MAP_BYTES = 1 << 40
+_MAP_BYTES = 1 << 40  # the largest size; only addresses are reserved, not memory or disk
 _READ_AT_ONCE = 4096
 _SECONDS_TO_WRITE = 600  # which another publisher may take
 _MOST_KEPT = 1 << 18  # rows in a reader's memory, some 40 MB with 16 factors
@@ -86,8 +85,7 @@ class EmbeddedStore(VersionedStore):
     self._data, self._marker = os.path.join(path, 'data.mdb'), os.path.join(path, MARKER)
     self._files: _Files | None = None
     self._next_check = 0.0  # when a writer may read the store through, a tenth of its time
-    # The last view, from which the next one takes over kept rows.
-    self._newest: _EmbeddedView | None = None
+    self._newest: _EmbeddedView | None = None  # from which the next one takes over kept rows
     self._refused: tuple[tuple[int, int], str] | None = None  # files that are not opened, and why
     if writable:
       with plain(self._what, lmdb.Error, OSError):

@@ -4,15 +4,13 @@ import asyncio
 import collections
 import concurrent.futures
 import contextlib
-import dataclasses
 import hmac
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import anyio
-import numpy as np
 import prometheus_client
 from absl import logging
 from starlette.applications import Starlette
@@ -23,6 +21,7 @@ from starlette.routing import Route
 
 from trainer.errors import UserError, nearest
 from trainer.serving import rest
+from trainer.serving.limits import Limits, Refused
 from trainer.serving.processes import Member, summed
 from trainer.serving.recommend import Recommender
 from trainer.serving.scorer import BadRequest
@@ -38,44 +37,14 @@ _LONG_SHARE = 0.25  # of the requests at a time that may be long
 _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 
 
-@dataclasses.dataclass(frozen=True)
-class Limits:
-  """Limits for each request and for all requests together."""
-
-  body_bytes: int = 4 << 20
-  instances: int = 10_000
-  concurrency: int = 64  # requests at a time, scored or waiting
-  seconds_to_send: float = 10.0  # for a request's head, and again for its body
-  threads: int = 1  # which compute scores
-  strict: bool = False  # whether columns that the model does not read are refused, not ignored
-
-
-class Refused(Exception):
-  """A request is refused; `status` is the HTTP status of the answer."""
-
-  def __init__(self, status: int, text: str):
-    super().__init__(text)
-    self.status = status
-
-
 class _Long(Exception):
   """A request that seemed short is a long one, which another thread must work on."""
-
-
-class Form(Protocol):
-  """Reads and writes the messages of an interface; the module `rest` is one."""
-
-  def parse(self, message: bytes, max_instances: int) -> rest.Request: ...
-
-  def answer(
-    self, request: rest.Request, outputs: Mapping[str, np.ndarray], version: int
-  ) -> bytes: ...
 
 
 class _Waiting(NamedTuple):
   """A request that has arrived completely, and the future of its answer."""
 
-  form: Form
+  form: rest.Form
   message: bytes
   answer: asyncio.Future[bytes]
 
@@ -248,7 +217,7 @@ class App:
   async def _predict(self, request: Request) -> Response:
     return _json(await self.scored(rest, await self._arrived(request)), 200)
 
-  async def scored(self, form: Form, message: bytes) -> bytes:
+  async def scored(self, form: rest.Form, message: bytes) -> bytes:
     """Returns `form.answer` of a whole message, scored together with others that wait."""
 
     async def short() -> bytes:
@@ -391,14 +360,14 @@ class App:
         raise _Long from None
       raise
 
-  def _parse(self, form: Form, message: bytes, is_short: bool) -> rest.Request:
+  def _parse(self, form: rest.Form, message: bytes, is_short: bool) -> rest.Request:
     with self._most(is_short) as most:
       request = form.parse(message, most)
     if self.limits.strict and (unknown := self._service.unknown_columns(request)):
       raise _unknown_column(unknown[0], self._service.signature().columns)
     return request
 
-  def _score_together(self, some: Sequence[tuple[Form, rest.Request]]) -> list[bytes]:
+  def _score_together(self, some: Sequence[tuple[rest.Form, rest.Request]]) -> list[bytes]:
     together = rest.together([request for _, request in some])
     scores, version = self._service.predict(together)
     ignored = len(some) * len(self._service.unknown_columns(together))

@@ -22,7 +22,7 @@ import itertools
 import json
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -59,6 +59,14 @@ class Request(NamedTuple):
     Requests of one kind may be scored together.
     """
     return frozenset((name, dict in map(type, values)) for name, values in self.columns.items())
+
+
+class Form(Protocol):
+  """Reads and writes the messages of an interface; this module is one."""
+
+  def parse(self, message: bytes, max_instances: int) -> Request: ...
+
+  def answer(self, request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes: ...
 
 
 class Recommend(NamedTuple):

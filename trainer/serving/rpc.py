@@ -20,8 +20,9 @@ from tensorflow_serving.apis.predict_pb2 import PredictRequest, PredictResponse
 from trainer.errors import UserError, nearest
 from trainer.plain_data import Json
 from trainer.serving import rest
-from trainer.serving.http import App, Refused
+from trainer.serving.http import App
 from trainer.serving.http_server import SECONDS_TO_ACCEPT, SECONDS_TO_FINISH, most_connections
+from trainer.serving.limits import Refused
 from trainer.serving.scorer import BadRequest
 
 PREDICT = '/tensorflow.serving.PredictionService/Predict'
