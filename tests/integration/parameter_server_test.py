@@ -269,11 +269,16 @@ class ParameterServerTest(tf.test.TestCase):
   def with_a_ruinous_day(self):
     """Writes days 6, 7 and 8, of which training refuses 7; returns sections of their config."""
     for day in (6, 7, 8):
-      write_log(os.path.join(self.work, f'day_{day}.csv'), day, 500)
+      path = os.path.join(self.work, f'day_{day}.csv')
+      write_log(path, day, 500)
+      with open(path, encoding='utf-8') as f:
+        head, *lines = f
+      with open(path, 'w', encoding='utf-8') as f:
+        f.writelines([f'cost,{head}', *(f',{line}' for line in lines)])
     with open(os.path.join(self.work, 'day_7.csv'), 'a', encoding='utf-8') as f:
       # Some of each batch are predicted wrongly, and the sum of their factors' gradients overflows.
-      f.writelines(f'u1,i1,,1.8e19,{i % 2}\n' for i in range(200))
-    costs = [{'name': f'cost{i}', 'from': {'number': 'price'}} for i in range(8)]
+      f.writelines(f'1.8e19,u1,i1,,,{i % 2}\n' for i in range(200))
+    costs = [{'name': f'cost{i}', 'from': {'number': 'cost'}} for i in range(8)]
     slots = [*yaml.safe_load(CONFIG)['data']['slots'], *costs]
     return {
       'data': {'slots': slots, 'max_refused_passes': 1},
@@ -307,7 +312,7 @@ class ParameterServerTest(tf.test.TestCase):
       turned = [f'{line[:-2]}{1 - int(line[-2])}\n' for line in f.readlines()[1:]]
     valid = os.path.join(self.work, 'turned.csv')
     with open(valid, 'w', encoding='utf-8') as f:
-      f.writelines(['user,item,tags,price,click\n', *turned])
+      f.writelines(['cost,user,item,tags,price,click\n', *turned])
     keys['data']['valid'] = [valid]
     keys['train'] = {'epochs': epochs, 'plateau': {'stop_after': 9}}
     clean = self.directory('clean')
