@@ -167,7 +167,8 @@ def warn(path: str, remarks: Sequence[tuple[int, str]]) -> None:
   """Warns of what is odd in a file, once for each kind, with its first line and how often."""
   for text in dict.fromkeys(text for _, text in remarks):
     lines = [line for line, other in remarks if other == text]
-    logging.warning('%s:%d: %s', path, min(lines), text.replace('TIMES', f'{len(lines)} times'))
+    times = f'{len(lines)} times' if len(lines) > 1 else 'once'
+    logging.warning('%s:%d: %s', path, min(lines), text.replace('TIMES', times))
 
 
 class BadRecords:

@@ -34,7 +34,7 @@ HEAD_BYTES = 64 << 10
 PARSED_BYTES = 1 << 20  # what Arrow parses at once: few enough to stay in the processor's cache
 OTHER_DELIMITERS = '\t;|,'
 
-# What is odd in a line, as warnings tell it; TIMES becomes 'N times'.
+# What is odd in a line, as warnings tell it; TIMES becomes 'once' or 'N times'.
 REPEATED = 'found the line of names again, TIMES in the file; left out'
 LIKE_NAMES = (
   "found the column's name, TIMES in a file of one column; taken for a record, as any text may be "
