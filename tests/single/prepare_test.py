@@ -412,14 +412,14 @@ class CsvTest(PrepareTestCase):
           f"one.csv:{line}: found the column's name, 2 times in a file of one column; taken for a"
         )
         self.assertIn(told, blank if 'name' in blank else like)
-        self.assertIn(f'one.csv:{line + 2}: found a blank line, 1 times', ' '.join(logs.output))
+        self.assertIn(f'one.csv:{line + 2}: found a blank line, once', ' '.join(logs.output))
 
   def test_a_first_record_like_data_columns_is_one(self):
     cfg = make_config({'slots': [{'name': 'query'}], 'columns': ['query']})
     raw = self.write('first.csv', 'query\nlamp\n')
     with self.assertLogs('absl', 'WARNING') as logs:
       prepare_pass(cfg, raw, self.path('first'), labelled=False)
-    self.assertIn("first.csv:1: found the column's name, 1 times", ' '.join(logs.output))
+    self.assertIn("first.csv:1: found the column's name, once", ' '.join(logs.output))
     self.assertEqual(PreparedPass(self.path('first'), cfg).num_samples, 2)
 
   def test_files_that_were_put_together(self):
