@@ -1,0 +1,158 @@
+"""Logs at full size, nothing tuned, beside what else one would try: `benchmarks.panel --full`.
+
+It rewrites that part of docs/quality.md. Each model is a process of its own, which reads the CSV
+files, trains, and scores test; so CPU seconds and peak memory are those of the whole way. A peer
+stops improving after ten minutes of CPU. Finished runs in build/full_panel/ are kept, and the table
+holds what was run: `--logs frappe` runs a part of it. Logs in CHOOSE chose the defaults, the others
+confirm them. `--name mine --set a.b=c` prints a variant of ours in place of the defaults.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pandas as pd
+import yaml
+from sklearn.metrics import roc_auc_score
+
+from benchmarks.page import markdown_table
+from benchmarks.panel_logs import FULL as LOGS
+from benchmarks.run import CONTENDERS
+
+OUT = os.path.join('build', 'full_panel')
+PEERS = ('LR', 'LightGBM', 'CatBoost')
+PEER_SECONDS = 600
+CHOOSE = ('frappe', 'films', 'adult', 'census')
+
+
+def figures(labels: np.ndarray, p: np.ndarray) -> dict[str, float]:
+  """Returns AUC, logloss and calibration."""
+  p = np.clip(p.astype(float), 1e-7, 1 - 1e-7)
+  constant = p.std() == 0
+  return {
+    'auc': 0.5 if constant else roc_auc_score(labels, p),
+    'logloss': -np.mean(np.where(labels > 0, np.log(p), np.log1p(-p))),
+    'calibration': p.sum() / labels.sum(),
+  }
+
+
+def _written(name: str) -> str:
+  """Writes the files of a log, unless they are there; returns their folder."""
+  folder = os.path.join(OUT, name)
+  meta_path = os.path.join(folder, 'meta.json')
+  if not os.path.exists(meta_path):
+    os.makedirs(folder, exist_ok=True)
+    parts, meta = LOGS[name]()
+    columns = ['label', *meta['slots'], *meta['dense']]
+    for split, part in parts.items():
+      part[columns].to_csv(os.path.join(folder, f'{split}.csv'), index=False)
+    labels = {split: part['label'].astype(int) for split, part in parts.items()}
+    rate, test = labels['train'].mean(), labels['test']
+    meta['rows'] = len(labels['train'])
+    meta['constant'] = -float(np.where(test, np.log(rate), np.log1p(-rate)).mean())
+    with open(meta_path, 'w', encoding='utf-8') as f:
+      json.dump(meta, f)
+  return folder
+
+
+@contextlib.contextmanager
+def _kept(path: str) -> Iterator[dict[str, float]]:
+  """Yields the figures in a file, {} if there are none yet; then writes them."""
+  found: dict[str, float] = {}
+  if os.path.exists(path):
+    with open(path, encoding='utf-8') as f:
+      found = json.load(f)
+  yield found
+  with open(path, 'w', encoding='utf-8') as f:
+    json.dump(found, f)
+
+
+def _run(command: Sequence[str], log: str) -> dict[str, float]:
+  """Runs a command; returns the CPU seconds and the peak memory of it and its children."""
+  with open(log, 'w', encoding='utf-8') as f:
+    pid = os.posix_spawn(
+      command[0],
+      command,
+      os.environ,
+      file_actions=[(os.POSIX_SPAWN_DUP2, f.fileno(), 1), (os.POSIX_SPAWN_DUP2, f.fileno(), 2)],
+    )
+    _, status, used = os.wait4(pid, 0)
+  if status:
+    raise SystemExit(f'{" ".join(command)}: status {status}; {log} says why')
+  return {'seconds': used.ru_utime + used.ru_stime, 'mib': used.ru_maxrss / 1024}
+
+
+def _peer(folder: str, model: str, seed: int) -> dict[str, float]:
+  with _kept(os.path.join(folder, f'{model}_{seed}.json')) as found:
+    if not found:
+      out = os.path.join(folder, f'{model}_{seed}.npy')
+      python = os.path.join(CONTENDERS, 'bin', 'python')
+      script = os.path.join('benchmarks', 'contenders', 'full_peer.py')
+      command = [python, script, folder, model, str(seed), str(PEER_SECONDS), out]
+      used = _run(command, os.path.join(folder, f'{model}_{seed}.log'))
+      labels = pd.read_csv(os.path.join(folder, 'test.csv'), usecols=['label'])['label'].to_numpy()
+      found |= used | figures(labels, np.load(out))
+  return found
+
+
+def _ours(folder: str, name: str, settings: Sequence[str], seed: int) -> dict[str, float]:
+  with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
+    meta = json.load(f)
+  with _kept(os.path.join(folder, f'ours_{name}_{seed}.json')) as found:
+    if not found:
+      slots = [{'name': n} for n in meta['slots']]
+      for slot in slots:
+        if slot['name'] in meta['separators']:
+          slot['separator'] = meta['separators'][slot['name']]
+      if 'history' in meta['slots']:
+        slots[-1]['shares'] = 'movieId'
+      tree = {
+        'data': {
+          **{s: [os.path.join(folder, f'{s}.csv')] for s in ('train', 'valid', 'test')},
+          'slots': slots,
+          'dense': [{'name': n, 'transform': how} for n, how in meta['transform'].items()],
+        },
+        'model': {'interactions': ['linear', 'fm', 'dnn']},
+      }
+      config = os.path.join(folder, 'ours.yaml')
+      with open(config, 'w', encoding='utf-8') as f:
+        yaml.safe_dump(tree, f)
+      run_dir = os.path.join(folder, f'ours_{name}_{seed}')
+      command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
+      for setting in [f'seed={seed}', *settings]:
+        command += ['--set', setting]
+      found |= _run(command, f'{run_dir}.log')
+      with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
+        events = [json.loads(text) for text in f]
+      test = [e for e in events if e['event'] == 'eval' and e['split'] == 'test'][-1]
+      found |= {key: test[key] for key in ('auc', 'logloss', 'calibration')}
+  return found
+
+
+def table(logs: Sequence[str], name: str, settings: Sequence[str], seed: int) -> str:
+  """Runs what is missing of `logs`; returns the table of all logs that were run."""
+  head = ['log', 'training rows', 'constant', *PEERS, 'ours', 'over the best', 'calibration']
+  rows, over = [], []
+  for log in LOGS:
+    path = os.path.join(OUT, log, f'ours_{name}_{seed}.json')
+    if log not in logs and not os.path.exists(path):
+      continue
+    folder = _written(log)
+    of = {peer: _peer(folder, peer, seed) for peer in PEERS}
+    of['ours'] = _ours(folder, name, settings, seed)
+    with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
+      meta = json.load(f)
+    over.append(of['ours']['logloss'] - min(of[peer]['logloss'] for peer in PEERS))
+    cells = [
+      f'{f["auc"]:.4f} / {f["logloss"]:.4f}, {f["seconds"]:.0f} s, {f["mib"]:,.0f} MiB'
+      for f in of.values()
+    ]
+    title = f'{log}{"" if log in CHOOSE else chr(92) + "*"}'
+    rows.append([title, f'{meta["rows"]:,}', f'{meta["constant"]:.4f}', *cells])
+    rows[-1] += [f'{over[-1]:+.4f}', f'{of["ours"]["calibration"]:.3f}']
+    print(' | '.join(rows[-1]), flush=True)
+  mean = f'Ours over the best, in the mean {np.mean(over):+.4f}, at most {max(over):+.4f}.'
+  return f'{markdown_table(head, rows)}\n\n{mean}'
