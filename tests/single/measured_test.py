@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,12 @@ from tests.support.runs import begin
 from tests.support.threads import on_threads
 from trainer import api, config, resolve
 from trainer.config import schema_text
+from trainer.data import measured
 from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
+from trainer.data.features import HASH_BITS
 from trainer.data.measured import open_values, suitable
+from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.storage.checkpoint_reader import CheckpointReader
 
@@ -190,6 +194,85 @@ class BatchSizeTest(LogTest):
         api.fit(self.tree, overrides=['data.slots.0.name=usr'])
       self.assertTrue((self.folder / 'run' / 'config.yaml').exists())
       self.assertEqual(api.fit(self.tree).cfg.train.batch_size, 64)
+
+
+class RecipeTest(LogTest):
+  """Which defaults a dnn without `hidden` has follows from the number of samples."""
+
+  def setUp(self):
+    super().setUp()
+    self.tree['data'] |= {'valid': [f'{self.folder}/valid.csv'], 'dense': [{'name': 'price'}]}
+    self.tree['model']['interactions'] = ['linear', 'dnn']
+    self.enter_context(mock.patch.object(measured, 'MOST_OF_ENSEMBLE', 1000))
+    self.write(999)
+
+  def write(self, samples):
+    for split, size in (('train', samples), ('valid', 300)):
+      frame = log(size, 0).assign(price=np.arange(size))
+      frame.to_csv(self.folder / f'{split}.csv', index=False)
+
+  def config(self, **keys):
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+      cfg = api.Source(self.tree, **keys).with_measured_values()
+    self.told = told.getvalue()
+    return cfg
+
+  def test_it_follows_the_number_of_samples(self):
+    cfg = self.config()
+    self.assertEqual((cfg.model.recipe, cfg.data.slots[0].counts), ('ensemble', True))
+    self.assertIn(
+      'model.recipe: ensemble, measured: the log has less than 1,000 samples', self.told
+    )
+    self.write(1000)
+    cfg = self.config()
+    self.assertEqual((cfg.model.recipe, cfg.data.slots[0].counts), ('plain', False))
+    self.assertIn('model.recipe: plain, measured: the log has at least 1,000 samples', self.told)
+    self.assertLen(cfg.data.slots[2].made.boundaries, 31)
+    self.assertEqual(cfg.origin('model.recipe'), 'measured')
+    given = self.config(overrides=['model.recipe=ensemble'])
+    self.assertEqual((given.model.recipe, given.data.slots[0].counts), ('ensemble', True))
+    self.assertNotIn('recipe', self.told)
+    for other in ('model.interactions=[linear, fm]', r'data.day_pattern=(\d+)', 'data.valid=[]'):
+      self.assertIsNone(self.config(overrides=[other]).model.recipe, other)
+      self.assertNotIn('recipe', self.told)
+
+  def test_a_run_keeps_it(self):
+    begin(cfg := self.config())
+    self.write(1000)
+    self.assertEqual(self.config(), cfg)
+    self.assertIn('model.recipe: ensemble, measured when the run began', self.told)
+    self.assertEqual(self.config(run_dir=str(self.folder / 'new')).model.recipe, 'plain')
+    new = str(self.folder / 'new')
+    with contextlib.redirect_stdout(io.StringIO()):
+      of_other = api.Source(self.tree, run_dir=new).with_measured_values(init_from=cfg.run_dir)
+    self.assertEqual(of_other.model.recipe, 'ensemble')
+
+  def test_a_run_that_began_before_there_were_recipes_goes_on(self):
+    begin(cfg := self.config())
+    path = f'{cfg.run_dir}/config.yaml'
+    with open(path, encoding='utf-8') as f:
+      tree = yaml.safe_load(f)
+    del tree['model']['recipe']
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(config.loading._stamped(tree))
+    self.write(1000)
+    found = self.config()
+    self.assertIsNone(found.model.recipe)
+    self.assertEqual(found.model_copy(update={'model': cfg.model}), cfg)
+    self.assertEqual(found.model.interactions, cfg.model.interactions)
+
+  def test_prepared_passes_suit_the_run(self):
+    self.write(100_000)
+    file, out = str(self.folder / 'config.yaml'), str(self.folder / 'prepared')
+    with open(file, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(self.tree, f)
+    told = commands.run('-m', 'trainer.prepare', '--config', file, '--out', out).stdout
+    self.assertIn('model.recipe: plain, measured', told)
+    prepared = [f'data.{split}=[{out}/{split}/*]' for split in ('train', 'valid')]
+    cfg = self.config(overrides=['data.format=prepared', *prepared])
+    self.assertEqual(cfg.model.recipe, 'plain')
+    batch = next(PreparedPass(f'{out}/train/train', cfg).batches(4))
+    self.assertAllEqual(batch.keys >> HASH_BITS, [1, 2, 3] * 4)
 
 
 class FeaturesTest(LogTest):

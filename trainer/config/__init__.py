@@ -34,6 +34,7 @@ from trainer.config.loading import (
   load_of_run,
   measured_of_run,
   parse,
+  with_measured,
   write_of_run,
 )
 from trainer.config.messages import place_of, settings_named

@@ -82,8 +82,9 @@ class Data(Section):
   `dnn` has no `hidden` and stands beside at most linear and fm (docs/tuning.md)."""
   counts: bool = False
   """What `counts` of a slot is if the slot does not say; slots that share rows have none. The
-  default is true where that of dense_bins is 32, unless the loss is squared_error, the mode ps_geo,
-  or the lifecycle deletes by score or has a capacity."""
+  default is true with the recipe ensemble, unless there are more than 50 slots and dense columns,
+  the loss is squared_error, the mode ps_geo, or the lifecycle deletes by score or has a
+  capacity."""
   items: str | None = None
   """The table of items, with the columns that the item tower reads (docs/retrieval.md): a file of
   any format that a log may have, one line per item. null: that tower reads the item's id alone."""

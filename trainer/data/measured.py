@@ -3,7 +3,7 @@
 import contextlib
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -31,9 +31,11 @@ LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 LEAST_STEPS_OF_A_PASS = 60
 SMALLEST = 64
 FEATURES, LISTS = 'sparse.features_per_sample', 'sparse.shared_lists'
+RECIPE = 'model.recipe'
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_FOR_FEATURES = 65_536  # samples of a prepared pass on which features are counted
 MOST_SAMPLES = 1_000_000  # on which bins are measured
+MOST_OF_ENSEMBLE = 100_000  # samples; on more one perceptron is as good (docs/quality.md)
 
 
 def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
@@ -52,10 +54,20 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
     has_changed = f'; {table} has changed since, which a new run_dir would read' if is_other else ''
     told.append(f'{in_words(cfg, key, value)} when the run began{has_changed}')
   of_other = config.measured_of_run(cfg, init_from) if init_from else {}
-  for key in of_other.keys() & cfg.data.left_open().keys() - values.keys():
-    if _table_of(cfg, key) is None:
+
+  def take_over(keys: Iterable[str]) -> None:
+    for key in of_other.keys() & keys - values.keys():
       values[key] = of_other[key]
       told.append(f'{key}: {values[key]}, as in {init_from}')
+
+  take_over([RECIPE])
+  found = {} if RECIPE in values else recipe(cfg)
+  for key, value in found.items():
+    than = 'at least' if value == 'plain' else 'less than'
+    told.append(f'{in_words(cfg, key, value)}: the log has {than} {MOST_OF_ENSEMBLE:,} samples')
+  values |= found
+  cfg = config.with_measured(cfg, {key: values[key] for key in values.keys() & {RECIPE}})
+  take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
     size, samples = suitable(cfg)
     values['train.batch_size'] = size
@@ -80,6 +92,14 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
     new[FEATURES] = _features_per_sample(cfg, values | new)
   told += [in_words(cfg, key, value) for key, value in new.items() if value is not None]
   return values | new, told
+
+
+def recipe(cfg: config.Config) -> dict[str, Json]:
+  """Returns the recipe that suits the number of samples; {} if the config leaves none open."""
+  if not cfg.origin(RECIPE).startswith('from'):
+    return {}
+  is_large = _count(cfg, MOST_OF_ENSEMBLE)[0] == MOST_OF_ENSEMBLE
+  return {RECIPE: 'plain' if is_large else 'ensemble'}
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:
