@@ -414,7 +414,7 @@ class ConfigTest(tf.test.TestCase):
       self.load(overrides=given, measured=measured),
     ):
       self.assertEqual(cfg.model.interactions[2].args, {'hidden': [64, 32]})
-      self.assertEqual([slot.counts for slot in cfg.data.slots], [False, False])
+      self.assertEqual([slot.counts for slot in cfg.data.slots], [True, True])
       self.assertEqual((cfg.train.epochs, cfg.train.plateau.patience), (60, 1))
       table = cfg.sparse.tables['default']
       self.assertEqual((table.linear.l2, table.linear.learning_rate), (0, 0.2))

@@ -219,18 +219,18 @@ class RecipeTest(LogTest):
 
   def test_it_follows_the_number_of_samples(self):
     cfg = self.config()
-    self.assertEqual((cfg.model.recipe, cfg.data.slots[0].counts), ('ensemble', True))
+    self.assertEqual((cfg.model.recipe, cfg.train.plateau.patience), ('ensemble', 4))
     self.assertIn(
       'model.recipe: ensemble, measured: the log has less than 1,000 samples', self.told
     )
     self.write(1000)
     cfg = self.config()
-    self.assertEqual((cfg.model.recipe, cfg.data.slots[0].counts), ('plain', False))
+    self.assertEqual((cfg.model.recipe, cfg.train.plateau.patience), ('plain', 1))
     self.assertIn('model.recipe: plain, measured: the log has at least 1,000 samples', self.told)
     self.assertLen(cfg.data.slots[2].made.boundaries, 31)
     self.assertEqual(cfg.origin('model.recipe'), 'measured')
     given = self.config(overrides=['model.recipe=ensemble'])
-    self.assertEqual((given.model.recipe, given.data.slots[0].counts), ('ensemble', True))
+    self.assertEqual((given.model.recipe, given.train.plateau.patience), ('ensemble', 4))
     self.assertNotIn('recipe', self.told)
     for other in ('model.interactions=[linear, fm]', r'data.day_pattern=(\d+)', 'data.valid=[]'):
       self.assertIsNone(self.config(overrides=[other]).model.recipe, other)
@@ -260,6 +260,44 @@ class RecipeTest(LogTest):
     self.assertIsNone(found.model.recipe)
     self.assertEqual(found.model_copy(update={'model': cfg.model}), cfg)
     self.assertEqual(found.model.interactions, cfg.model.interactions)
+
+  def write_numbers(self, is_bent):
+    rng = np.random.default_rng(0)
+    for split, size in (('train', 4000), ('valid', 2000)):
+      x, item = rng.normal(size=(size, 8)), rng.integers(5, size=size)
+      z = 4 * np.abs(x[:, 0]) - 4 if is_bent else x[:, 0]
+      frame = pd.DataFrame(x, columns=[f'x{i}' for i in range(8)]).assign(user=item, item=item)
+      frame['click'] = (rng.random(size) < 1 / (1 + np.exp(-z))).astype(int)
+      frame.to_csv(self.folder / f'{split}.csv', index=False)
+    self.tree['data']['dense'] = [{'name': f'x{i}'} for i in range(8)]
+    self.tree['data']['counts'] = False
+
+  def test_a_plain_run_finds_out_whether_bins_help(self):
+    self.write_numbers(is_bent=True)
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+      run = api.fit(self.tree, ['train.epochs=1'])
+    self.assertRegex(
+      told.getvalue(), r'bins: 32, measured \(null: logloss 0.\d* worse after 2 epochs'
+    )
+    self.assertLen(run.cfg.data.slots, 10)
+    self.assertFalse((self.folder / 'run' / 'prepared' / 'race').exists())
+    self.write_numbers(is_bent=False)
+    with contextlib.redirect_stdout(told):
+      again = api.fit(self.tree, ['train.epochs=2'])
+      other = api.fit(self.tree, ['train.epochs=1'], str(self.folder / 'other'))
+    self.assertLen(again.cfg.data.slots, 10)
+    self.assertRegex(
+      told.getvalue(), r'bins: null, measured \(32: logloss 0.\d* worse after 2 epochs'
+    )
+    self.assertEqual((other.cfg.data.dense_bins, len(other.cfg.data.slots)), (None, 2))
+    given = api.fit(
+      self.tree,
+      ['train.epochs=1', 'data.dense_bins=null', 'model.recipe=plain'],
+      str(self.folder / 'given'),
+    )
+    frame = self.folder / 'valid.csv'
+    self.assertAllEqual(other.predict(frame), given.predict(frame))  # a race leaves no trace
 
   def test_prepared_passes_suit_the_run(self):
     self.write(100_000)

@@ -109,7 +109,7 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
       if key[-1] != 'max_days_ahead' or tree.values['data'].get('day_pattern'):
         tree.default(key, value, 'data.topic' if data.topic else 'data.watch')
   _of_lifecycle(cfg, tree)
-  _of_columns(cfg, tree, recipe)
+  _of_columns(cfg, tree, recipe is not None)
   features = cfg.sparse.features_per_sample or len(tree.values['data']['slots']) or 1
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
@@ -140,15 +140,14 @@ def _bare_dnns(cfg: 'Config') -> list[str]:
   return [] if others else bare
 
 
-def _of_columns(cfg: 'Config', tree: _Tree, recipe: str | None) -> None:
+def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
   """Adds the slots of data.dense_bins, and `counts` of slots as data.counts says.
 
-  `recipe`: that whose defaults both keys have; None: they have those of the schema.
+  `has_recipe`: both keys have the defaults of a dnn without `hidden`.
   """
   data, slots = tree.values['data'], tree.values['data']['slots']
-  if recipe:
+  if has_recipe:
     tree.default(('data', 'dense_bins'), BINS, 'model.recipe')
-  if recipe == 'ensemble':
     lifecycle = tree.values.get('lifecycle', {})
     by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
     has_clicks = cfg.labels[0].loss != 'squared_error' and cfg.sync.mode != 'ps_geo'

@@ -88,7 +88,8 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   given = read_yaml(_text_of_run(path, remedy), path)
   run = load_of_run(run_dir)
   values: dict[str, Json] = {}
-  for section, name in MEASURED:
+  raced = (('data', 'dense_bins'),) if run.model.recipe == 'plain' else ()
+  for section, name in (*MEASURED, *raced):
     if name not in cfg.given.get(section, {}).keys() | given.get(section, {}).keys():
       values[f'{section}.{name}'] = getattr(getattr(run, section), name)
   for key, column in cfg.data.left_open().items():
@@ -200,9 +201,11 @@ def _expand_interactions(tree: JsonObject) -> None:
       section['interactions'] = [interaction(item) for item in section['interactions']]
 
 
-def with_measured(cfg: Config, measured: Mapping[str, Json]) -> Config:
+def with_measured(
+  cfg: Config, measured: Mapping[str, Json], overrides: Sequence[str] = ()
+) -> Config:
   """Returns the config as it was given, with `measured` values and the defaults they lead to."""
-  return parse(_stamped(cfg.given), 'the config', (), cfg.run_dir, measured)
+  return parse(_stamped(cfg.given), 'the config', overrides, cfg.run_dir, measured)
 
 
 def dump(cfg: Config) -> str:

@@ -1,9 +1,10 @@
 """Finds values that a config leaves to the run: batch size, features, bins, look-up tables."""
 
 import contextlib
+import json
 import os
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -31,19 +32,29 @@ LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 LEAST_STEPS_OF_A_PASS = 60
 SMALLEST = 64
 FEATURES, LISTS = 'sparse.features_per_sample', 'sparse.shared_lists'
-RECIPE = 'model.recipe'
+RECIPE, BINS = 'model.recipe', 'data.dense_bins'
+# A race of more samples would take too long.
+MOST_OF_RACE, EPOCHS_OF_RACE = 1_000_000, 2
+LEAST_LEAD = 0.005  # the share of the metric by which bins must be better; less may be chance
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_FOR_FEATURES = 65_536  # samples of a prepared pass on which features are counted
 MOST_SAMPLES = 1_000_000  # on which bins are measured
 MOST_OF_ENSEMBLE = 100_000  # samples; on more one perceptron is as good (docs/quality.md)
 
 
-def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
+# Trains each config for some epochs; returns how data.valid judges them, the larger the better.
+Race = Callable[[Sequence[config.Config], int], list[float] | None]
+
+
+def measured(
+  cfg: config.Config, init_from: str | None = None, race: Race | None = None
+) -> tuple[dict[str, Json], list[str]]:
   """Measures or reads the values that a config leaves to the run, such as the boundaries of bins.
 
-  Values that this run measured when it began are kept; bins that the run_dir `init_from` measured
-  are taken from there; all others are measured now, on the passes that are there. Returns {config
-  key: value}, and lines for the user that say where the values come from.
+  Values that this run measured when it began are kept; recipe and bins that the run_dir `init_from`
+  measured are taken from there; all others are measured now, on the passes that are there. Without
+  `race`, what it would decide has its default. Returns {config key: value}, and lines for the user
+  that say where the values come from.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -60,13 +71,18 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
       values[key] = of_other[key]
       told.append(f'{key}: {values[key]}, as in {init_from}')
 
-  take_over([RECIPE])
+  take_over([RECIPE, BINS])
   found = {} if RECIPE in values else recipe(cfg)
   for key, value in found.items():
     than = 'at least' if value == 'plain' else 'less than'
     told.append(f'{in_words(cfg, key, value)}: the log has {than} {MOST_OF_ENSEMBLE:,} samples')
   values |= found
-  cfg = config.with_measured(cfg, {key: values[key] for key in values.keys() & {RECIPE}})
+  chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS}}
+  cfg = config.with_measured(cfg, chosen)
+  if race and _may_race(cfg):
+    values[BINS], line = _raced_bins(cfg, race)
+    told.append(line)
+    cfg = config.with_measured(cfg, chosen | {BINS: values[BINS]})
   take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
     size, samples = suitable(cfg)
@@ -100,6 +116,36 @@ def recipe(cfg: config.Config) -> dict[str, Json]:
     return {}
   is_large = _count(cfg, MOST_OF_ENSEMBLE)[0] == MOST_OF_ENSEMBLE
   return {RECIPE: 'plain' if is_large else 'ensemble'}
+
+
+def _may_race(cfg: config.Config) -> bool:
+  """Returns whether a new run finds out if the bins of data.dense_bins help."""
+  bins = {config.bins_slot(column.name) for column in cfg.data.dense}
+  return (
+    cfg.model.recipe == 'plain'
+    and cfg.origin(BINS).startswith('from')
+    and any(slot.name in bins for slot in cfg.data.slots)
+    and not any(is_prepared(cfg.data, path) for path in paths_of_log(cfg))
+    and _count(cfg, MOST_OF_RACE)[0] < MOST_OF_RACE
+  )
+
+
+def _raced_bins(cfg: config.Config, race: Race) -> tuple[int | None, str]:
+  """Returns the better value of data.dense_bins, the default or null, and a line for the user."""
+  ways, candidates = (cfg.data.dense_bins, None), []
+  for bins in ways:
+    given = [f'{RECIPE}={cfg.model.recipe}', f'{BINS}={json.dumps(bins)}']
+    candidate = config.with_measured(cfg, {}, given)
+    candidates.append(config.with_measured(candidate, measured(candidate)[0]))
+  reached = race(candidates, EPOCHS_OF_RACE)
+  if reached is None:
+    return ways[0], f'{BINS}: {ways[0]}, the default'
+  lead = reached[0] - reached[1]
+  best = int(lead < LEAST_LEAD * abs(reached[1]))
+  how = 'better, too little' if best and lead > 0 else 'worse'
+  told = f'{json.dumps(ways[1 - best])}: {cfg.deciding_metric} {abs(lead):.4f} {how}'
+  bins = json.dumps(ways[best])
+  return ways[best], f'{BINS}: {bins}, measured ({told} after {EPOCHS_OF_RACE} epochs)'
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:
