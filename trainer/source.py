@@ -5,7 +5,6 @@ import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import yaml
@@ -17,9 +16,6 @@ from trainer.data.file_system import is_directory, is_remote, matching, normal
 from trainer.errors import ConfigError, UserError, short
 from trainer.plain_data import Json
 from trainer.reporting import trackers
-
-if TYPE_CHECKING:
-  from trainer.data.measured import Race
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,14 +58,14 @@ class Source:
     tells: bool = True,
     init_from: str | None = None,
     on_first: Callable[[str, Callable], Sequence] = lambda what, action: action(),
-    race: 'Race | None' = None,
+    race: Callable | None = None,
   ) -> config.Config:
     """Returns `cfg` with the values that are measured on the log: batch size, bins, look-up tables.
 
     This imports TensorFlow, and may read the beginning of the log. `tells` prints what was
     measured, and warns of settings without effect. A new run takes over the bins of the run_dir
     `init_from`. `on_first` is that of `Communicator`: several ranks might see different passes.
-    `race` is that of trainer.data.measured.
+    `race` is that of `measured`.
     """
     cfg = self.cfg
     if tells:

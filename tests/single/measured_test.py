@@ -278,7 +278,7 @@ class RecipeTest(LogTest):
     with contextlib.redirect_stdout(told):
       run = api.fit(self.tree, ['train.epochs=1'])
     self.assertRegex(
-      told.getvalue(), r'bins: 32, measured \(null: logloss 0.\d* worse after 2 epochs'
+      told.getvalue(), r'bins: 32, measured \(logloss 0.\d* better with bins, after 2 epochs'
     )
     self.assertLen(run.cfg.data.slots, 10)
     self.assertFalse((self.folder / 'run' / 'prepared' / 'race').exists())
@@ -288,7 +288,7 @@ class RecipeTest(LogTest):
       other = api.fit(self.tree, ['train.epochs=1'], str(self.folder / 'other'))
     self.assertLen(again.cfg.data.slots, 10)
     self.assertRegex(
-      told.getvalue(), r'bins: null, measured \(32: logloss 0.\d* worse after 2 epochs'
+      told.getvalue(), r'bins: null, measured \(logloss 0.\d* worse with bins, after 2 epochs'
     )
     self.assertEqual((other.cfg.data.dense_bins, len(other.cfg.data.slots)), (None, 2))
     given = api.fit(

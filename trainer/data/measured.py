@@ -43,7 +43,7 @@ MOST_OF_ENSEMBLE = 100_000  # samples; on more one perceptron is as good (docs/q
 
 
 # Trains each config for some epochs; returns how data.valid judges them, the larger the better.
-Race = Callable[[Sequence[config.Config], int], list[float] | None]
+Race = Callable[[Sequence[config.Config], int], list[float | None]]
 
 
 def measured(
@@ -80,8 +80,8 @@ def measured(
   chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS}}
   cfg = config.with_measured(cfg, chosen)
   if race and _may_race(cfg):
-    values[BINS], line = _raced_bins(cfg, race)
-    told.append(line)
+    values[BINS], lines = _raced_bins(cfg, race)
+    told += lines
     cfg = config.with_measured(cfg, chosen | {BINS: values[BINS]})
   take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
@@ -119,33 +119,28 @@ def recipe(cfg: config.Config) -> dict[str, Json]:
 
 
 def _may_race(cfg: config.Config) -> bool:
-  """Returns whether a new run finds out if the bins of data.dense_bins help."""
-  bins = {config.bins_slot(column.name) for column in cfg.data.dense}
-  return (
-    cfg.model.recipe == 'plain'
-    and cfg.origin(BINS).startswith('from')
-    and any(slot.name in bins for slot in cfg.data.slots)
-    and not any(is_prepared(cfg.data, path) for path in paths_of_log(cfg))
-    and _count(cfg, MOST_OF_RACE)[0] < MOST_OF_RACE
-  )
+  """Returns whether a new run finds out if the slots that data.dense_bins adds by default help."""
+  last = f'data.slots.{len(cfg.data.slots) - 1}.name'
+  is_open = cfg.model.recipe == 'plain' and cfg.origin(BINS).startswith('from')
+  is_raw = not any(is_prepared(cfg.data, path) for path in paths_of_log(cfg))
+  is_open &= cfg.origin(last) == 'from data.dense_bins' and is_raw
+  return is_open and _count(cfg, MOST_OF_RACE)[0] < MOST_OF_RACE
 
 
-def _raced_bins(cfg: config.Config, race: Race) -> tuple[int | None, str]:
-  """Returns the better value of data.dense_bins, the default or null, and a line for the user."""
-  ways, candidates = (cfg.data.dense_bins, None), []
-  for bins in ways:
-    given = [f'{RECIPE}={cfg.model.recipe}', f'{BINS}={json.dumps(bins)}']
+def _raced_bins(cfg: config.Config, race: Race) -> tuple[int | None, list[str]]:
+  """Returns the better value of data.dense_bins, 32 or null, and what to tell the user."""
+  candidates = []
+  for bins in (config.BINS, None):
+    given = [f'{RECIPE}=plain', f'{BINS}={json.dumps(bins)}']
     candidate = config.with_measured(cfg, {}, given)
     candidates.append(config.with_measured(candidate, measured(candidate)[0]))
-  reached = race(candidates, EPOCHS_OF_RACE)
-  if reached is None:
-    return ways[0], f'{BINS}: {ways[0]}, the default'
-  lead = reached[0] - reached[1]
-  best = int(lead < LEAST_LEAD * abs(reached[1]))
-  how = 'better, too little' if best and lead > 0 else 'worse'
-  told = f'{json.dumps(ways[1 - best])}: {cfg.deciding_metric} {abs(lead):.4f} {how}'
-  bins = json.dumps(ways[best])
-  return ways[best], f'{BINS}: {bins}, measured ({told} after {EPOCHS_OF_RACE} epochs)'
+  reached, without = race(candidates, EPOCHS_OF_RACE)
+  if reached is None or without is None:
+    return config.BINS, []
+  lead = reached - without
+  told = f'{cfg.deciding_metric} {abs(lead):.4f} {"better" if lead > 0 else "worse"} with bins'
+  best = config.BINS if lead >= LEAST_LEAD * abs(without) else None
+  return best, [f'{BINS}: {json.dumps(best)}, measured ({told}, after {EPOCHS_OF_RACE} epochs)']
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:

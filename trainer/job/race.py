@@ -19,31 +19,24 @@ from trainer.training.step import TrainStep
 
 def race(
   candidates: Sequence[config.Config], epochs: int, progress_made: Callable[[], None] = lambda: None
-) -> list[float] | None:
+) -> list[float | None]:
   """Trains each config in this process alone; returns how well data.valid judges them.
 
-  That is the metric by which the best epoch is chosen, negated where less is better. None: a pass
-  cannot be read, of which the run itself will speak, or the metric has no value.
+  That is the metric by which the best epoch is chosen, negated where less is better. None: it has
+  no value, or a pass cannot be read, of which the run itself will speak.
   """
-  folder = os.path.join(candidates[0].run_dir, 'prepared', 'race')
   try:
-    values = [
-      _value(cfg, os.path.join(folder, f'{i}{UNFINISHED}'), epochs, progress_made)
-      for i, cfg in enumerate(candidates)
-    ]
+    return [_reached(cfg, epochs, progress_made) for cfg in candidates]
   except BadPass:
-    return None
+    return [None] * len(candidates)
   finally:
-    shutil.rmtree(folder, ignore_errors=True)
     runtime.seed_everything(candidates[0].seed)  # as if there had been no race
-  return None if None in values else values
 
 
-def _value(
-  cfg: config.Config, folder: str, epochs: int, progress_made: Callable[[], None]
-) -> float | None:
+def _reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) -> float | None:
   runtime.seed_everything(cfg.seed)
-  communicator = SingleProcess()
+  folder = os.path.join(cfg.run_dir, 'prepared', 'race', f'log{UNFINISHED}')
+  communicator, never = SingleProcess(), lambda: False
   step = TrainStep(cfg, communicator)
   inputs = Inputs(cfg, communicator, step, progress_made, folder)
   state = RunState(cfg, communicator, step)
@@ -60,19 +53,14 @@ def _value(
         if state.progress.unset_biases:
           set_biases(cfg, step, prepared, state.progress)
         step.dense.begin_pass(prepared, None, step.store, True)
-        ready = step.dense.for_step
-        train_in_lockstep(
-          inputs,
-          state,
-          inputs.staged(prepared, epoch, cfg.data.shuffle, 0, ready),
-          save=lambda: None,
-          stop_requested=lambda: False,
-          on_step=progress_made,
-        )
+        batches = inputs.staged(prepared, epoch, cfg.data.shuffle, ready=step.dense.for_step)
+        calls = {'save': never, 'stop_requested': never, 'on_step': progress_made}
+        train_in_lockstep(inputs, state, batches, **calls)
         step.consolidate()
     figures = dict(evaluation_of(inputs).figures(valid))
   finally:
     inputs.stop()
+    shutil.rmtree(os.path.dirname(folder), ignore_errors=True)
   if cfg.train.plateau and cfg.train.plateau.task:
     figures = figures['tasks'][cfg.train.plateau.task]
   value = figures[cfg.deciding_metric]
