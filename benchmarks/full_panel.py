@@ -7,11 +7,12 @@ holds what was run: `--logs frappe` runs a part of it. Logs in CHOOSE chose the 
 confirm them. `--name mine --set a.b=c` prints a variant of ours in place of the defaults.
 """
 
-import contextlib
+import functools
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,8 +40,8 @@ def figures(labels: np.ndarray, p: np.ndarray) -> dict[str, float]:
   }
 
 
-def _written(name: str) -> str:
-  """Writes the files of a log, unless they are there; returns their folder."""
+def _write(name: str) -> None:
+  """Writes the files of a log, unless they are there."""
   folder = os.path.join(OUT, name)
   meta_path = os.path.join(folder, 'meta.json')
   if not os.path.exists(meta_path):
@@ -55,28 +56,32 @@ def _written(name: str) -> str:
     meta['constant'] = -float(np.where(test, np.log(rate), np.log1p(-rate)).mean())
     with open(meta_path, 'w', encoding='utf-8') as f:
       json.dump(meta, f)
-  return folder
 
 
-@contextlib.contextmanager
-def _kept(path: str) -> Iterator[dict[str, float]]:
-  """Yields the figures in a file, {} if there are none yet; then writes them."""
-  found: dict[str, float] = {}
-  if os.path.exists(path):
-    with open(path, encoding='utf-8') as f:
-      found = json.load(f)
-  yield found
-  with open(path, 'w', encoding='utf-8') as f:
-    json.dump(found, f)
+def _meta(folder: str) -> dict[str, Any]:
+  with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
+    return json.load(f)
+
+
+def _kept(path: str, measure: Callable[[], dict[str, float]] | None) -> dict[str, float] | None:
+  """Returns the figures in a file; if there are none, it measures and writes them, or None."""
+  if not os.path.exists(path):
+    if measure is None:
+      return None
+    found = measure()
+    with open(path, 'w', encoding='utf-8') as f:
+      json.dump(found, f)
+  with open(path, encoding='utf-8') as f:
+    return json.load(f)
 
 
 def _run(command: Sequence[str], log: str) -> dict[str, float]:
-  """Runs a command; returns the CPU seconds and the peak memory of it and its children."""
+  """Runs a command on one thread; returns its CPU seconds and peak memory, children included."""
   with open(log, 'w', encoding='utf-8') as f:
     pid = os.posix_spawn(
       command[0],
       command,
-      os.environ,
+      os.environ | {'CTR_THREADS': '1', 'OMP_NUM_THREADS': '1'},
       file_actions=[(os.POSIX_SPAWN_DUP2, f.fileno(), 1), (os.POSIX_SPAWN_DUP2, f.fileno(), 2)],
     )
     _, status, used = os.wait4(pid, 0)
@@ -86,73 +91,72 @@ def _run(command: Sequence[str], log: str) -> dict[str, float]:
 
 
 def _peer(folder: str, model: str, seed: int) -> dict[str, float]:
-  with _kept(os.path.join(folder, f'{model}_{seed}.json')) as found:
-    if not found:
-      out = os.path.join(folder, f'{model}_{seed}.npy')
-      python = os.path.join(CONTENDERS, 'bin', 'python')
-      script = os.path.join('benchmarks', 'contenders', 'full_peer.py')
-      command = [python, script, folder, model, str(seed), str(PEER_SECONDS), out]
-      used = _run(command, os.path.join(folder, f'{model}_{seed}.log'))
-      labels = pd.read_csv(os.path.join(folder, 'test.csv'), usecols=['label'])['label'].to_numpy()
-      found |= used | figures(labels, np.load(out))
-  return found
+  out = os.path.join(folder, f'{model}_{seed}.npy')
+  python = os.path.join(CONTENDERS, 'bin', 'python')
+  script = os.path.join('benchmarks', 'contenders', 'full_peer.py')
+  command = [python, script, folder, model, str(seed), str(PEER_SECONDS), out]
+  used = _run(command, os.path.join(folder, f'{model}_{seed}.log'))
+  labels = pd.read_csv(os.path.join(folder, 'test.csv'), usecols=['label'])['label'].to_numpy()
+  return used | figures(labels, np.load(out))
 
 
 def _ours(folder: str, name: str, settings: Sequence[str], seed: int) -> dict[str, float]:
-  with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
-    meta = json.load(f)
-  with _kept(os.path.join(folder, f'ours_{name}_{seed}.json')) as found:
-    if not found:
-      slots = [{'name': n} for n in meta['slots']]
-      for slot in slots:
-        if slot['name'] in meta['separators']:
-          slot['separator'] = meta['separators'][slot['name']]
-      if 'history' in meta['slots']:
-        slots[-1]['shares'] = 'movieId'
-      tree = {
-        'data': {
-          **{s: [os.path.join(folder, f'{s}.csv')] for s in ('train', 'valid', 'test')},
-          'slots': slots,
-          'dense': [{'name': n, 'transform': how} for n, how in meta['transform'].items()],
-        },
-        'model': {'interactions': ['linear', 'fm', 'dnn']},
-      }
-      config = os.path.join(folder, 'ours.yaml')
-      with open(config, 'w', encoding='utf-8') as f:
-        yaml.safe_dump(tree, f)
-      run_dir = os.path.join(folder, f'ours_{name}_{seed}')
-      command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
-      for setting in [f'seed={seed}', *settings]:
-        command += ['--set', setting]
-      found |= _run(command, f'{run_dir}.log')
-      with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
-        events = [json.loads(text) for text in f]
-      test = [e for e in events if e['event'] == 'eval' and e['split'] == 'test'][-1]
-      found |= {key: test[key] for key in ('auc', 'logloss', 'calibration')}
-  return found
+  meta = _meta(folder)
+  slots = [{'name': n} for n in meta['slots']]
+  for slot in slots:
+    if slot['name'] in meta['separators']:
+      slot['separator'] = meta['separators'][slot['name']]
+  if 'history' in meta['slots']:
+    slots[-1]['shares'] = 'movieId'
+  tree = {
+    'data': {
+      **{s: [os.path.join(folder, f'{s}.csv')] for s in ('train', 'valid', 'test')},
+      'slots': slots,
+      'dense': [{'name': n, 'transform': how} for n, how in meta['transform'].items()],
+    },
+    'model': {'interactions': ['linear', 'fm', 'dnn']},
+  }
+  config = os.path.join(folder, 'ours.yaml')
+  with open(config, 'w', encoding='utf-8') as f:
+    yaml.safe_dump(tree, f)
+  run_dir = os.path.join(folder, f'ours_{name}_{seed}')
+  command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
+  for setting in [f'seed={seed}', *settings]:
+    command += ['--set', setting]
+  used = _run(command, f'{run_dir}.log')
+  with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
+    events = [json.loads(text) for text in f]
+  test = [e for e in events if e['event'] == 'eval' and e['split'] == 'test'][-1]
+  return used | {key: test[key] for key in ('auc', 'logloss', 'calibration')}
 
 
 def table(logs: Sequence[str], name: str, settings: Sequence[str], seed: int) -> str:
-  """Runs what is missing of `logs`; returns the table of all logs that were run."""
+  """Runs what is missing of `logs`; returns the table of all logs on which ours was run."""
   head = ['log', 'training rows', 'constant', *PEERS, 'ours', 'over the best', 'calibration']
   rows, over = [], []
   for log in LOGS:
-    path = os.path.join(OUT, log, f'ours_{name}_{seed}.json')
-    if log not in logs and not os.path.exists(path):
+    runs, folder = log in logs, os.path.join(OUT, log)
+    if runs:
+      _write(log)
+    of = {}
+    for peer in PEERS:
+      measure = functools.partial(_peer, folder, peer, seed) if runs else None
+      of[peer] = _kept(os.path.join(folder, f'{peer}_{seed}.json'), measure)
+    measure = functools.partial(_ours, folder, name, settings, seed) if runs else None
+    ours = of['ours'] = _kept(os.path.join(folder, f'ours_{name}_{seed}.json'), measure)
+    if ours is None:
       continue
-    folder = _written(log)
-    of = {peer: _peer(folder, peer, seed) for peer in PEERS}
-    of['ours'] = _ours(folder, name, settings, seed)
-    with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
-      meta = json.load(f)
-    over.append(of['ours']['logloss'] - min(of[peer]['logloss'] for peer in PEERS))
+    meta, losses = _meta(folder), [of[peer]['logloss'] for peer in PEERS if of[peer]]
+    over.append(ours['logloss'] - min(losses))
     cells = [
       f'{f["auc"]:.4f} / {f["logloss"]:.4f}, {f["seconds"]:.0f} s, {f["mib"]:,.0f} MiB'
+      if f
+      else '–'
       for f in of.values()
     ]
-    title = f'{log}{"" if log in CHOOSE else chr(92) + "*"}'
+    title = f'{log}{"" if log in CHOOSE else chr(92) + "*"}'.replace('_', ' ')
     rows.append([title, f'{meta["rows"]:,}', f'{meta["constant"]:.4f}', *cells])
-    rows[-1] += [f'{over[-1]:+.4f}', f'{of["ours"]["calibration"]:.3f}']
+    rows[-1] += [f'{over[-1]:+.4f}', f'{ours["calibration"]:.3f}']
     print(' | '.join(rows[-1]), flush=True)
   mean = f'Ours over the best, in the mean {np.mean(over):+.4f}, at most {max(over):+.4f}.'
   return f'{markdown_table(head, rows)}\n\n{mean}'

@@ -24,7 +24,7 @@ from benchmarks.page import ROOT, made_by, markdown_table, write_between
 from benchmarks.panel_logs import FULL as FULL_LOGS
 from benchmarks.panel_logs import MOST
 from benchmarks.panel_logs import SMALL as LOGS
-from benchmarks.run import CONTENDERS, contenders_environment
+from benchmarks.run import CONTENDERS, FULL, contenders_environment
 from trainer import api
 
 OUT = os.path.join('build', 'panel')
@@ -33,7 +33,6 @@ PEERS = ('LR', 'LightGBM, categories', 'LightGBM, targets', 'CatBoost')
 CHOOSE = ('access', 'coupon', 'criteo', 'hotel')
 
 SELECTED = flags.DEFINE_list('logs', None, 'Logs to train on; default: all.')
-FULL = flags.DEFINE_bool('full', False, 'Trains on logs at full size.')
 NAME = flags.DEFINE_string('name', 'defaults', 'The name of this variant of ours.')
 SET = flags.DEFINE_multi_string('set', [], 'Settings of this variant, as for ctr-train.')
 KEYS = flags.DEFINE_string('slot_keys', '{}', 'JSON: keys that every slot gets in this variant.')
@@ -137,7 +136,7 @@ def main(_: list[str]) -> None:
     text = full_panel.table(selected, NAME.value, SET.value, int(SEEDS.value[0]))
     print(f'{text}\n\n{made_by()}')
     if NAME.value == 'defaults':
-      write_between(PAGE, f'{text}\n\n{made_by()}', 'benchmarks.panel --full')
+      write_between(PAGE, f'{text}\n\n{made_by()}', 'benchmarks.full_panel')
     return
   found = {name: of_log(name) for name in selected}
   models, found_keys = ['constant', *PEERS, 'ours'], ('auc', 'logloss', 'over', 'skill')

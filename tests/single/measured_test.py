@@ -313,6 +313,27 @@ class RecipeTest(LogTest):
     self.assertAllEqual(batch.keys >> HASH_BITS, [1, 2, 3] * 4)
 
 
+class ManySlotsTest(LogTest):
+  def test_the_first_epoch_of_500_slots_is_better_than_a_constant(self):
+    rng, names = np.random.default_rng(0), [f's{i}' for i in range(500)]
+    for split, size in (('train', 6000), ('valid', 2000)):
+      x = rng.integers(4, size=(size, 500))
+      z = 0.4 * (x[:, :100] > 1).sum(1) - 22
+      frame = pd.DataFrame(x, columns=names).assign(click=rng.random(size) < 1 / (1 + np.exp(-z)))
+      frame.astype({'click': int}).to_csv(self.folder / f'{split}.csv', index=False)
+    self.tree['data'] |= {'slots': [{'name': n} for n in names]}
+    self.tree['data'] |= {'valid': [f'{self.folder}/valid.csv']}
+    self.tree |= {'model': {'interactions': ['linear', 'fm', 'dnn']}}
+    constant = -np.log(np.abs(1 - frame['click'] - frame['click'].mean())).mean()
+    given = ['train.epochs=1', 'train.batch_size=256']
+    importance = {'examples': 0, 'slots': {}, 'dense': {}}  # of 500 slots it takes long
+    with mock.patch('trainer.evaluation.validation.slot_importance', return_value=importance):
+      run = api.fit(self.tree, given)
+    (epoch,) = run.metrics.query("event == 'eval'")['logloss']
+    self.assertEqual(run.cfg.model.recipe, 'ensemble')
+    self.assertLess(epoch, constant)
+
+
 class FeaturesTest(LogTest):
   def setUp(self):
     super().setUp()

@@ -84,8 +84,8 @@ class Data(Section):
   keeps what data.valid finds better."""
   counts: bool = False
   """What `counts` of a slot is if the slot does not say; slots that share rows have none. The
-  default is true where that of dense_bins is 32, unless there are more than 50 slots and dense
-  columns, the loss is squared_error, the mode ps_geo, or the lifecycle deletes by score or has a
+  default is true where that of dense_bins is 32, unless there are more than 50 slots, those of bins
+  included, the loss is squared_error, the mode ps_geo, or the lifecycle deletes by score or has a
   capacity."""
   items: str | None = None
   """The table of items, with the columns that the item tower reads (docs/retrieval.md): a file of

@@ -43,7 +43,7 @@ RECIPES = {
 RATES = {'linear': 0.05, 'factors': 0.01}  # of an ensemble's rows, in batches of at most 1,024
 PATIENCE, SLOW_EPOCHS = {'patience': 4, 'stop_after': 6}, 60  # of linear alone, too
 BINS = 32  # quantile bins of a dense column
-# Slots and dense columns. Each slot with counts adds two inputs to the layers, whose steps add up:
+# Slots, those of bins included. Each with counts adds two inputs to the layers, whose steps add up:
 # with 500 slots the first epoch was worse than a constant.
 MOST_COUNTED = 50
 # l2 of a plain dnn's factors, times the batch size from 1,024 on. The mean gradient of a rare
@@ -148,12 +148,6 @@ def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
   data, slots = tree.values['data'], tree.values['data']['slots']
   if has_recipe:
     tree.default(('data', 'dense_bins'), BINS, 'model.recipe')
-    lifecycle = tree.values.get('lifecycle', {})
-    by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
-    has_clicks = cfg.labels[0].loss != 'squared_error' and cfg.sync.mode != 'ps_geo'
-    is_narrow = len(slots) + len(cfg.data.dense) <= MOST_COUNTED
-    is_narrow |= tree.values['model']['recipe'] is None  # an older run, which has counts already
-    tree.default(('data', 'counts'), has_clicks and is_narrow and not by_counts, 'model.recipe')
   if bins := data.get('dense_bins'):
     binned = {slot.made.bins for slot in cfg.data.slots if isinstance(slot.made, Bins)}
     for column in cfg.data.dense:
@@ -163,6 +157,13 @@ def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
         made = {'bins': column.name, 'quantiles': bins}
         table = next((slot.table for slot in cfg.data.slots), 'default')
         slots.append({'name': bins_slot(column.name), 'from': made, 'table': table})
+  if has_recipe:
+    lifecycle = tree.values.get('lifecycle', {})
+    by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
+    has_clicks = cfg.labels[0].loss != 'squared_error' and cfg.sync.mode != 'ps_geo'
+    # An older run, without a recipe, has counts already.
+    is_narrow = len(slots) <= MOST_COUNTED or tree.values['model']['recipe'] is None
+    tree.default(('data', 'counts'), has_clicks and is_narrow and not by_counts, 'model.recipe')
   if data.get('counts'):
     shared = {slot.shares for slot in cfg.data.slots}
     for i, slot in enumerate(slots):
