@@ -356,7 +356,7 @@ def train_here(
     _start(cfg, here, heartbeat and heartbeat.end)
     from trainer.comm import horovod
     from trainer.job.job import Job
-    from trainer.job.race import race
+    from trainer.job.race import reached
     from trainer.model.builder import check_layers
     from trainer.storage.bucket import Bucket
     from trainer.training import dense_dtype
@@ -370,8 +370,8 @@ def train_here(
     status = status or Status('trainer', cfg.sync.stalled_peer_seconds)
     if heartbeat:
       status.also = heartbeat.progress
-    tells, run = here.rank == 0, functools.partial(race, progress_made=status.progress)
-    cfg = source.with_measured_values(tells, init_from, communicator.on_first, run)
+    race = functools.partial(reached, progress_made=status.progress)
+    cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first, race)
     step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     job = Job(cfg, communicator, step, status, init_from, callbacks, bucket)
     if heartbeat:

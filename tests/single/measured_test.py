@@ -221,12 +221,12 @@ class RecipeTest(LogTest):
     cfg = self.config()
     self.assertEqual((cfg.model.recipe, cfg.train.plateau.patience), ('ensemble', 4))
     self.assertIn(
-      'model.recipe: ensemble, measured: the log has less than 1,000 samples', self.told
+      'model.recipe: ensemble, measured for a log of less than 1,000 samples', self.told
     )
     self.write(1000)
     cfg = self.config()
     self.assertEqual((cfg.model.recipe, cfg.train.plateau.patience), ('plain', 1))
-    self.assertIn('model.recipe: plain, measured: the log has at least 1,000 samples', self.told)
+    self.assertIn('model.recipe: plain, measured for a log of at least 1,000 samples', self.told)
     self.assertLen(cfg.data.slots[2].made.boundaries, 31)
     self.assertEqual(cfg.origin('model.recipe'), 'measured')
     given = self.config(overrides=['model.recipe=ensemble'])

@@ -43,12 +43,9 @@ RECIPES = {
 RATES = {'linear': 0.05, 'factors': 0.01}  # of an ensemble's rows, in batches of at most 1,024
 PATIENCE, SLOW_EPOCHS = {'patience': 4, 'stop_after': 6}, 60  # of linear alone, too
 BINS = 32  # quantile bins of a dense column
-# Slots, those of bins included. Each with counts adds two inputs to the layers, whose steps add up:
-# with 500 slots the first epoch was worse than a constant.
-MOST_COUNTED = 50
-# l2 of a plain dnn's factors, times the batch size from 1,024 on. The mean gradient of a rare
-# feature is divided by the batch size, and so is its penalty, which holds it alike in batches of
-# any size. In smaller ones that would be too much for frequent features, whose gradient stays.
+MOST_COUNTED = 50  # slots; each with counts adds two inputs to the layers, and their steps add up
+# l2 of a plain dnn's factors, times the batch size from 1,024 on: a rare feature's penalty is
+# divided by the batch size, as its mean gradient is. docs/quality.md has what it does.
 L2_OF_BATCH = 0.4
 
 
@@ -161,9 +158,9 @@ def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
     lifecycle = tree.values.get('lifecycle', {})
     by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
     has_clicks = cfg.labels[0].loss != 'squared_error' and cfg.sync.mode != 'ps_geo'
-    # An older run, without a recipe, has counts already.
-    is_narrow = len(slots) <= MOST_COUNTED or tree.values['model']['recipe'] is None
-    tree.default(('data', 'counts'), has_clicks and is_narrow and not by_counts, 'model.recipe')
+    is_old = tree.values['model']['recipe'] is None  # such a run has counts already
+    can_count = (len(slots) <= MOST_COUNTED or is_old) and has_clicks and not by_counts
+    tree.default(('data', 'counts'), can_count, 'model.recipe')
   if data.get('counts'):
     shared = {slot.shares for slot in cfg.data.slots}
     for i, slot in enumerate(slots):

@@ -45,13 +45,8 @@ def _text_of(path: str) -> str:
 
 
 GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was given
-# Keys that a run measures, beside those that columns leave open: (section, name).
-MEASURED = (
-  ('model', 'recipe'),
-  ('train', 'batch_size'),
-  ('sparse', 'features_per_sample'),
-  ('sparse', 'shared_lists'),
-)
+# Keys that a run measures, beside those that columns leave open and data.dense_bins.
+MEASURED = 'model.recipe', 'train.batch_size', 'sparse.features_per_sample', 'sparse.shared_lists'
 _STAMP = '# crc32 of what follows: '
 
 
@@ -88,10 +83,11 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   given = read_yaml(_text_of_run(path, remedy), path)
   run = load_of_run(run_dir)
   values: dict[str, Json] = {}
-  raced = (('data', 'dense_bins'),) if run.model.recipe == 'plain' else ()
-  for section, name in (*MEASURED, *raced):
+  raced = ['data.dense_bins'] if run.model.recipe == 'plain' else []
+  for key in (*MEASURED, *raced):
+    section, name = key.split('.')
     if name not in cfg.given.get(section, {}).keys() | given.get(section, {}).keys():
-      values[f'{section}.{name}'] = getattr(getattr(run, section), name)
+      values[key] = getattr(getattr(run, section), name)
   for key, column in cfg.data.left_open().items():
     made, field = run.data.made.get(column.name), column.made.left_open
     if made and made.model_copy(update={field: None}) == column.made:
@@ -201,11 +197,9 @@ def _expand_interactions(tree: JsonObject) -> None:
       section['interactions'] = [interaction(item) for item in section['interactions']]
 
 
-def with_measured(
-  cfg: Config, measured: Mapping[str, Json], overrides: Sequence[str] = ()
-) -> Config:
+def with_measured(cfg: Config, measured: Mapping[str, Json], given: Sequence[str] = ()) -> Config:
   """Returns the config as it was given, with `measured` values and the defaults they lead to."""
-  return parse(_stamped(cfg.given), 'the config', overrides, cfg.run_dir, measured)
+  return parse(_stamped(cfg.given), 'the config', given, cfg.run_dir, measured)
 
 
 def dump(cfg: Config) -> str:

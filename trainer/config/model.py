@@ -55,10 +55,9 @@ class Model(Section):
   """The terms whose sum is the logit; with several tasks, terms of every task's logit."""
   recipe: Literal['ensemble', 'plain'] | None = None
   """What the defaults are on a log without days that has data.valid, if `dnn` has no `hidden` and
-  stands beside at most linear and fm (docs/tuning.md). ensemble: eight perceptrons and rows that
-  learn slowly, for few samples; plain: one perceptron and rows that learn fast, with l2. A run that
-  begins chooses plain for a log of at least 100,000 samples, and keeps its choice. null: ensemble,
-  in runs that began before there was a choice."""
+  stands beside at most linear and fm (docs/tuning.md). ensemble: eight perceptrons and slow rows;
+  plain: one perceptron and fast rows with l2. A run that begins chooses plain for at least 100,000
+  samples, and keeps its choice; runs that began before there were recipes have null, an ensemble."""
   retrieval: Retrieval | None = None
   """Two towers that find items, in place of interactions (docs/retrieval.md)."""
   shared: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None

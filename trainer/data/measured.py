@@ -4,7 +4,7 @@ import contextlib
 import json
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +33,7 @@ LEAST_STEPS_OF_A_PASS = 60
 SMALLEST = 64
 FEATURES, LISTS = 'sparse.features_per_sample', 'sparse.shared_lists'
 RECIPE, BINS = 'model.recipe', 'data.dense_bins'
-# A race of more samples would take too long.
-MOST_OF_RACE, EPOCHS_OF_RACE = 1_000_000, 2
+MOST_OF_RACE, EPOCHS_OF_RACE = 1_000_000, 2  # samples; a race of more would take too long
 LEAST_LEAD = 0.005  # the share of the metric by which bins must be better; less may be chance
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_FOR_FEATURES = 65_536  # samples of a prepared pass on which features are counted
@@ -42,19 +41,15 @@ MOST_SAMPLES = 1_000_000  # on which bins are measured
 MOST_OF_ENSEMBLE = 100_000  # samples; on more one perceptron is as good (docs/quality.md)
 
 
-# Trains each config for some epochs; returns how data.valid judges them, the larger the better.
-Race = Callable[[Sequence[config.Config], int], list[float | None]]
-
-
 def measured(
-  cfg: config.Config, init_from: str | None = None, race: Race | None = None
+  cfg: config.Config, init_from: str | None = None, race: Callable | None = None
 ) -> tuple[dict[str, Json], list[str]]:
   """Measures or reads the values that a config leaves to the run, such as the boundaries of bins.
 
   Values that this run measured when it began are kept; recipe and bins that the run_dir `init_from`
-  measured are taken from there; all others are measured now, on the passes that are there. Without
-  `race`, what it would decide has its default. Returns {config key: value}, and lines for the user
-  that say where the values come from.
+  measured are taken from there; all others are measured now, on the passes that are there. `race`
+  trains a config for so many epochs, and returns what it has `reached` (trainer.job.race). Returns
+  {config key: value}, and lines for the user that say where the values come from.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -73,15 +68,14 @@ def measured(
 
   take_over([RECIPE, BINS])
   found = {} if RECIPE in values else recipe(cfg)
-  for key, value in found.items():
-    than = 'at least' if value == 'plain' else 'less than'
-    told.append(f'{in_words(cfg, key, value)}: the log has {than} {MOST_OF_ENSEMBLE:,} samples')
+  than = f'for a log of {"at least" if "plain" in found.values() else "less than"} '
+  told += [f'{in_words(cfg, k, v)} {than}{MOST_OF_ENSEMBLE:,} samples' for k, v in found.items()]
   values |= found
   chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS}}
   cfg = config.with_measured(cfg, chosen)
   if race and _may_race(cfg):
-    values[BINS], lines = _raced_bins(cfg, race)
-    told += lines
+    values[BINS], line = _raced_bins(cfg, race)
+    told.append(line)
     cfg = config.with_measured(cfg, chosen | {BINS: values[BINS]})
   take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
@@ -122,25 +116,25 @@ def _may_race(cfg: config.Config) -> bool:
   """Returns whether a new run finds out if the slots that data.dense_bins adds by default help."""
   last = f'data.slots.{len(cfg.data.slots) - 1}.name'
   is_open = cfg.model.recipe == 'plain' and cfg.origin(BINS).startswith('from')
+  if not is_open or cfg.origin(last) != 'from data.dense_bins':
+    return False
   is_raw = not any(is_prepared(cfg.data, path) for path in paths_of_log(cfg))
-  is_open &= cfg.origin(last) == 'from data.dense_bins' and is_raw
-  return is_open and _count(cfg, MOST_OF_RACE)[0] < MOST_OF_RACE
+  return is_raw and _count(cfg, MOST_OF_RACE)[0] < MOST_OF_RACE
 
 
-def _raced_bins(cfg: config.Config, race: Race) -> tuple[int | None, list[str]]:
-  """Returns the better value of data.dense_bins, 32 or null, and what to tell the user."""
-  candidates = []
+def _raced_bins(cfg: config.Config, race: Callable) -> tuple[int | None, str]:
+  """Returns the better value of data.dense_bins, 32 or null, and a line for the user."""
+  reached = []
   for bins in (config.BINS, None):
-    given = [f'{RECIPE}=plain', f'{BINS}={json.dumps(bins)}']
-    candidate = config.with_measured(cfg, {}, given)
-    candidates.append(config.with_measured(candidate, measured(candidate)[0]))
-  reached, without = race(candidates, EPOCHS_OF_RACE)
-  if reached is None or without is None:
-    return config.BINS, []
-  lead = reached - without
-  told = f'{cfg.deciding_metric} {abs(lead):.4f} {"better" if lead > 0 else "worse"} with bins'
-  best = config.BINS if lead >= LEAST_LEAD * abs(without) else None
-  return best, [f'{BINS}: {json.dumps(best)}, measured ({told}, after {EPOCHS_OF_RACE} epochs)']
+    one = config.with_measured(cfg, {}, [f'{RECIPE}=plain', f'{BINS}={json.dumps(bins)}'])
+    reached.append(race(config.with_measured(one, measured(one)[0]), EPOCHS_OF_RACE))
+  if None in reached:
+    return config.BINS, f'{BINS}: {config.BINS}, the default: data.valid cannot judge'
+  lead = reached[0] - reached[1]
+  best = config.BINS if lead >= LEAST_LEAD * abs(reached[1]) else None
+  how = f'{abs(lead):.4f} {"better" if lead > 0 else "worse"} with bins'
+  told = f'measured ({cfg.deciding_metric} {how}, after {EPOCHS_OF_RACE} epochs)'
+  return best, f'{BINS}: {json.dumps(best)}, {told}'
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:

@@ -1,8 +1,8 @@
-"""Trains candidates of a config for some epochs, to find which one a new run begins with."""
+"""Trains a config for some epochs, to find whether a new run should begin with it."""
 
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from trainer import config, runtime
 from trainer.comm.communicator import SingleProcess
@@ -17,29 +17,18 @@ from trainer.training.run_state import RunState
 from trainer.training.step import TrainStep
 
 
-def race(
-  candidates: Sequence[config.Config], epochs: int, progress_made: Callable[[], None] = lambda: None
-) -> list[float | None]:
-  """Trains each config in this process alone; returns how well data.valid judges them.
+def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) -> float | None:
+  """Trains in this process alone; returns how well data.valid judges the model.
 
   That is the metric by which the best epoch is chosen, negated where less is better. None: it has
   no value, or a pass cannot be read, of which the run itself will speak.
   """
-  try:
-    return [_reached(cfg, epochs, progress_made) for cfg in candidates]
-  except BadPass:
-    return [None] * len(candidates)
-  finally:
-    runtime.seed_everything(candidates[0].seed)  # as if there had been no race
-
-
-def _reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) -> float | None:
-  runtime.seed_everything(cfg.seed)
   folder = os.path.join(cfg.run_dir, 'prepared', 'race', f'log{UNFINISHED}')
   communicator, never = SingleProcess(), lambda: False
   step = TrainStep(cfg, communicator)
   inputs = Inputs(cfg, communicator, step, progress_made, folder)
   state = RunState(cfg, communicator, step)
+  calls = {'save': never, 'stop_requested': never, 'on_step': progress_made}
   try:
     train, valid = (
       inputs.prepared(passes(cfg, getattr(cfg.data, split), f'data.{split}'), split)
@@ -54,14 +43,16 @@ def _reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None])
           set_biases(cfg, step, prepared, state.progress)
         step.dense.begin_pass(prepared, None, step.store, True)
         batches = inputs.staged(prepared, epoch, cfg.data.shuffle, ready=step.dense.for_step)
-        calls = {'save': never, 'stop_requested': never, 'on_step': progress_made}
         train_in_lockstep(inputs, state, batches, **calls)
         step.consolidate()
-    figures = dict(evaluation_of(inputs).figures(valid))
+    values = dict(evaluation_of(inputs).figures(valid))
+  except BadPass:
+    return None
   finally:
     inputs.stop()
     shutil.rmtree(os.path.dirname(folder), ignore_errors=True)
+    runtime.seed_everything(cfg.seed)  # what follows begins as if there had been no race
   if cfg.train.plateau and cfg.train.plateau.task:
-    figures = figures['tasks'][cfg.train.plateau.task]
-  value = figures[cfg.deciding_metric]
-  return None if value is None else value * config.direction(cfg.deciding_metric)
+    values = values['tasks'][cfg.train.plateau.task]
+  value = values[cfg.deciding_metric]
+  return value and value * config.direction(cfg.deciding_metric)
