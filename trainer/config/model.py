@@ -57,7 +57,7 @@ class Model(Section):
   """What the defaults are on a log without days that has data.valid, if `dnn` has no `hidden` and
   stands beside at most linear and fm (docs/tuning.md). ensemble: eight perceptrons and slow rows;
   plain: one perceptron and fast rows with l2. A run that begins chooses plain for at least 100,000
-  samples, and keeps its choice; runs that began before there were recipes have null, an ensemble."""
+  samples, and keeps its choice; runs that began before have null, which is an ensemble."""
   retrieval: Retrieval | None = None
   """Two towers that find items, in place of interactions (docs/retrieval.md)."""
   shared: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
