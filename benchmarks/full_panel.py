@@ -7,10 +7,14 @@ holds what was run: `--logs frappe` runs a part of it. Logs in CHOOSE chose the 
 confirm them. `--name mine --set a.b=c` prints a variant of ours in place of the defaults.
 """
 
+import contextlib
 import functools
 import json
 import os
+import re
+import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +29,7 @@ from benchmarks.run import CONTENDERS
 
 OUT = os.path.join('build', 'full_panel')
 PEERS = ('LR', 'LightGBM', 'CatBoost')
-PEER_SECONDS = 600
+PEER_SECONDS, SECONDS_BETWEEN_LOOKS = 600, 0.05
 CHOOSE = ('frappe', 'films', 'adult', 'census')
 
 
@@ -76,18 +80,20 @@ def _kept(path: str, measure: Callable[[], dict[str, float]] | None) -> dict[str
 
 
 def _run(command: Sequence[str], log: str) -> dict[str, float]:
-  """Runs a command on one thread; returns its CPU seconds and peak memory, children included."""
+  """Runs a command on one thread; returns its CPU seconds and its peak memory."""
+  environment, mib = os.environ | {'CTR_THREADS': '1', 'OMP_NUM_THREADS': '1'}, 0.0
   with open(log, 'w', encoding='utf-8') as f:
-    pid = os.posix_spawn(
-      command[0],
-      command,
-      os.environ | {'CTR_THREADS': '1', 'OMP_NUM_THREADS': '1'},
-      file_actions=[(os.POSIX_SPAWN_DUP2, f.fileno(), 1), (os.POSIX_SPAWN_DUP2, f.fileno(), 2)],
-    )
-    _, status, used = os.wait4(pid, 0)
+    process = subprocess.Popen(command, stdout=f, stderr=f, env=environment)
+  while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+    # ru_maxrss would count the memory of this process too, which the other one began as.
+    with contextlib.suppress(OSError), open(f'/proc/{process.pid}/status', encoding='utf-8') as f:
+      peak = re.search(r'VmHWM:\s+(\d+) kB', f.read())
+      mib = max(mib, int(peak[1]) / 1024 if peak else 0)
+    time.sleep(SECONDS_BETWEEN_LOOKS)
+  _, status, used = ended
   if status:
-    raise SystemExit(f'{" ".join(command)}: status {status}; {log} says why')
-  return {'seconds': used.ru_utime + used.ru_stime, 'mib': used.ru_maxrss / 1024}
+    raise SystemExit(f'{" ".join(command)}: status {os.waitstatus_to_exitcode(status)}; see {log}')
+  return {'seconds': used.ru_utime + used.ru_stime, 'mib': mib}
 
 
 def _peer(folder: str, model: str, seed: int) -> dict[str, float]:
