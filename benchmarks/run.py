@@ -34,7 +34,9 @@ from benchmarks.page import ROOT, WANTED
 from ops import bfloat16
 
 QUICK = flags.DEFINE_bool('quick', False, 'Runs one round of a few steps, to see that it works.')
-FULL = flags.DEFINE_bool('full', False, 'Adds 100 M features and 10 k steps: 16 GiB, 30 minutes.')
+FULL = flags.DEFINE_bool(
+  'full', False, 'Adds 100 M features and 10 k steps: 16 GiB, 30 minutes; of panel: whole logs.'
+)
 ROUNDS = flags.DEFINE_integer('rounds', 7, 'Turns of each contender.', lower_bound=1)
 SEED = flags.DEFINE_integer('seed', 0, 'Seed of data and models.')
 CORES = flags.DEFINE_integer('cores', 2, 'Cores that a contender may use.', lower_bound=1)

@@ -8,6 +8,7 @@ from __future__ import annotations  # so that help() shows Json by its name
 
 import contextlib
 import dataclasses
+import functools
 import html
 import os
 import signal
@@ -355,6 +356,7 @@ def train_here(
     _start(cfg, here, heartbeat and heartbeat.end)
     from trainer.comm import horovod
     from trainer.job.job import Job
+    from trainer.job.race import reached
     from trainer.model.builder import check_layers
     from trainer.storage.bucket import Bucket
     from trainer.training import dense_dtype
@@ -365,12 +367,15 @@ def train_here(
     if bucket:
       communicator.together('', lambda: None if here.rank else bucket.download())
     communicator.together('', lambda: check_layers(cfg))  # before the log is read
-    cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first)
-    step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     status = status or Status('trainer', cfg.sync.stalled_peer_seconds)
+    if heartbeat:
+      status.also = heartbeat.progress
+    race = functools.partial(reached, progress_made=status.progress)
+    cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first, race)
+    step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     job = Job(cfg, communicator, step, status, init_from, callbacks, bucket)
     if heartbeat:
-      status.also, heartbeat.tell_lost = heartbeat.progress, job.tell_lost
+      heartbeat.tell_lost = job.tell_lost
     stopped_by = job.run()
     troubles = job.close()
     communicator.barrier()

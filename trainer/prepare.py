@@ -32,12 +32,13 @@ def main() -> None:
     raise UserError("data.format: found 'prepared'; wanted the format of raw files")
   from trainer import runtime  # noqa: F401  sets what TensorFlow reads when it is imported
   from trainer.data.conversion import prepare_pass
-  from trainer.data.measured import in_words, open_values
+  from trainer.data.measured import in_words, open_values, recipe
   from trainer.data.passes import folder_name, passes
   from trainer.data.prepared import PreparedPass, is_prepared
   from trainer.data.statistics import describe, table
 
-  measured = open_values(cfg)
+  measured = recipe(cfg)
+  measured |= open_values(config.with_measured(cfg, measured))
   for key, value in measured.items():
     print(in_words(cfg, key, value))
   cfg = config.load(CONFIG.value, SET.value, measured=measured)

@@ -61,12 +61,14 @@ class Source:
     tells: bool = True,
     init_from: str | None = None,
     on_first: Callable[[str, Callable], Sequence] = lambda what, action: action(),
+    race: Callable | None = None,
   ) -> config.Config:
     """Returns `cfg` with the values that are measured on the log: batch size, bins, look-up tables.
 
     This imports TensorFlow, and may read the beginning of the log. `tells` prints what was
     measured, and warns of settings without effect. A new run takes over the bins of the run_dir
     `init_from`. `on_first` is that of `Communicator`: several ranks might see different passes.
+    `race` is that of `measured`.
     """
     cfg = self.cfg
     from trainer.data.measured import measured
@@ -75,7 +77,7 @@ class Source:
     if tells:
       for line in (*rules.warnings(cfg), *also_trained(cfg, 'valid'), *also_trained(cfg, 'test')):
         logging.warning('%s', line)
-    values, told = on_first('cannot read the log', lambda: list(measured(cfg, init_from)))
+    values, told = on_first('cannot read the log', lambda: list(measured(cfg, init_from, race)))
     for line in told if tells else ():
       print(line, flush=True)
     return self.parsed(values)

@@ -7,6 +7,7 @@ import dataclasses
 import http.server
 import json
 import os
+import sys
 import tempfile
 import threading
 import types
@@ -19,7 +20,17 @@ import yaml
 from absl import flags
 from absl.testing import flagsaver
 
-from benchmarks import bench_data, dtypes, load, page, quality, run, serving_bench, tasks_quality
+from benchmarks import (
+  bench_data,
+  dtypes,
+  full_panel,
+  load,
+  page,
+  quality,
+  run,
+  serving_bench,
+  tasks_quality,
+)
 from tests.support.exports import RedisServer
 from trainer import config
 from trainer.data.conversion import prepare_pass
@@ -88,6 +99,37 @@ class DataTest(tf.test.TestCase):
     self.assertAllEqual(batch.keys >> 52, slot + 1)
     self.assertAllEqual(np.bincount(slot)[:3], [64] * 3)
     self.assertGreater(np.sum(slot == 3), 64)
+
+
+class FullPanelTest(tf.test.TestCase):
+  def setUp(self):
+    super().setUp()
+    self.addCleanup(os.chdir, os.getcwd())
+    os.chdir(self.get_temp_dir())
+
+  def test_the_table_holds_what_was_run(self):
+    folder = os.path.join(full_panel.OUT, 'flights')
+    os.makedirs(folder)
+    common = {'auc': 0.7, 'calibration': 0.9, 'seconds': 12.3, 'mib': 2000.0}
+    for name, found in (
+      ('meta', {'rows': 274_000, 'constant': 0.6}),
+      ('LR_1', common | {'logloss': 0.5}),
+      ('LightGBM_1', common | {'logloss': 0.6}),
+      ('ours_mine_1', common | {'logloss': 0.4875}),
+    ):
+      with open(os.path.join(folder, f'{name}.json'), 'w', encoding='utf-8') as f:
+        json.dump(found, f)
+    _, _, row, *rest = full_panel.table([], 'mine', [], 1).splitlines()
+    self.assertIn('| flights\\* | 274,000 | 0.6000 | 0.7000 / 0.5000, 12 s, 2,000 MiB |', row)
+    self.assertEndsWith(row, '| – | 0.7000 / 0.4875, 12 s, 2,000 MiB | -0.0125 | 0.900 |')
+    self.assertEqual(rest[-1], 'Ours over the best, in the mean -0.0125, at most -0.0125.')
+
+  def test_a_command_is_measured(self):
+    used = full_panel._run([sys.executable, '-c', 'x = b"1" * (200 << 20); sum(x)'], 'log')
+    self.assertBetween(used['mib'], 200, 400)
+    self.assertGreater(used['seconds'], 0)
+    with self.assertRaisesRegex(SystemExit, 'exit.3.: status 3; see log'):
+      full_panel._run([sys.executable, '-c', 'exit(3)'], 'log')
 
 
 class ContenderTest(tf.test.TestCase):

@@ -403,7 +403,48 @@ class ConfigTest(tf.test.TestCase):
     args = 'model.interactions=[linear, {dnn: {hidden: [8]}}]'
     cfg = self.load(overrides=[static, args])
     self.assertEqual(cfg.model.interactions[1].args, {'hidden': [8]})
-    self.assertEqual(cfg.train.plateau.patience, 1)
+    self.assertEqual((cfg.train.plateau.patience, cfg.model.recipe), (1, None))
+
+  def test_of_the_recipe_plain(self):
+    given = ['data.valid=[y.csv]', 'data.dense=[{name: x}]', 'data.slots=[{name: u}]']
+    given += ['model.interactions=[linear, fm, dnn]', 'train.batch_size=2048']
+    measured = {'model.recipe': 'plain', 'data.slots.1.from.boundaries': [2.0]}
+    for cfg in (
+      self.load(overrides=[*given, 'model.recipe=plain']),
+      self.load(overrides=given, measured=measured),
+    ):
+      self.assertEqual(cfg.model.interactions[2].args, {'hidden': [64, 32]})
+      self.assertEqual([slot.counts for slot in cfg.data.slots], [True, True])
+      self.assertEqual((cfg.train.epochs, cfg.train.plateau.patience), (60, 1))
+      table = cfg.sparse.tables['default']
+      self.assertEqual((table.linear.l2, table.linear.learning_rate), (0, 0.2))
+      self.assertAllClose((table.factors.l2, table.factors.learning_rate), (0.4 / 2048, 0.2))
+      self.assertEqual(config.parse(config.dump(cfg), 'x'), cfg)
+    self.assertEqual((cfg.origin('model.recipe'), 'model' in cfg.given), ('measured', True))
+    self.assertEqual(cfg.data.slots[1].made.boundaries, [2.0])
+    for batch, l2 in ((64, 0.4 / 1024), (1024, 0.4 / 1024), (4096, 0.4 / 4096)):
+      cfg = self.load(overrides=[*given, 'model.recipe=plain', f'train.batch_size={batch}'])
+      self.assertAllClose(cfg.sparse.tables['default'].factors.l2, l2)
+    own = ['model.interactions.2.args.dropout=0.2', 'sparse.tables.default.factors.l2=0']
+    cfg = self.load(overrides=[*given, *own], measured=measured)
+    self.assertEqual(cfg.model.interactions[2].args, {'hidden': [64, 32], 'dropout': 0.2})
+    self.assertEqual(cfg.sparse.tables['default'].factors.l2, 0)
+
+  def test_an_ensemble_on_many_slots_learns_slowly_and_without_counts(self):
+    model = ['data.valid=[y.csv]', 'model.interactions=[linear, fm, dnn]', 'data.dense=[]']
+    for slots, batch, linear, factors, counts in (
+      (1, 1024, 0.05, 0.01, True),
+      (40, 1024, 0.05, 0.01, True),
+      (40, 4096, 0.05, 0.04, True),
+      (51, 1024, 0.4 * (10 / 51) ** 1.5, 0.01, False),
+      (500, 4096, 0.4 * (10 / 500) ** 1.5, 0.4 * (10 / 500) ** 1.5, False),
+    ):
+      names = ', '.join(f'{{name: s{i}}}' for i in range(slots))
+      cfg = self.load(overrides=[*model, f'data.slots=[{names}]', f'train.batch_size={batch}'])
+      table = cfg.sparse.tables['default']
+      rates = table.linear.learning_rate, table.factors.learning_rate
+      self.assertAllClose(rates, (linear, factors), msg=str(slots))
+      self.assertEqual(cfg.data.slots[0].counts, counts, slots)
 
   def test_a_damaged_config_of_a_run_is_refused(self):
     run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())

@@ -49,6 +49,12 @@ class EffectsTest(absltest.TestCase):
         f'{linear}.kind=adam',
       ),
       ('lifecycle.decay=.5', 'without data.day_pattern', '', days),
+      (
+        'model.recipe=plain',
+        'without data.valid and a dnn without `hidden` beside at most linear and fm',
+        'model.interactions=[{dnn:{hidden:[8]}}] data.valid=[v.csv]',
+        'model.interactions=[dnn] data.valid=[v.csv]',
+      ),
       ('lifecycle.admission_count=3', mode, 'lifecycle.admission=score', ''),
       ('data.slots.0.lifecycle.min_age_days=3', '', 'lifecycle.eviction=unseen', ''),
       ('lifecycle.capacity_by=recency', 'without lifecycle.capacity', '', 'lifecycle.capacity=9'),

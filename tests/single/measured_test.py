@@ -5,6 +5,7 @@ import io
 import os
 import pathlib
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -16,9 +17,12 @@ from tests.support.runs import begin
 from tests.support.threads import on_threads
 from trainer import api, config, resolve
 from trainer.config import schema_text
+from trainer.data import measured
 from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
+from trainer.data.features import HASH_BITS
 from trainer.data.measured import open_values, suitable
+from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.storage.checkpoint_reader import CheckpointReader
 
@@ -190,6 +194,144 @@ class BatchSizeTest(LogTest):
         api.fit(self.tree, overrides=['data.slots.0.name=usr'])
       self.assertTrue((self.folder / 'run' / 'config.yaml').exists())
       self.assertEqual(api.fit(self.tree).cfg.train.batch_size, 64)
+
+
+class RecipeTest(LogTest):
+  """Which defaults a dnn without `hidden` has follows from the number of samples."""
+
+  def setUp(self):
+    super().setUp()
+    self.tree['data'] |= {'valid': [f'{self.folder}/valid.csv'], 'dense': [{'name': 'price'}]}
+    self.tree['model']['interactions'] = ['linear', 'dnn']
+    self.enter_context(mock.patch.object(measured, 'MOST_OF_ENSEMBLE', 1000))
+    self.write(999)
+
+  def write(self, samples):
+    for split, size in (('train', samples), ('valid', 300)):
+      frame = log(size, 0).assign(price=np.arange(size))
+      frame.to_csv(self.folder / f'{split}.csv', index=False)
+
+  def config(self, **keys):
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+      cfg = api.Source(self.tree, **keys).with_measured_values()
+    self.told = told.getvalue()
+    return cfg
+
+  def test_it_follows_the_number_of_samples(self):
+    cfg = self.config()
+    self.assertEqual((cfg.model.recipe, cfg.train.plateau.patience), ('ensemble', 4))
+    self.assertIn(
+      'model.recipe: ensemble, measured for a log of less than 1,000 samples', self.told
+    )
+    self.write(1000)
+    cfg = self.config()
+    self.assertEqual((cfg.model.recipe, cfg.train.plateau.patience), ('plain', 1))
+    self.assertIn('model.recipe: plain, measured for a log of at least 1,000 samples', self.told)
+    self.assertLen(cfg.data.slots[2].made.boundaries, 31)
+    self.assertEqual(cfg.origin('model.recipe'), 'measured')
+    given = self.config(overrides=['model.recipe=ensemble'])
+    self.assertEqual((given.model.recipe, given.train.plateau.patience), ('ensemble', 4))
+    self.assertNotIn('recipe', self.told)
+    for other in ('model.interactions=[linear, fm]', r'data.day_pattern=(\d+)', 'data.valid=[]'):
+      self.assertIsNone(self.config(overrides=[other]).model.recipe, other)
+      self.assertNotIn('recipe', self.told)
+
+  def test_a_run_keeps_it(self):
+    begin(cfg := self.config())
+    self.write(1000)
+    self.assertEqual(self.config(), cfg)
+    self.assertIn('model.recipe: ensemble, measured when the run began', self.told)
+    self.assertEqual(self.config(run_dir=str(self.folder / 'new')).model.recipe, 'plain')
+    new = str(self.folder / 'new')
+    with contextlib.redirect_stdout(io.StringIO()):
+      of_other = api.Source(self.tree, run_dir=new).with_measured_values(init_from=cfg.run_dir)
+    self.assertEqual(of_other.model.recipe, 'ensemble')
+
+  def test_a_run_that_began_before_there_were_recipes_goes_on(self):
+    begin(cfg := self.config())
+    path = f'{cfg.run_dir}/config.yaml'
+    with open(path, encoding='utf-8') as f:
+      tree = yaml.safe_load(f)
+    del tree['model']['recipe']
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(config.loading._stamped(tree))
+    self.write(1000)
+    found = self.config()
+    self.assertIsNone(found.model.recipe)
+    self.assertEqual(found.model_copy(update={'model': cfg.model}), cfg)
+    self.assertEqual(found.model.interactions, cfg.model.interactions)
+
+  def write_numbers(self, is_bent):
+    rng = np.random.default_rng(0)
+    for split, size in (('train', 4000), ('valid', 2000)):
+      x, item = rng.normal(size=(size, 8)), rng.integers(5, size=size)
+      z = 4 * np.abs(x[:, 0]) - 4 if is_bent else x[:, 0]
+      frame = pd.DataFrame(x, columns=[f'x{i}' for i in range(8)]).assign(user=item, item=item)
+      frame['click'] = (rng.random(size) < 1 / (1 + np.exp(-z))).astype(int)
+      frame.to_csv(self.folder / f'{split}.csv', index=False)
+    self.tree['data']['dense'] = [{'name': f'x{i}'} for i in range(8)]
+    self.tree['data']['counts'] = False
+
+  def test_a_plain_run_finds_out_whether_bins_help(self):
+    self.write_numbers(is_bent=True)
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+      run = api.fit(self.tree, ['train.epochs=1'])
+    self.assertRegex(
+      told.getvalue(), r'bins: 32, measured \(logloss 0.\d* better with bins, after 2 epochs'
+    )
+    self.assertLen(run.cfg.data.slots, 10)
+    self.assertFalse((self.folder / 'run' / 'prepared' / 'race').exists())
+    self.write_numbers(is_bent=False)
+    with contextlib.redirect_stdout(told):
+      again = api.fit(self.tree, ['train.epochs=2'])
+      other = api.fit(self.tree, ['train.epochs=1'], str(self.folder / 'other'))
+    self.assertLen(again.cfg.data.slots, 10)
+    self.assertRegex(
+      told.getvalue(), r'bins: null, measured \(logloss 0.\d* worse with bins, after 2 epochs'
+    )
+    self.assertEqual((other.cfg.data.dense_bins, len(other.cfg.data.slots)), (None, 2))
+    given = api.fit(
+      self.tree,
+      ['train.epochs=1', 'data.dense_bins=null', 'model.recipe=plain'],
+      str(self.folder / 'given'),
+    )
+    frame = self.folder / 'valid.csv'
+    self.assertAllEqual(other.predict(frame), given.predict(frame))  # a race leaves no trace
+
+  def test_prepared_passes_suit_the_run(self):
+    self.write(100_000)
+    file, out = str(self.folder / 'config.yaml'), str(self.folder / 'prepared')
+    with open(file, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(self.tree, f)
+    told = commands.run('-m', 'trainer.prepare', '--config', file, '--out', out).stdout
+    self.assertIn('model.recipe: plain, measured', told)
+    prepared = [f'data.{split}=[{out}/{split}/*]' for split in ('train', 'valid')]
+    cfg = self.config(overrides=['data.format=prepared', *prepared])
+    self.assertEqual(cfg.model.recipe, 'plain')
+    batch = next(PreparedPass(f'{out}/train/train', cfg).batches(4))
+    self.assertAllEqual(batch.keys >> HASH_BITS, [1, 2, 3] * 4)
+
+
+class ManySlotsTest(LogTest):
+  def test_the_first_epoch_of_500_slots_is_better_than_a_constant(self):
+    rng, names = np.random.default_rng(0), [f's{i}' for i in range(500)]
+    for split, size in (('train', 6000), ('valid', 2000)):
+      x = rng.integers(4, size=(size, 500))
+      z = 0.4 * (x[:, :100] > 1).sum(1) - 22
+      frame = pd.DataFrame(x, columns=names).assign(click=rng.random(size) < 1 / (1 + np.exp(-z)))
+      frame.astype({'click': int}).to_csv(self.folder / f'{split}.csv', index=False)
+    self.tree['data'] |= {'slots': [{'name': n} for n in names]}
+    self.tree['data'] |= {'valid': [f'{self.folder}/valid.csv']}
+    self.tree |= {'model': {'interactions': ['linear', 'fm', 'dnn']}}
+    constant = -np.log(np.abs(1 - frame['click'] - frame['click'].mean())).mean()
+    given = ['train.epochs=1', 'train.batch_size=256']
+    importance = {'examples': 0, 'slots': {}, 'dense': {}}  # of 500 slots it takes long
+    with mock.patch('trainer.evaluation.validation.slot_importance', return_value=importance):
+      run = api.fit(self.tree, given)
+    (epoch,) = run.metrics.query("event == 'eval'")['logloss']
+    self.assertEqual(run.cfg.model.recipe, 'ensemble')
+    self.assertLess(epoch, constant)
 
 
 class FeaturesTest(LogTest):

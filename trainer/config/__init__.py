@@ -22,6 +22,7 @@ from trainer.config.columns import (
   column_of,
 )
 from trainer.config.data import DAY_GROUPS, MAX_SLOTS, Data
+from trainer.config.defaults import BINS
 from trainer.config.export import Export, Gate
 from trainer.config.layers import BUILT_IN
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle
@@ -37,6 +38,7 @@ from trainer.config.loading import (
   measured_of_run,
   parse,
   refuse_format,
+  with_measured,
   write_of_run,
 )
 from trainer.config.messages import place_of, settings_named

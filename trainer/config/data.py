@@ -79,11 +79,14 @@ class Data(Section):
   dense_bins: NumberOfBins | None = None
   """Adds a slot 'NAME bins' of so many quantiles for each column of `dense` that is not made of
   others and has no bins yet. The default is 32 for a log without days that has data.valid, if
-  `dnn` has no `hidden` and stands beside at most linear and fm (docs/tuning.md)."""
+  `dnn` has no `hidden` and stands beside at most linear and fm (docs/tuning.md). With the recipe
+  plain, a run that begins on at most a million samples tries that and null for two epochs each, and
+  keeps what data.valid finds better."""
   counts: bool = False
   """What `counts` of a slot is if the slot does not say; slots that share rows have none. The
-  default is true where that of dense_bins is 32, unless the loss is squared_error, the mode ps_geo,
-  or the lifecycle deletes by score or has a capacity."""
+  default is true where that of dense_bins is 32, unless there are more than 50 slots, those of bins
+  included, the loss is squared_error, the mode ps_geo, or the lifecycle deletes by score or has a
+  capacity."""
   items: str | None = None
   """The table of items, with the columns that the item tower reads (docs/retrieval.md): a file of
   any format that a log may have, one line per item. null: that tower reads the item's id alone."""

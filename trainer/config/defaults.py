@@ -34,12 +34,19 @@ _OF_MODES = {
 }
 _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 16}
 
-# Of a model whose dnn leaves out `hidden`, if its log is trained on in epochs. docs/quality.md has
-# how they were found: members learn best slowly.
-ENSEMBLE = {'hidden': [128, 128], 'dropout': 0.1, 'members': 8}
-RATES = {'linear': 0.05, 'factors': 0.01}  # of rows, in batches of at most 1,024
+# Of a model whose dnn leaves out `hidden`, if its log is trained on in epochs: the arguments of the
+# layer by model.recipe. docs/quality.md has how they were found: members learn best slowly.
+RECIPES = {
+  'ensemble': {'hidden': [128, 128], 'dropout': 0.1, 'members': 8},
+  'plain': {'hidden': [64, 32]},
+}
+RATES = {'linear': 0.05, 'factors': 0.01}  # of an ensemble's rows, in batches of at most 1,024
 PATIENCE, SLOW_EPOCHS = {'patience': 4, 'stop_after': 6}, 60  # of linear alone, too
 BINS = 32  # quantile bins of a dense column
+MOST_COUNTED = 50  # slots; each with counts adds two inputs to the layers, and their steps add up
+# l2 of a plain dnn's factors, times the batch size from 1,024 on: a rare feature's penalty is
+# divided by the batch size, as its mean gradient is. docs/quality.md has what it does.
+L2_OF_BATCH = 0.4
 
 
 class _Tree:
@@ -72,19 +79,21 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   tree = _Tree(cfg)
   data = cfg.data
   is_static = data.valid and not data.stream and not data.day_pattern
-  plain = _plain_dnns(cfg) if is_static else []
-  for key in plain:
+  recipe, bare = None, _bare_dnns(cfg) if is_static else []
+  if bare:  # null is that of runs that began before there were recipes
+    recipe = tree.default(('model', 'recipe'), 'ensemble', 'data.valid') or 'ensemble'
+  for key in bare:
     path = [int(part) if part.isdigit() else part for part in key.split('.')]
-    for argument, value in ENSEMBLE.items():
-      tree.default((*path, 'args', argument), value, 'data.valid')
+    for argument, value in RECIPES[recipe].items():
+      tree.default((*path, 'args', argument), value, 'model.recipe')
   is_linear = is_static and {i.kind for i in cfg.model.all_interactions().values()} == {'linear'}
   if is_linear and cfg.train.dense_optimizer.kind == 'adam':
     # The bias and the weights of dense columns move by about this much a step.
     tree.default(('train', 'dense_optimizer', 'learning_rate'), 0.01, 'model.interactions')
   if is_static and tree.default(('train', 'plateau'), {}, 'data.valid') is not None:
-    epochs = SLOW_EPOCHS if plain or is_linear else STATIC_EPOCHS
+    epochs = SLOW_EPOCHS if recipe or is_linear else STATIC_EPOCHS
     tree.default(('train', 'epochs'), epochs, 'train.plateau')
-    for key, value in PATIENCE.items() if plain or is_linear else ():
+    for key, value in PATIENCE.items() if recipe == 'ensemble' or is_linear else ():
       tree.default(('train', 'plateau', key), value, 'model.interactions')
   if tree.values.get('train', {}).get('plateau') is not None:
     metric = METRICS.get(cfg.deciding_metric)  # of retrieval: None
@@ -99,17 +108,21 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
       if key[-1] != 'max_days_ahead' or tree.values['data'].get('day_pattern'):
         tree.default(key, value, 'data.topic' if data.topic else 'data.watch')
   _of_lifecycle(cfg, tree)
-  _of_columns(cfg, tree, bool(plain))
+  _of_columns(cfg, tree, recipe is not None)
   features = cfg.sparse.features_per_sample or len(tree.values['data']['slots']) or 1
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
       if rule.preset not in ROW_OPTIMIZERS[rule.kind].presets:
         continue  # which is refused later
       key = ('sparse', 'tables', name, part)
-      if plain and (rule.kind, rule.preset) == ('adagrad', 'tuned'):
-        rate = RATES[part] * max(1, cfg.train.batch_size / 1024)
-        tree.default((*key, 'learning_rate'), rate, 'model.interactions and train.batch_size')
       defaults = row_defaults(rule.kind, rule.preset, cfg.train.batch_size, width, features)
+      if recipe and (rule.kind, rule.preset) == ('adagrad', 'tuned'):
+        if recipe == 'ensemble':  # the steps of many features add up, as row_defaults says
+          rate = RATES[part] * max(1, cfg.train.batch_size / 1024)
+          defaults['learning_rate'] = min(rate, 2 * defaults['learning_rate'])
+        elif part == 'factors':
+          l2 = L2_OF_BATCH / max(1024, cfg.train.batch_size)
+          tree.default((*key, 'l2'), l2, 'model.recipe and train.batch_size')
       for field, value in defaults.items():
         origin = f'{part}.kind, preset, width, train.batch_size and sparse.features_per_sample'
         tree.default((*key, field), value, origin)
@@ -118,26 +131,22 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   return tree.values, tree.origins
 
 
-def _plain_dnns(cfg: 'Config') -> list[str]:
+def _bare_dnns(cfg: 'Config') -> list[str]:
   """Returns the keys of all dnn without `hidden`; [] beside other layers than linear and fm."""
   layers = cfg.model.all_interactions()
-  plain = [key for key, i in layers.items() if i.kind == 'dnn' and 'hidden' not in i.args]
-  others = [key for key, i in layers.items() if key not in plain and i.kind not in ('linear', 'fm')]
-  return [] if others else plain
+  bare = [key for key, i in layers.items() if i.kind == 'dnn' and 'hidden' not in i.args]
+  others = [key for key, i in layers.items() if key not in bare and i.kind not in ('linear', 'fm')]
+  return [] if others else bare
 
 
-def _of_columns(cfg: 'Config', tree: _Tree, is_plain: bool) -> None:
+def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
   """Adds the slots of data.dense_bins, and `counts` of slots as data.counts says.
 
-  `is_plain`: both keys have the defaults of a dnn without `hidden`.
+  `has_recipe`: both keys have the defaults of a dnn without `hidden`.
   """
   data, slots = tree.values['data'], tree.values['data']['slots']
-  if is_plain:
-    lifecycle = tree.values.get('lifecycle', {})
-    by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
-    has_clicks = cfg.labels[0].loss != 'squared_error' and cfg.sync.mode != 'ps_geo'
-    tree.default(('data', 'dense_bins'), BINS, 'model.interactions')
-    tree.default(('data', 'counts'), has_clicks and not by_counts, 'model.interactions')
+  if has_recipe:
+    tree.default(('data', 'dense_bins'), BINS, 'model.recipe')
   if bins := data.get('dense_bins'):
     binned = {slot.made.bins for slot in cfg.data.slots if isinstance(slot.made, Bins)}
     for column in cfg.data.dense:
@@ -147,6 +156,13 @@ def _of_columns(cfg: 'Config', tree: _Tree, is_plain: bool) -> None:
         made = {'bins': column.name, 'quantiles': bins}
         table = next((slot.table for slot in cfg.data.slots), 'default')
         slots.append({'name': bins_slot(column.name), 'from': made, 'table': table})
+  if has_recipe:
+    lifecycle = tree.values.get('lifecycle', {})
+    by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
+    has_clicks = cfg.labels[0].loss != 'squared_error' and cfg.sync.mode != 'ps_geo'
+    is_old = tree.values['model']['recipe'] is None  # such a run has counts already
+    can_count = (len(slots) <= MOST_COUNTED or is_old) and has_clicks and not by_counts
+    tree.default(('data', 'counts'), can_count, 'model.recipe')
   if data.get('counts'):
     shared = {slot.shares for slot in cfg.data.slots}
     for i, slot in enumerate(slots):

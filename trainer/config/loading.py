@@ -50,8 +50,8 @@ def _text_of(path: str) -> str:
 
 
 GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was given
-# Keys that a run measures, beside those that columns leave open: (section, name).
-MEASURED = (('train', 'batch_size'), ('sparse', 'features_per_sample'), ('sparse', 'shared_lists'))
+# Keys that a run measures, beside those that columns leave open and data.dense_bins.
+MEASURED = 'model.recipe', 'train.batch_size', 'sparse.features_per_sample', 'sparse.shared_lists'
 CHECKPOINT_FORMAT = 8  # of a run's checkpoints (trainer.storage.checkpoint)
 _STAMP = '# crc32 of what follows: '
 _warn_once = functools.cache(logging.warning)
@@ -91,9 +91,11 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   given = read_yaml(_text_of_run(path, remedy), path)
   run = load_of_run(run_dir)
   values: dict[str, Json] = {}
-  for section, name in MEASURED:
-    if name not in getattr(cfg, section).model_fields_set | given.get(section, {}).keys():
-      values[f'{section}.{name}'] = getattr(getattr(run, section), name)
+  raced = ['data.dense_bins'] if run.model.recipe == 'plain' else []
+  for key in (*MEASURED, *raced):
+    section, name = key.split('.')
+    if name not in cfg.given.get(section, {}).keys() | given.get(section, {}).keys():
+      values[key] = getattr(getattr(run, section), name)
   for key, column in cfg.data.left_open().items():
     made, field = run.data.made.get(column.name), column.made.left_open
     if made and made.model_copy(update={field: None}) == column.made:
@@ -184,13 +186,17 @@ def parse(
   origins = {}
   if default_run_dir and not tree.get('run_dir'):
     tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
-  if measured:  # also for slots that data.dense_bins adds, which `put` must find
+  for key, value in measured.items():
+    origins[key] = 'default' if is_default(key, value) else 'measured'
+  of_slots = {key: value for key, value in measured.items() if key.startswith('data.slots.')}
+  for key in measured.keys() - of_slots.keys():
+    put(tree, key, measured[key], key)
+  if of_slots:  # also of slots that data.dense_bins adds, which `put` must find
     given = len(tree['data']['slots'])
     added = _validated(tree, where, overrides).data.slots[given:]
     tree['data']['slots'] += [s.model_dump(by_alias=True, exclude_unset=True) for s in added]
-  for key, value in measured.items():
+  for key, value in of_slots.items():
     put(tree, key, value, key)
-    origins[key] = 'default' if is_default(key, value) else 'measured'
   for key, value in flatten(tree).items():
     try:
       (key + value if isinstance(value, str) else key).encode()
@@ -204,7 +210,7 @@ def parse(
     for part in path:
       section = section[int(part) if isinstance(section, list) else part]
     del section[name]
-  if measured:
+  if of_slots:
     del cfg.given['data']['slots'][given:]
   cfg._origins.update(origins)
   check(cfg, where, overrides)
@@ -232,6 +238,11 @@ def _expand_interactions(tree: JsonObject) -> None:
   for section in (model, *(tasks.values() if isinstance(tasks, dict) else ())):
     if isinstance(section, dict) and isinstance(section.get('interactions'), list):
       section['interactions'] = [interaction(item) for item in section['interactions']]
+
+
+def with_measured(cfg: Config, measured: Mapping[str, Json], given: Sequence[str] = ()) -> Config:
+  """Returns the config as it was given, with `measured` values and the defaults they lead to."""
+  return parse(_stamped(cfg.given), 'the config', given, cfg.run_dir, measured)
 
 
 def dump(cfg: Config) -> str:

@@ -84,8 +84,8 @@ def _right_argument(name: str, kind: str) -> str:
 
 class Plateau(Section):
   """What to do when the validation metric stops improving. The best epoch is kept. When rates are
-  lowered, training goes on from its state. With linear alone, or a dnn without `hidden` beside at
-  most linear and fm, `patience` is 4 and `stop_after` 6 by default."""
+  lowered, training goes on from its state. With linear alone, or the recipe ensemble, `patience` is
+  4 and `stop_after` 6 by default."""
 
   metric: str | None = None
   """The metric that the best epoch is chosen by. logloss judges probabilities; auc and gauc judge
@@ -154,7 +154,7 @@ class Train(Section):
   there when the run begins; if there is none yet, the default holds."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. For a log without days that has a
-  plateau, the default is 20, or 60 where the plateau's patience is 4 by default."""
+  plateau, the default is 20, or 60 with linear alone or a recipe (model.recipe)."""
   dense_optimizer: DenseOptimizer = DenseOptimizer()
   """The optimizer of the dense variables."""
   schedule: Schedule | None = None

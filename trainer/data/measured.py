@@ -1,9 +1,10 @@
 """Finds values that a config leaves to the run: batch size, features, bins, look-up tables."""
 
 import contextlib
+import json
 import os
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -31,17 +32,24 @@ LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 LEAST_STEPS_OF_A_PASS = 60
 SMALLEST = 64
 FEATURES, LISTS = 'sparse.features_per_sample', 'sparse.shared_lists'
+RECIPE, BINS = 'model.recipe', 'data.dense_bins'
+MOST_OF_RACE, EPOCHS_OF_RACE = 1_000_000, 2  # samples; a race of more would take too long
+LEAST_LEAD = 0.005  # the share of the metric by which bins must be better; less may be chance
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_FOR_FEATURES = 65_536  # samples of a prepared pass on which features are counted
 MOST_SAMPLES = 1_000_000  # on which bins are measured
+MOST_OF_ENSEMBLE = 100_000  # samples; on more one perceptron is as good (docs/quality.md)
 
 
-def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str, Json], list[str]]:
+def measured(
+  cfg: config.Config, init_from: str | None = None, race: Callable | None = None
+) -> tuple[dict[str, Json], list[str]]:
   """Measures or reads the values that a config leaves to the run, such as the boundaries of bins.
 
-  Values that this run measured when it began are kept; bins that the run_dir `init_from` measured
-  are taken from there; all others are measured now, on the passes that are there. Returns {config
-  key: value}, and lines for the user that say where the values come from.
+  Values that this run measured when it began are kept; recipe and bins that the run_dir `init_from`
+  measured are taken from there; all others are measured now, on the passes that are there. `race`
+  trains a config for so many epochs, and returns what it has `reached` (trainer.job.race). Returns
+  {config key: value}, and lines for the user that say where the values come from.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -52,10 +60,24 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
     has_changed = f'; {table} has changed since, which a new run_dir would read' if is_other else ''
     told.append(f'{in_words(cfg, key, value)} when the run began{has_changed}')
   of_other = config.measured_of_run(cfg, init_from) if init_from else {}
-  for key in of_other.keys() & cfg.data.left_open().keys() - values.keys():
-    if _table_of(cfg, key) is None:
+
+  def take_over(keys: Iterable[str]) -> None:
+    for key in of_other.keys() & keys - values.keys():
       values[key] = of_other[key]
       told.append(f'{key}: {values[key]}, as in {init_from}')
+
+  take_over([RECIPE, BINS])
+  found = {} if RECIPE in values else recipe(cfg)
+  than = f'for a log of {"at least" if "plain" in found.values() else "less than"} '
+  told += [f'{in_words(cfg, k, v)} {than}{MOST_OF_ENSEMBLE:,} samples' for k, v in found.items()]
+  values |= found
+  chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS}}
+  cfg = config.with_measured(cfg, chosen)
+  if race and _may_race(cfg):
+    values[BINS], line = _raced_bins(cfg, race)
+    told.append(line)
+    cfg = config.with_measured(cfg, chosen | {BINS: values[BINS]})
+  take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
     size, samples = suitable(cfg)
     values['train.batch_size'] = size
@@ -80,6 +102,39 @@ def measured(cfg: config.Config, init_from: str | None = None) -> tuple[dict[str
     new[FEATURES] = _features_per_sample(cfg, values | new)
   told += [in_words(cfg, key, value) for key, value in new.items() if value is not None]
   return values | new, told
+
+
+def recipe(cfg: config.Config) -> dict[str, Json]:
+  """Returns the recipe that suits the number of samples; {} if the config leaves none open."""
+  if not cfg.origin(RECIPE).startswith('from'):
+    return {}
+  is_large = _count(cfg, MOST_OF_ENSEMBLE)[0] == MOST_OF_ENSEMBLE
+  return {RECIPE: 'plain' if is_large else 'ensemble'}
+
+
+def _may_race(cfg: config.Config) -> bool:
+  """Returns whether a new run finds out if the slots that data.dense_bins adds by default help."""
+  last = f'data.slots.{len(cfg.data.slots) - 1}.name'
+  is_open = cfg.model.recipe == 'plain' and cfg.origin(BINS).startswith('from')
+  if not is_open or cfg.origin(last) != 'from data.dense_bins':
+    return False
+  is_raw = not any(is_prepared(cfg.data, path) for path in paths_of_log(cfg))
+  return is_raw and _count(cfg, MOST_OF_RACE)[0] < MOST_OF_RACE
+
+
+def _raced_bins(cfg: config.Config, race: Callable) -> tuple[int | None, str]:
+  """Returns the better value of data.dense_bins, 32 or null, and a line for the user."""
+  reached = []
+  for bins in (config.BINS, None):
+    one = config.with_measured(cfg, {}, [f'{RECIPE}=plain', f'{BINS}={json.dumps(bins)}'])
+    reached.append(race(config.with_measured(one, measured(one)[0]), EPOCHS_OF_RACE))
+  if None in reached:
+    return config.BINS, f'{BINS}: {config.BINS}, the default: data.valid cannot judge'
+  lead = reached[0] - reached[1]
+  best = config.BINS if lead >= LEAST_LEAD * abs(reached[1]) else None
+  how = f'{abs(lead):.4f} {"better" if lead > 0 else "worse"} with bins'
+  told = f'measured ({cfg.deciding_metric} {how}, after {EPOCHS_OF_RACE} epochs)'
+  return best, f'{BINS}: {json.dumps(best)}, {told}'
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:

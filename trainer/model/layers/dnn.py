@@ -30,7 +30,7 @@ class DNN(tf.keras.layers.Layer):
 
   Args:
     hidden: widths of the hidden layers. Without it, on a log without days that has data.valid and
-      beside at most linear and fm, the defaults are hidden [128, 128], dropout .1 and 8 members.
+      beside at most linear and fm, the defaults are those of model.recipe (docs/tuning.md).
     activation: name of a Keras activation.
     dropout: share of each hidden layer's outputs that a training step sets to 0; the others are
       scaled up.
