@@ -75,7 +75,7 @@ class PulledRows(NamedTuple):
 
 def has_row(linear: TensorLike) -> tf.Tensor:
   """Returns which features have a row, bool [u]; `linear` is what a pull gave for them."""
-  return tf.bitcast(linear, tf.int32) != tf.int32.min  # the bits of -0
+  return tf.not_equal(tf.bitcast(linear, tf.int32), tf.int32.min)  # the bits of -0
 
 
 def to_float32(column: np.ndarray) -> np.ndarray:

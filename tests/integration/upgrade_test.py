@@ -38,6 +38,13 @@ with lmdb.open(sys.argv[1], map_size=1 << 30) as env, env.begin(write=True) as t
 """
 
 
+def of_release(found, wanted):
+  """Returns of `found` what the release before had too; a later one may measure and keep more."""
+  if not isinstance(wanted, dict):
+    return found
+  return {name: of_release(found[name], value) for name, value in wanted.items()}
+
+
 class UpgradeTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
@@ -46,8 +53,7 @@ class UpgradeTest(tf.test.TestCase):
     self.numbers = json.loads(pathlib.Path(f'{self.folder}/numbers.json').read_text())
 
   def assert_same(self, found, wanted, **tolerance):
-    found = json.loads(json.dumps(found))
-    self.assertEqual(found.keys(), wanted.keys())
+    found = of_release(json.loads(json.dumps(found)), wanted)
     for name in wanted:
       with self.subTest(name):
         if name in ('exports', 'progress'):

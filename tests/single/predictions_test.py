@@ -152,7 +152,7 @@ class FormatTest(tf.test.TestCase):
     with open(path, 'a', encoding='utf-8') as f:
       f.write('{"n": 1, "n": 2}\n')
     tables = carried.carried_tables(config.parse(text, 'a test'), [(path, 10)], ['n'], '')
-    with self.assertRaisesRegex(UserError, "ask.jsonl:10: malformed record: found the name 'n' is"):
+    with self.assertRaisesRegex(UserError, "ask.jsonl:10: .* found .the name 'n' twice"):
       next(tables)
 
   def test_json_lines_hold_json_alone(self):

@@ -12,6 +12,7 @@ import random
 import socket
 import tempfile
 import threading
+import time
 import unittest
 from unittest import mock
 
@@ -647,6 +648,7 @@ class ScorerTest(tf.test.TestCase):
       for one in waiting:
         one.sendall(head.encode() + request)
       client.server.should_exit = True
+      time.sleep(0.2)  # longer than between two looks of uvicorn at should_exit: it looks at once
       ended.set()
       for one in waiting:
         answer = one.makefile('rb').read()  # to the end: the connection closes

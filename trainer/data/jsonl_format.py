@@ -126,7 +126,13 @@ def slot_value(value: Json) -> SlotValue:
 
 def json_text(value: Json) -> str:
   """Returns a value as JSON with escapes only where no encoding has the character."""
-  text = json.dumps(value, ensure_ascii=False, default=str)
+
+  def of_other(part: object) -> str:
+    if isinstance(part, Twice):
+      raise WrongValue(part, 'each name once')
+    return str(part)
+
+  text = json.dumps(value, ensure_ascii=False, default=of_other)
   return text.encode(errors='backslashreplace').decode()  # which is how JSON escapes them, too
 
 

@@ -314,7 +314,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
       array, _, markers = made.single(column.name, wanted)
     else:
       array, markers = records.single(column.name, 'dense', wanted), data.missing_values
-    most = MOST_FLOAT32 if column.made else MOST
+    most = MOST_FLOAT32 if column.made else None
     numbers, wrong = floats(array, column.name, markers, writing, most)
     records.drop(wrong, 'dense', column.name, 'a finite number, or blank for missing')
     with np.errstate(over='ignore', invalid='ignore'):

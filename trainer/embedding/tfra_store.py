@@ -82,7 +82,8 @@ class TfraStore(FeatureLifecycle):
     size, packed = tf.size(keys), self._look_up(keys)
     linear, widths = tf.zeros([size]), tf.zeros([size], tf.int32)
     for spec, (places, rows, exist) in zip(self.tables, packed):
-      weights = tf.where(rows[:, 0] == 0, tf.where(exist, 0.0, -0.0), rows[:, 0])
+      zeros = tf.where(exist, 0.0, -0.0)
+      weights = tf.where(tf.equal(rows[:, 0], 0), zeros, rows[:, 0])  # == compares no v1 tensors
       linear = tf.tensor_scatter_nd_update(linear, places[:, None], weights)
       has = tf.ones_like(places) if has_at_once else tf.cast(rows[:, -2], tf.int32)
       widths = tf.tensor_scatter_nd_update(widths, places[:, None], has * spec.width)

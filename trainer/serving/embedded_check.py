@@ -47,6 +47,19 @@ def unsealed(name: bytes, data: bytes | None) -> bytes | None:
   return value
 
 
+def value_of(transaction: lmdb.Transaction, name: bytes) -> bytes | None:
+  """Returns a key's value; None if there is none, as the keys before and after it prove."""
+  if (data := transaction.get(name)) is None:
+    with transaction.cursor() as cursor:
+      after = cursor.item() if (found := cursor.set_range(name)) else None
+      before = cursor.item() if (cursor.prev() if found else cursor.last()) else None
+      for key, value in filter(None, (before, after)):
+        unsealed(key, value)
+      if before and before[0] >= name or after and after[0] <= name:
+        raise Damaged(f'a search for key {name.hex()} does not find it')
+  return unsealed(name, data)
+
+
 def is_of_the_machine(error: object) -> bool:
   """Returns whether an error of LMDB, or its text, is one of a full disk or the like."""
   return any(text in str(error) for text in _OF_THE_MACHINE)

@@ -43,6 +43,7 @@ from trainer.serving.embedded_check import (
   read_through,
   sealed,
   unsealed,
+  value_of,
 )
 from trainer.serving.processes import MARKER
 from trainer.serving.served_rows import ServedRows
@@ -125,7 +126,10 @@ class EmbeddedStore(VersionedStore):
   def _version(self, transaction: lmdb.Transaction) -> Version | None:
     version = Version.from_json(unsealed(VERSION, transaction.get(VERSION)))
     if self._files.had_version and not version:
-      raise Damaged('it reads as empty')
+      with transaction.cursor() as cursor:
+        is_of_another = cursor.set_range(VERSION[:-1]) and cursor.key().startswith(VERSION[:-1])
+      if not is_of_another:  # a publisher of another release has written there
+        raise Damaged('it reads as empty')
     self._files.had_version |= bool(version)
     return version
 
@@ -325,7 +329,8 @@ class _EmbeddedView(View):
     self._store, self._files, self._transaction = store, store._files, transaction
     # A transaction serves one thread at a time; the lock also guards the kept rows.
     self._lock = threading.RLock()
-    version, config, dense, changed = map(self._get, (VERSION, _CONFIG, _DENSE, _CHANGED))
+    names = VERSION, _CONFIG, _DENSE, _CHANGED
+    version, config, dense, changed = (value_of(transaction, name) for name in names)
     super().__init__(Version.from_json(version), config.decode(), from_npz(dense))
     self._rows: ServedRows | None = None
     self._is_taken, self._changes = False, 0
@@ -397,23 +402,11 @@ class _EmbeddedView(View):
     with self._lock:
       return self._changes
 
-  def _get(self, name: bytes) -> bytes | None:
-    """Returns a key's value; None if there is none, as the keys before and after it prove."""
-    if (data := self._transaction.get(name)) is None:
-      with self._transaction.cursor() as cursor:
-        after = cursor.item() if (found := cursor.set_range(name)) else None
-        before = cursor.item() if (cursor.prev() if found else cursor.last()) else None
-        for key, value in filter(None, (before, after)):
-          unsealed(key, value)
-        if before and before[0] >= name or after and after[0] <= name:
-          raise Damaged(f'a search for key {name.hex()} does not find it')
-    return unsealed(name, data)
-
   def _read(self, keys: np.ndarray) -> LookedUpRows:
     with self._store._guarded(), self._lock:
       if self._files.are_cut():
         raise Damaged('data.mdb is cut short')
-      return decode(list(map(self._get, _keys(keys))))
+      return decode([value_of(self._transaction, name) for name in _keys(keys)])
 
   def fetch(self, keys: np.ndarray) -> None:
     keys = np.unique(keys)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.dedupe import DEDUPED_SPEC, Deduped
-from ops.row_store import has_row
+from ops.row_store import PulledRows, has_row
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.comm.communicator import Communicator, SingleProcess
@@ -127,8 +127,14 @@ class Step(abc.ABC):
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:
     """Predicts, and finds which features of the batch the model was trained on.
 
-    Returns the result of `predict`; and bool [nnz], true for each feature that has a row.
+    Returns the result of `predict`; and bool [nnz], true for each feature that is known.
     """
+
+  def _known(self, rows: PulledRows) -> tf.Tensor:
+    """Returns which features are known, bool [u]: those with a row; for retrieval, with factors."""
+    if self._cfg.model.retrieval:
+      return tf.greater(rows.offsets[1:], rows.offsets[:-1])
+    return has_row(rows.linear)
 
   def consolidate(self) -> None:
     """Prepares the state to be read, saved or exported. Every process calls it.
@@ -327,5 +333,5 @@ class TrainStep(Step):
 
   def _predict_graph(self, batch: SlotBatch, deduped: Deduped) -> tuple[tf.Tensor, tf.Tensor]:
     rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
-    known = tf.gather(has_row(rows.linear), deduped.inverse)
+    known = tf.gather(self._known(rows), deduped.inverse)
     return self.dense.predict(batch, deduped, rows), known
