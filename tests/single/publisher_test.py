@@ -26,7 +26,7 @@ from tests.support.exports import RedisServer, Run, contents, events
 from tests.support.scorer import Client
 from trainer import files
 from trainer.errors import DataLoss, UserError
-from trainer.serving import embedded_check, embedded_store, redis_store
+from trainer.serving import embedded_check, embedded_files, embedded_store, redis_store
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.redis_store import RedisStore
@@ -251,6 +251,19 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
         contents(store, keys)
       self.check(store, self.publish_one(store))
 
+  def test_a_reader_that_skips_versions_keeps_its_rows(self):
+    store, keys = self.open(), self.run_.keys.values()
+    self.export('base')
+    self.publisher(store).advance()
+    contents(store, keys)
+    for skipped in (0, 1, 2, 8, 9):
+      with self.subTest(skipped=skipped):
+        for _ in range(skipped + 1):
+          newest = self.publish_one(store)
+        kept = int(store.view().row_store.size())
+        self.assertEqual(kept > 0, skipped < 9)
+        self.check(store, newest)
+
   def publish_one(self, store):
     sequence = self.export('delta')
     self.publisher(store).advance()
@@ -422,7 +435,7 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     self.addCleanup(other.kill)
     self.assertEqual(other.stdout.readline(), 'taken\n')
     publisher = self.publisher(store)
-    with mock.patch.object(embedded_store, '_SECONDS_TO_WRITE', 0.2):
+    with mock.patch.object(embedded_files, '_SECONDS_TO_WRITE', 0.2):
       self.assertIsNone(publisher.advance())
     self.assertIn('is damaged: its lock is never free', publisher.refused)
     publisher.advance()

@@ -25,6 +25,7 @@ _NUMBERS = 'ENOSPC EDQUOT EFBIG EACCES EROFS EMFILE ENFILE ENOMEM'.split()
 _OF_THE_MACHINE = tuple(os.strerror(getattr(errno, name)) for name in _NUMBERS) + (
   'MDB_READERS_FULL',
   'MDB_MAP_FULL',
+  'already open in this process',
 )
 
 

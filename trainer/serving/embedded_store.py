@@ -8,6 +8,7 @@
     'dense'                -> the dense variables, .npz
     'changed'              -> the version before and this one, each as JSON and a line end, then the
                               keys of all rows that differ; absent if too many, and after a base
+    'changed to version N' -> the same of earlier versions, the last ones
 
 Each value ends in a checksum, and a store is read through before it is opened (embedded_check.py).
 A damaged store is refused; the publisher then makes new files, from the exports, and a reader goes
@@ -35,7 +36,6 @@ from ops.sharding import shard_of
 from trainer.errors import DataLoss, UserError
 from trainer.files import from_npz, to_npz
 from trainer.serving.embedded_check import (
-  SECONDS_TO_CHECK,
   VERSION,
   Damaged,
   check,
@@ -45,6 +45,7 @@ from trainer.serving.embedded_check import (
   unsealed,
   value_of,
 )
+from trainer.serving.embedded_files import StoreFiles
 from trainer.serving.processes import MARKER
 from trainer.serving.served_rows import ServedRows
 from trainer.serving.versioned_store import (
@@ -62,10 +63,13 @@ from trainer.storage.chain import RowExport, Rows
 
 _KEY = np.dtype([('shard', '>u2'), ('key', '>i8')])
 _CONFIG, _DENSE, _CHANGED = b'config', b'dense', b'changed'
-_MAP_BYTES = 1 << 40  # the largest size; only addresses are reserved, not memory or disk
 _READ_AT_ONCE = 4096
-_SECONDS_TO_WRITE = 600  # which another publisher may take
 _MOST_KEPT = 1 << 18  # rows in a reader's memory, some 40 MB with 16 factors
+_EARLIER = 8  # versions that a reader may skip and still take over its kept rows
+
+
+def _changed_to(sequence: int) -> bytes:
+  return b'changed to version %d' % sequence
 
 
 def _keys(keys: np.ndarray) -> list[bytes]:
@@ -84,7 +88,7 @@ class EmbeddedStore(VersionedStore):
   def __init__(self, path: str, writable: bool = False):
     self._path, self._what, self._writable = path, f'the store {path}', writable
     self._data, self._marker = os.path.join(path, 'data.mdb'), os.path.join(path, MARKER)
-    self._files: _Files | None = None
+    self._files: StoreFiles | None = None
     self._next_check = 0.0  # when a writer may read the store through, a tenth of its time
     self._newest: _EmbeddedView | None = None  # from which the next one takes over kept rows
     self._refused: tuple[tuple[int, int], str] | None = None  # files that are not opened, and why
@@ -113,7 +117,7 @@ class EmbeddedStore(VersionedStore):
       for name in (self._data, lock, self._marker):
         with contextlib.suppress(FileNotFoundError):
           os.remove(name)
-    self._files = _Files(self._path, writable=True)
+    self._files = StoreFiles(self._path, writable=True)
     if self._files.are_foreign():
       self.close()
       told = f'{self._what}: is of another format, which other servers may read'
@@ -162,6 +166,7 @@ class EmbeddedStore(VersionedStore):
           read_through(transaction)
           self._next_check = time.monotonic() + 9 * (time.monotonic() - began)
         is_new, changed = any(export.begins_chain for export in exports), []
+        before = unsealed(_CHANGED, transaction.get(_CHANGED))
         for export in exports:
           if export.begins_chain:
             transaction.drop(env.open_db(txn=transaction), delete=False)
@@ -177,6 +182,9 @@ class EmbeddedStore(VersionedStore):
           transaction.delete(_CHANGED)
         else:
           values[_CHANGED] = b'\n'.join([expected.to_json(), new.to_json(), b''.join(changed)])
+        if before and not is_new:
+          values[_changed_to(expected.sequence)] = before
+          transaction.delete(_changed_to(expected.sequence - _EARLIER))
         for name, value in values.items():
           transaction.put(name, sealed(name, value))
 
@@ -201,7 +209,7 @@ class EmbeddedStore(VersionedStore):
       self._files = self._opened() or self._files
     return self._files and self._files.begin()
 
-  def _opened(self) -> '_Files | None':
+  def _opened(self) -> StoreFiles | None:
     """Returns the files that lie in the directory; None if there are none or they are empty yet."""
     try:
       info = os.stat(self._data)
@@ -216,7 +224,7 @@ class EmbeddedStore(VersionedStore):
       error = self._told(e)
       self._refused = state, str(error)
       raise error from None
-    files = _Files(self._path)
+    files = StoreFiles(self._path)
     with files.begin() as transaction:
       return files if self._files is None or transaction.get(VERSION) else None
 
@@ -231,73 +239,6 @@ class EmbeddedStore(VersionedStore):
     if self._files is not None:
       self._files.close()
       self._files = None
-
-
-class _Files:
-  """The open files of a store; `env` is the LMDB environment."""
-
-  _file = -1
-
-  def __init__(self, path: str, writable: bool = False):
-    self.env = lmdb.open(
-      path, map_size=_MAP_BYTES, readonly=not writable, create=writable, max_readers=1024
-    )
-    self._path, self._lock = (os.path.join(path, name) for name in ('data.mdb', 'lock.mdb'))
-    self._file, self._locked = os.open(self._path, os.O_RDONLY), _inode(self._lock)
-    self._bytes, self._is_stuck = 0, False  # which the file had at least
-    self.had_version = False
-
-  def are_replaced(self) -> bool:
-    """Returns whether other files lie in the directory now."""
-    return _inode(self._path) != os.fstat(self._file).st_ino
-
-  def are_locked(self) -> bool:
-    """Returns whether other processes meet the same lock file."""
-    return _inode(self._lock) == self._locked
-
-  def are_foreign(self) -> bool:
-    """Returns whether a version with another format wrote the store."""
-    with self.begin() as transaction:
-      return transaction.get(VERSION) is None and transaction.stat()['entries'] > 0
-
-  def are_cut(self) -> bool:
-    """Returns whether the file has become shorter; LMDB's memory map would then end the process."""
-    known = self._bytes  # first, because another thread may see the file grow
-    size = os.fstat(self._file).st_size
-    self._bytes = max(size, known)
-    return size < known
-
-  def begin(self, write: bool = False) -> lmdb.Transaction:
-    """Begins a transaction; Damaged if the file is cut short or its lock never free."""
-    if self.are_cut():
-      raise Damaged('data.mdb is cut short')
-
-    def try_lock() -> None:
-      with contextlib.suppress(lmdb.Error):  # the next line but two meets it, too
-        self.env.begin(write=write).abort()
-
-    trial = threading.Thread(target=try_lock, daemon=True)
-    trial.start()
-    trial.join(_SECONDS_TO_WRITE if write else SECONDS_TO_CHECK)
-    if trial.is_alive():
-      self._is_stuck = True
-      raise Damaged('its lock is never free')
-    return self.env.begin(write=write)
-
-  def close(self) -> None:
-    if not self._is_stuck:  # else a thread still waits within
-      self.env.close()
-    os.close(self._file)
-    self._file = -1
-
-  def __del__(self):
-    if self._file >= 0:
-      os.close(self._file)
-
-
-def _inode(path: str) -> int | None:
-  with contextlib.suppress(FileNotFoundError):
-    return os.stat(path).st_ino
 
 
 def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[bytes]]:
@@ -329,8 +270,7 @@ class _EmbeddedView(View):
     self._store, self._files, self._transaction = store, store._files, transaction
     # A transaction serves one thread at a time; the lock also guards the kept rows.
     self._lock = threading.RLock()
-    names = VERSION, _CONFIG, _DENSE, _CHANGED
-    version, config, dense, changed = (value_of(transaction, name) for name in names)
+    version, config, dense = (value_of(transaction, name) for name in (VERSION, _CONFIG, _DENSE))
     super().__init__(Version.from_json(version), config.decode(), from_npz(dense))
     self._rows: ServedRows | None = None
     self._is_taken, self._changes = False, 0
@@ -340,12 +280,20 @@ class _EmbeddedView(View):
     self._changed: np.ndarray | None = None
     self._fresh: list[tuple[np.ndarray, LookedUpRows]] = []  # the rows of those that it has kept
     if before and before.config == self.config:
-      *versions, changed = (changed or b'').split(b'\n', 2)
-      if versions == [before.version.to_json(), version]:
-        self._changed = np.unique(np.frombuffer(changed, _KEY)['key'].astype(np.int64))
-      elif before.version == self.version:
-        self._changed = np.zeros([0], np.int64)
+      self._changed = self._changed_since(before.version)
       self._follow(before)
+
+  def _changed_since(self, before: Version) -> np.ndarray | None:
+    """Returns the keys of all rows that differ from those of `before`; None: unknown."""
+    version, keys = self.version, [np.zeros([0], np.int64)]
+    while version != before:
+      name = _CHANGED if version == self.version else _changed_to(version.sequence)
+      earlier, later, changed = (value_of(self._transaction, name) or b'\n\n').split(b'\n', 2)
+      if later != version.to_json():
+        return None
+      keys.append(np.frombuffer(changed, _KEY)['key'].astype(np.int64))
+      version = Version.from_json(earlier)
+    return np.unique(np.concatenate(keys))
 
   def _follow(self, before: '_EmbeddedView') -> None:
     """Reads what has changed of the rows that `before` keeps, so that `_take_over` is short."""
