@@ -94,8 +94,8 @@ class RowStore {
   const RowLayout& layout() const { return layout_; }
 
   // Reads the rows of keys, and changes nothing. Writes ids [n], -1 for an absent feature; offsets
-  // [n + 1]; linear [n], -0 for an absent feature alone; and the factors. A feature that is not admitted
-  // has no factors; but with admission `none` and `train`, it reads its initial factors.
+  // [n + 1]; linear [n], -0 for an absent feature alone; and the factors. A feature that is not
+  // admitted has no factors; but with admission `none` and `train`, it reads its initial factors.
   // allocate_factors(offsets[n]) returns the memory for the factors, or null, at which Pull
   // returns.
   Status Pull(const int64_t* keys, int64_t n, bool train, const ParallelFor& parallel_for,
