@@ -385,7 +385,8 @@ class CsvTest(PrepareTestCase):
       with self.assertLogs('absl', 'WARNING') as logs:
         meta = prepare_pass(cfg, raw, self.path('repeated'), labelled)
       line = len(first) + places[0] + 1
-      told = f'{raw}:{line}: found the line of names again, {len(places)} times in the file'
+      times = 'once' if len(places) == 1 else f'{len(places)} times'
+      told = f'{raw}:{line}: found the line of names again, {times} in the file'
       self.assertIn(told, ' '.join(logs.output))
       self.assertEqual(meta['bad']['records'], wanted['bad']['records'])
       found, want = (
