@@ -80,8 +80,8 @@ class MemoryTest(tf.test.TestCase):
     job, figures = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())), []
     trained = job.stream.trained
 
-    def note() -> None:
-      trained()
+    def note(*meta: object) -> None:
+      trained(*meta)
       figures.append(held())
       if len(figures) == PASSES:
         os.kill(os.getpid(), signal.SIGTERM)
