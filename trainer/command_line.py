@@ -55,9 +55,8 @@ class LogLines(standard_logging.Formatter):
       return _json_line(
         'message', record.levelname.lower(), text=fit_to_print(record.getMessage()), **trace
       )
-    text, *trace = fit_to_print(super().format(record)).split(
-      '\n'
-    )  # the lines of a stack trace stay as they are
+    # The lines of a stack trace stay as they are.
+    text, *trace = fit_to_print(super().format(record)).split('\n')
     return '\n'.join([wrapped(text, self._width), *trace])
 
 

@@ -108,8 +108,7 @@ def _texts(array: pa.Array) -> pa.Array:
   with contextlib.suppress(pa.ArrowException):
     if array.type != pa.json_():
       return array.cast(pa.string())
-  strings = {t: json.loads(t) for t in _json(array) if t and t.startswith('"')}
-  texts = [strings.get(t, t) for t in _json(array)]
+  texts = [json.loads(t) if t and t.startswith('"') else t for t in _json(array)]
   return pa.array([t and t.encode(errors='backslashreplace').decode() for t in texts], pa.string())
 
 

@@ -27,15 +27,15 @@ _NO_DATA = re.compile(
   r'partial|done|crc|(cr)?download|aria2|bak\d*|backup|old|orig|rej|sw[a-p]|md5(sum)?|sha\d+(sum)?))',
   re.IGNORECASE | re.DOTALL,
 )
-_UNTOLD = re.compile(
-  r'(.*/)?[._].*|.*(\.done|_\$folder\$)', re.DOTALL
-)  # of these, nobody asks where they went
+# Of these, nobody asks where they went.
+_UNTOLD = re.compile(r'(.*/)?[._].*|.*(\.done|_\$folder\$)', re.DOTALL)
 _HIVE = re.compile('[^.=][^=]*=.*', re.DOTALL)  # a folder that gives a column
 _MISSING = '__HIVE_DEFAULT_PARTITION__'
 _FORMATS, _CODECS = (
   '|'.join(map(re.escape, names)) for names in (file_system.SUFFIXES, file_system.CODECS)
 )
-_SUFFIXES = re.compile(rf'({_FORMATS})?({_CODECS})?$', re.IGNORECASE)
+SUFFIX = re.compile(rf'({_FORMATS})({_CODECS})?$', re.IGNORECASE)
+_PERHAPS_SUFFIX = re.compile(rf'({_FORMATS})?({_CODECS})?$', re.IGNORECASE)
 # Tables whose own log says which files count: an entry of their directory, and what reads them.
 _TABLES = {
   '_delta_log': ('a Delta table', "deltalake's DeltaTable(path).to_pyarrow_table()"),
@@ -179,7 +179,8 @@ def files_of(path: str) -> list[LogFile]:
 
   Raises:
     UserError: if there is no such file, or it is a device, a pipe or a socket.
-    BadPass: if the directory contains no files, is or holds a table, or has a part in two forms.
+    BadPass: if the directory has no files, is a table, holds one, or has one part in two forms, as
+      x.csv and x.csv.gz.
   """
   with plain_errors(f'cannot read {path}'):
     files = _remote_files(path) if is_remote(path) else _local_files(os.path.expanduser(path))
@@ -197,7 +198,7 @@ def files_of(path: str) -> list[LogFile]:
     raise BadPass(f'{path}: the directory holds no files; wanted part files of the pass')
   stems: dict[str, str] = {}
   for part in parts:
-    if (other := stems.setdefault(_SUFFIXES.sub('', part, 1), part)) is not part:
+    if (other := stems.setdefault(_PERHAPS_SUFFIX.sub('', part, 1), part)) is not part:
       found = f'{os.path.join(path, other)} and {os.path.basename(part)}'
       raise BadPass(f'{found}: most likely the same records twice; wanted one, or another name')
   return [files[part] for part in parts]

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from trainer.config import DAY_GROUPS, Config
 from trainer.data.file_system import (
-  CODECS,
-  SUFFIXES,
   is_remote,
   natural_key,
   normal,
@@ -20,6 +18,7 @@ from trainer.data.file_system import (
   walk,
 )
 from trainer.data.pass_files import (
+  SUFFIX,
   fixed_folder,
   folders_above,
   is_data,
@@ -30,9 +29,6 @@ from trainer.data.pass_files import (
 from trainer.data.prepared import META, is_prepared, read_meta
 from trainer.errors import BadPass, ConfigError, UserError, printable
 
-_FORMATS = '|'.join(map(re.escape, SUFFIXES))
-_CODECS = '|'.join(map(re.escape, CODECS))
-SUFFIX = re.compile(rf'({_FORMATS})({_CODECS})?$', re.IGNORECASE)
 DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
 DIRECTORY_MARKER = '_SUCCESS'  # announces all passes of its directory
 _DATE = re.compile(r'([0-9]{4})-([0-9]{2})-([0-9]{2})')
@@ -214,7 +210,10 @@ def passes(
 
 
 def also_trained(cfg: Config, split: str) -> list[str]:
-  """Returns a line if passes of data.valid or data.test are, hold or lie in those of data.train."""
+  """Returns a line if data.valid or data.test, which `split` names, shares files with data.train.
+
+  They may share them through directories or links.
+  """
   real = lambda path: path if is_remote(path) else os.path.realpath(path)
   known = set(map(real, matching(cfg.data.train, 'data.train')))
   above = {folder for path in known for folder in folders_above(path)}

@@ -27,7 +27,7 @@ class StoreFiles:
     self.had_version = False
 
   def are_replaced(self) -> bool:
-    """Returns whether other files lie in the directory now."""
+    """Returns whether the directory now holds other files than those that are open."""
     return _inode(self._path) != os.fstat(self._file).st_ino
 
   def are_locked(self) -> bool:
@@ -52,7 +52,7 @@ class StoreFiles:
       raise Damaged('data.mdb is cut short')
 
     def try_lock() -> None:
-      with contextlib.suppress(lmdb.Error):  # the next line but two meets it, too
+      with contextlib.suppress(lmdb.Error):  # env.begin below raises it, too
         self.env.begin(write=write).abort()
 
     trial = threading.Thread(target=try_lock, daemon=True)

@@ -1,4 +1,4 @@
-"""What a server allows, and how it refuses what is not."""
+"""What a server allows, and how it refuses the rest."""
 
 import dataclasses
 
