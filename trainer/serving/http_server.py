@@ -115,9 +115,11 @@ class _Server(uvicorn.Server):
     self.server_state.ends = True
     loop, quiet = asyncio.get_running_loop(), 0
     deadline = loop.time() + SECONDS_TO_ACCEPT
+    waiting = select.poll()  # select.select knows no descriptor above 1,023
+    for one in sockets:
+      waiting.register(one, select.POLLIN)
     while quiet < _PASSES and loop.time() < deadline:
-      waiting, *_ = select.select(sockets, [], [], 0)
-      busy = waiting or any(one.may_begin() for one in self.server_state.connections)
+      busy = waiting.poll(0) or any(one.may_begin() for one in self.server_state.connections)
       quiet = 0 if busy else quiet + 1
       await asyncio.sleep(0.01 if busy else 0)
     await super().shutdown(sockets)
