@@ -117,7 +117,7 @@ fresh: wheel
 	tests/fresh/wheel.sh $(abspath $(PY)) $(DIST)/ctr_trainer-*-cp$(subst .,,$(VERSION))-*.whl
 
 build/demo_log/truth.json: | setup  # written last
-	$(PY) -m trainer.synthesize --out $(dir $@) --days 5 --samples_per_day 250000
+	$(PY) -m trainer.cli.synthesize --out $(dir $@) --days 5 --samples_per_day 250000
 
 data-demo: build/demo_log/truth.json
 

@@ -2,7 +2,7 @@
 
     [--full] [--dir DIR]
 
-It saves a checkpoint, loads it, and inspects it by slot as trainer.inspect does. Then it changes
+It saves a checkpoint, loads it, and inspects it by slot as ctr-inspect does. Then it changes
 one in a hundred features and saves, 20 times, and loads that. One process, D = 8, AdaGrad;
 `--admitted` is the share of the features that have factors. Saving includes the fsync.
 """

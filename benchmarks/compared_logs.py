@@ -59,7 +59,7 @@ def flights_log() -> Splits:
 
 def demo_log(samples: int = 80_000, folder: str = os.path.join(OUT, 'demo_log')) -> Splits:
   """Makes up two days of so many samples, and the two days after them."""
-  command = [sys.executable, '-m', 'trainer.synthesize', '--out', folder, '--days', '3']
+  command = [sys.executable, '-m', 'trainer.cli.synthesize', '--out', folder, '--days', '3']
   command += ['--samples_per_day', str(samples)]
   subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
   names = {'train': ['day_00', 'day_01'], 'valid': ['day_02'], 'test': ['test_day_03']}

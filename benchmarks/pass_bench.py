@@ -105,7 +105,7 @@ def run(folder: str, features: int) -> None:
   from trainer import files, runtime
   from trainer.comm.communicator import SingleProcess
   from trainer.job.job import Job
-  from trainer.source import Source
+  from trainer.job.source import Source
   from trainer.training.step import TrainStep
 
   source = Source(settings(folder, f'run_{features}'))

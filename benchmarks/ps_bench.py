@@ -100,7 +100,7 @@ def measure(mode, workers, work, slowed=False):
 def main(_):
   with tempfile.TemporaryDirectory() as work:
     log = os.path.join(work, 'log')
-    synthesize = [sys.executable, '-m', 'trainer.synthesize', '--out', log, '--days', '2']
+    synthesize = [sys.executable, '-m', 'trainer.cli.synthesize', '--out', log, '--days', '2']
     synthesize += ['--samples_per_day', str(SAMPLES.value), '--seed', str(SEED.value)]
     env = os.environ | ENVIRONMENT
     subprocess.run(synthesize, check=True, env=env, cwd=ROOT, stdout=subprocess.DEVNULL)

@@ -29,9 +29,9 @@ from trainer import config
 from trainer.data.features import hash_keys
 from trainer.model import ranking
 from trainer.model.builder import build
+from trainer.retrieval import items as item_files
+from trainer.retrieval.items import Items
 from trainer.storage import export_writer
-from trainer.storage import items as item_files
-from trainer.storage.items import Items
 
 USERS = flags.DEFINE_integer('users', 31_668, 'Queries that are ranked exactly.')
 ITEMS = flags.DEFINE_integer('items', 38_048, 'Items of that ranking.')
@@ -112,7 +112,7 @@ def server(items: np.ndarray, users: np.ndarray, figures: dict[str, float]) -> I
       items=all_items,
     )
     figures['export_seconds'] = time.perf_counter() - began
-    with process('trainer.serve', '--run_dir', cfg.run_dir, '--port', '0') as port:
+    with process('trainer.cli.serve', '--run_dir', cfg.run_dir, '--port', '0') as port:
       yield port
 
 

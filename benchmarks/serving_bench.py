@@ -369,7 +369,7 @@ def _measure_serving(folder: str, figures: dict[str, float]) -> None:
   exports = Exports(os.path.join(folder, 'small'))
   saved_model, address = exports.write('saved_model'), os.path.join(folder, 'small', 'store')
   with published(exports, address) as applied:
-    with process('trainer.serve', '--store', address, *on_all_cores) as port:
+    with process('trainer.cli.serve', '--store', address, *on_all_cores) as port:
       requests_of = {n: bodies(n) for n in (1, 100)}
       measure_requests('serve', port, requests_of, lambda: len(applied), figures)
       failed = figures['serve_1_failed'] + figures['serve_100_failed']
@@ -381,17 +381,17 @@ def _measure_serving(folder: str, figures: dict[str, float]) -> None:
   exports = Exports(os.path.join(folder, 'wide'), WIDE_CONFIG)
   address = os.path.join(folder, 'wide', 'store')
   with published(exports, address) as applied:
-    with process('trainer.serve', '--store', address, *on_all_cores) as port:
+    with process('trainer.cli.serve', '--store', address, *on_all_cores) as port:
       measure_requests('wide', port, {100: wide_bodies(100)}, lambda: len(applied), figures)
 
 
 def _compare(exports: Exports, address: str, saved_model: str, figures: dict[str, float]) -> None:
   """Measures servers of one process beside one another, by 100 candidates."""
-  memory = 'trainer.serve', '--run_dir', exports.cfg.run_dir, '--port', '0', '--grpc_port', '0'
+  memory = 'trainer.cli.serve', '--run_dir', exports.cfg.run_dir, '--port', '0', '--grpc_port', '0'
   rates: dict[str, list[float]] = {}
   with contextlib.ExitStack() as stack:
     serving = lambda *arguments: stack.enter_context(process(*arguments))
-    store = serving('trainer.serve', '--store', address, '--port', '0')
+    store = serving('trainer.cli.serve', '--store', address, '--port', '0')
     http_port, grpc_port = serving(*memory)
     plain = serving('benchmarks.serving_bench', '--saved_model', saved_model)
     ports = {'store': store, 'memory': http_port, 'grpc': grpc_port, 'saved_model': plain}

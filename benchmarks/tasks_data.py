@@ -109,7 +109,7 @@ def late() -> None:
   """
   for seed in (1, 2, 3):
     out = f'{LATE}{seed}'
-    command = [sys.executable, '-m', 'trainer.synthesize', '--conversions', '--drift', '0.1']
+    command = [sys.executable, '-m', 'trainer.cli.synthesize', '--conversions', '--drift', '0.1']
     command += ['--days', str(LATE_DAYS), '--samples_per_day', '50000', '--seed', str(seed)]
     subprocess.run([*command, '--out', out], check=True)
     for day in range(LATE_DAYS):

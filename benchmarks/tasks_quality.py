@@ -103,7 +103,7 @@ def ranking(run_dir: str) -> Figures:
   out = os.path.join(run_dir, 'test.txt')
   if not os.path.exists(out):
     log = os.path.join(tasks_data.OUT, 'grocery_test.csv')
-    command = [sys.executable, '-m', 'trainer.predict', '--run_dir', run_dir, '--data', log]
+    command = [sys.executable, '-m', 'trainer.cli.predict', '--run_dir', run_dir, '--data', log]
     subprocess.run([*command, '--out', out], check=True, stdout=subprocess.DEVNULL)
   with open(out, encoding='utf-8') as f:
     scores = np.array(f.read().split(), float).reshape(-1, 1 + tasks_data.RANKED)

@@ -45,7 +45,7 @@ def main() -> None:
   os.sched_setaffinity(child.pid, cores[:1])
   from trainer import config
   from trainer.data.conversion import prepare_pass
-  from trainer.data.topic import Span, Spans
+  from trainer.topics.topic import Span, Spans
 
   data = {
     'topic': {'brokers': brokers, 'topic': 'log'},

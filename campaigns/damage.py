@@ -325,7 +325,7 @@ def _configs(draw: random.Random, folder: str, shared: str) -> Found:
 
   The config that is read must be the one that the run wrote, or be refused in one line.
   """
-  from trainer.reporting.runs import read_run
+  from trainer.tools.runs import read_run
 
   source, found = half_trained(shared), Found()
   whole = config.load_of_run(source).model_dump(exclude={'run_dir'})

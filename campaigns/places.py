@@ -219,7 +219,7 @@ def _special(draw: random.Random, folder: str, shared: str) -> Found:
         ('valid', [*train, written, '--set', f'data.valid=["{path}"]']),
         (
           '--data',
-          ['trainer.predict', '--run_dir', f'{os.path.dirname(written)}/run', '--data', path],
+          ['trainer.cli.predict', '--run_dir', f'{os.path.dirname(written)}/run', '--data', path],
         ),
       )
     )

@@ -4,7 +4,7 @@
     python -m campaigns.serving --fuzz 10000
 
 The campaign kills, at seeded moments, a process that writes the exports of a made-up run,
-`trainer.publish`, `trainer.serve` and, with --source redis, Redis, and starts them again. A client
+`ctr-publish`, `ctr-serve` and, with --source redis, Redis, and starts them again. A client
 asks for scores and compares each with one that NumPy computes for the version that the answer
 names. In the end the store must equal the full export, key by key. With --source run the scorer
 follows the run itself, and its final score of every feature must equal that of the full export.
@@ -272,11 +272,11 @@ def compare(run_dir: str, address: str) -> None:
     time.sleep(0.1)
   if TRAINER.value:  # before this process runs an op, after which a fork may stand still
     pid = fork(
-      command('trainer.export', '--run_dir', run_dir, '--kind', 'base', '--checkpoint', 'last'),
+      command('trainer.cli.export', '--run_dir', run_dir, '--kind', 'base', '--checkpoint', 'last'),
       os.path.join(run_dir, 'export.log'),
     )
     if os.waitpid(pid, 0)[1]:
-      raise AssertionError(f'trainer.export failed; see {run_dir}/export.log')
+      raise AssertionError(f'trainer.cli.export failed; see {run_dir}/export.log')
   oracle = TrainerOracle(run_dir) if TRAINER.value else Oracle().run(newest)
   _, bias, rows = contents(store, oracle.keys.values())
   if TRAINER.value:
@@ -321,8 +321,8 @@ class Campaign:
       if TRAINER.value
       else lambda: write_exports(run_dir),
       'passes': lambda: write_passes(data['watch'], os.path.join(run_dir, 'exports')),
-      'publisher': command('trainer.publish', '--run_dir', run_dir, '--to', self.address),
-      'scorer': command('trainer.serve', *source, '--port', str(self.port)),
+      'publisher': command('trainer.cli.publish', '--run_dir', run_dir, '--to', self.address),
+      'scorer': command('trainer.cli.serve', *source, '--port', str(self.port)),
       'client': lambda: ask(self.port, self.path('found.json'), run_dir),
       'comparison': (lambda: compare_scores(run_dir, self.port))
       if from_run

@@ -61,7 +61,7 @@ def _splits(draw: random.Random, folder: str, shared: str) -> Found:
   def split(by: str, before: Callable[[], object] = lambda: None) -> tuple[int, str]:
     """Starts a split; returns its process and its log."""
     log = f'{folder}/{by}-{len(os.listdir(folder))}.log'
-    begin = command('trainer.split', '--data', path, '--out', out, f'--by_{by}', by_columns[by])
+    begin = command('trainer.cli.split', '--data', path, '--out', out, f'--by_{by}', by_columns[by])
     return fork(lambda: (before(), begin()), log), log
 
   def content() -> dict[str, bytes]:
@@ -137,7 +137,7 @@ def _searches(draw: random.Random, folder: str, shared: str) -> Found:
   def search(study: str, i: int) -> tuple[int, str]:
     log = f'{folder}/{study}-{i}.log'
     words = '--config', f'{folder}/search.yaml', '--set', 'train.epochs=2,3', '--trials', '2'
-    return fork(command('trainer.tune', *words, '--study_dir', f'{folder}/{study}'), log), log
+    return fork(command('trainer.cli.tune', *words, '--study_dir', f'{folder}/{study}'), log), log
 
   def results(study: str) -> list[tuple]:
     table = pd.read_csv(f'{folder}/{study}/trials.csv')

@@ -20,13 +20,13 @@ from tests.support.retrieval import make_config
 from tests.support.scorer import asked_together, served
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import DataLoss
+from trainer.retrieval.items import Items
 from trainer.serving import rpc
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
 from trainer.serving.versioned_store import open_store
 from trainer.storage import export_writer
-from trainer.storage.items import Items
 from trainer.training.step import TrainStep
 
 INPUTS = 300  # of a unit that asks

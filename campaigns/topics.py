@@ -17,8 +17,8 @@ from campaigns.processes import SOON, Fault, Job
 from campaigns.units import TRACE, Found, Kind, fork, in_child, killed_in_the_end, text_of
 from tests.support import topics
 from tests.support.states import OF_ROWS, state_of
-from trainer.data import topic as topic_reader
-from trainer.job.topic_passes import FILE
+from trainer.topics import topic as topic_reader
+from trainer.topics.topic_passes import FILE
 
 MESSAGES, PASS, BATCH = 3000, 400, 100
 RANKS = (1, 2, 3, 1)  # of the starts of a job, in turn

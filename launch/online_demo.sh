@@ -34,6 +34,6 @@ until [ -f "$folder/run/config.yaml" ]; do
   kill -0 "${jobs[-1]}" 2>/dev/null || fail "the trainer has ended; see $folder/trainer.log"
   sleep 0.2
 done
-start publisher python -m trainer.publish --run_dir "$folder/run" --to "$folder/store"
-start scorer python -m trainer.serve --store "$folder/store" --port 0
+start publisher python -m trainer.cli.publish --run_dir "$folder/run" --to "$folder/store"
+start scorer python -m trainer.cli.serve --store "$folder/store" --port 0
 python launch/online_demo.py "$folder" "$passes"

@@ -20,7 +20,7 @@ from typing import Any
 
 __all__ = ['Callback', 'Run', 'fit', 'load', 'tune']
 _PLACES = dict.fromkeys(('fit', 'load', 'Run'), 'trainer.api') | {
-  'tune': 'trainer.tuning',
+  'tune': 'trainer.tools.tuning',
   'Callback': 'trainer.job.callback',
 }
 

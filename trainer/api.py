@@ -20,13 +20,14 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from trainer import command_line, config, frames, runtime
+from trainer import command_line, config, runtime
 from trainer.comm.heartbeat import Heartbeat
+from trainer.data import frames
+from trainer.data.frames import Frame
 from trainer.errors import UserError, short
-from trainer.frames import Frame
+from trainer.job.source import Source
 from trainer.plain_data import Json
 from trainer.reporting.status import Status
-from trainer.source import Source
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checked before it
   from trainer.data.passes import Pass
@@ -81,7 +82,7 @@ class Run:
     Columns: task, metric, first (this run's), other, difference (other − first), low and high. The
     difference may be chance if 0 lies between low and high. `data` is as for `evaluate`.
     """
-    from trainer.evaluation.paired import differences, scored
+    from trainer.tools.paired import differences, scored
 
     data, found = self.cfg.data.test or None if data is None else data, []
     for run in (self, other):
@@ -98,7 +99,7 @@ class Run:
     model.retrieval.leave_out: seen, all items of the user there. `data` is as for `evaluate`; only
     the columns of queries and data.group are read.
     """
-    from trainer.evaluation.recommendations import recommendations
+    from trainer.retrieval.recommendations import recommendations
 
     self._wants_retrieval('recommend')
     _check_count(k)
@@ -110,7 +111,7 @@ class Run:
 
     Columns: item, key, and one for each dimension.
     """
-    from trainer.evaluation.recommendations import items_of
+    from trainer.retrieval.recommendations import items_of
 
     self._wants_retrieval('vectors')
     with self._open() as run:
@@ -129,7 +130,7 @@ class Run:
     rmse_plus_minus. A plus_minus is half the width of the 95 % interval of its worse_by. If it is
     the larger of the two, the effect may be chance. `data` is as for `evaluate`.
     """
-    from trainer.evaluation.importance import importance_table
+    from trainer.tools.importance import importance_table
 
     config.refuse_retrieval(self.cfg.model.retrieval, f'importance: run_dir {self.run_dir}')
     with self._prepared(data) as (run, prepared):
@@ -171,7 +172,7 @@ class Run:
 
   def report(self) -> 'ReportPage':
     """Writes report.html. A notebook shows it if the call ends a cell."""
-    from trainer.reporting import report
+    from trainer.tools import report
 
     path = os.path.join(self.run_dir, 'report.html')
     report.write([self.run_dir], path)

@@ -35,7 +35,7 @@ def main() -> int:
     raise UserError(f'--init_from {INIT_FROM.value}: no such directory; {wanted}')
   if DRY_RUN.value:
     runtime.start(cfg)
-    from trainer.evaluation import dry_run
+    from trainer.tools import dry_run
 
     for line in dry_run.tell(source.with_measured_values(init_from=INIT_FROM.value)):
       print(line, flush=True)

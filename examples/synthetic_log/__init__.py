@@ -1,4 +1,4 @@
-"""Writes a click log whose true probabilities are known: `python -m trainer.synthesize --out DIR`.
+"""Writes a click log whose true probabilities are known: `ctr-synthesize --out DIR`.
 
 DIR gets day_00.csv … (training), test_day_NN.csv (the day after) and truth.json. truth.json has the
 AUC and logloss of the true probabilities for each file. A model can beat them only by chance. It

@@ -96,7 +96,7 @@ def devices(options: Options) -> Told:
 
 def doctor(options: Options) -> Told:
   """What ctr-doctor says."""
-  lines = succeed('-m', 'trainer.doctor').splitlines()
+  lines = succeed('-m', 'trainer.cli.doctor').splitlines()
   found = [line for line in lines if line.startswith('slow')]
   return {'ok': True, 'found': '; '.join(found) or 'all is well', 'lines': lines}
 
@@ -139,7 +139,7 @@ def placement(options: Options) -> Told:
 def log(options: Options) -> Told:
   """Two days of the demo's log."""
   out, samples = str(options.out / 'log'), str(options.samples)
-  succeed('-m', 'trainer.synthesize', '--out', out, '--days=2', '--samples_per_day', samples)
+  succeed('-m', 'trainer.cli.synthesize', '--out', out, '--days=2', '--samples_per_day', samples)
   return {'ok': True, 'found': f'2 days of {options.samples:,} samples'}
 
 

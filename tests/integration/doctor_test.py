@@ -13,7 +13,7 @@ import tensorflow as tf
 from tests.support import commands, jobs
 from trainer.storage import run_lock
 
-PROGRAM = '-m', 'trainer.doctor'
+PROGRAM = '-m', 'trainer.cli.doctor'
 ALONE = 'versions', 'op library', 'ranks', 'processor', 'threads', 'memory', 'open files', 'GPUs'
 BETWEEN = 'all-reduce', 'all-to-all', 'clock', 'run_dir'
 
@@ -25,7 +25,7 @@ from unittest import mock
 error = OSError(errno.EROFS, os.strerror(errno.EROFS), 'x')
 with mock.patch('trainer.files.write_synced', side_effect=error):
   with mock.patch('os.remove', side_effect=error):
-    runpy.run_module('trainer.doctor', run_name='__main__', alter_sys=True)
+    runpy.run_module('trainer.cli.doctor', run_name='__main__', alter_sys=True)
 """
 
 

@@ -45,7 +45,7 @@ class KillTest(tf.test.TestCase):
     super().setUpClass()
     cls.folder = tempfile.mkdtemp()
     commands.run(
-      *('-m', 'trainer.synthesize', '--out', cls.folder, '--days', '3'),
+      *('-m', 'trainer.cli.synthesize', '--out', cls.folder, '--days', '3'),
       *('--samples_per_day', '2500', '--users', '200', '--items', '100'),
     ).check_returncode()
     with open(f'{cls.folder}/config.yaml', 'w', encoding='utf-8') as f:

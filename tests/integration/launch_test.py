@@ -124,7 +124,7 @@ class LocalTest(LaunchTestCase):
   def test_other_commands(self):
     self.stand_in('horovodrun')
     done = self.launch('local.sh', '2', 'predict', '--run_dir', 'd')
-    self.assertIn('python -m trainer.predict --run_dir d', done.stdout)
+    self.assertIn('python -m trainer.cli.predict --run_dir d', done.stdout)
     self.assert_mistake(
       self.launch('local.sh', '2', 'serve'), "found 'serve'; wanted an option, or run, evaluate"
     )

@@ -243,7 +243,7 @@ class ParameterServerTest(tf.test.TestCase):
         found = [
           json.loads(
             re.search(
-              r'{.*}', jobs.run(n, 'trainer.evaluate', '--run_dir', many, '--data', evaluation)
+              r'{.*}', jobs.run(n, 'trainer.cli.evaluate', '--run_dir', many, '--data', evaluation)
             ).group()
           )
           for n in (1, 3, 2)

@@ -1,4 +1,4 @@
-"""trainer.predict as people use it: without labels, with columns of the input, from anywhere."""
+"""trainer.cli.predict as people use it: no labels, columns of the input, from anywhere."""
 
 import json
 import os

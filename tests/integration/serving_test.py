@@ -72,7 +72,7 @@ class ProcessesTest(tf.test.TestCase):
     run.export('base')
     slots = dict(run.keys)  # the last text of each
     sample = {slot: [text] for slot, text in slots}
-    words = '-m', 'trainer.serve', '--run_dir', f'{self.get_temp_dir()}/run', '--port', '0'
+    words = '-m', 'trainer.cli.serve', '--run_dir', f'{self.get_temp_dir()}/run', '--port', '0'
     for lost in (False, True):
       server = commands.start(*words, '--processes', '2', stdout=subprocess.PIPE)
       self.addCleanup(server.kill)

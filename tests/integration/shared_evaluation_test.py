@@ -63,7 +63,7 @@ class SharedEvaluationTest(tf.test.TestCase):
       [everyone[key] for key in ('examples', 'auc', 'logloss', 'calibration')],
       rtol=1e-4,  # the AUC of all is of bins
     )
-    command = '-m', 'trainer.evaluate', *arguments[1:3]
+    command = '-m', 'trainer.cli.evaluate', *arguments[1:3]
     table = commands.run(*command, '--by', 'item', '--most', '3', '--nojson').stdout
     self.assertIn('(other)', table)
     self.assertLen(table.splitlines(), 7)
@@ -78,7 +78,7 @@ class SharedEvaluationTest(tf.test.TestCase):
     for a, b in zip(alone['country'], shared['country']):
       self.assertAllClose(*({**row, 'value': 0, 'task': 0} for row in (a, b)), rtol=1e-3)
     self.assertEqual(sum(row['samples'] for row in alone['country'][:2]), 4000)
-    done = commands.run('-m', 'trainer.evaluate', *arguments[1:3], '--by', 'contry')
+    done = commands.run('-m', 'trainer.cli.evaluate', *arguments[1:3], '--by', 'contry')
     self.assertEqual(done.returncode, 2)
     wanted = "no column 'contry' (--by) among 5 columns; the nearest valid name is"
     self.assertIn(wanted, done.stderr)
@@ -95,7 +95,7 @@ class SharedEvaluationTest(tf.test.TestCase):
     frame.to_parquet(parquet)
     frame.iloc[0, frame.columns.get_loc('tags')].clear()  # not all lines have the same kind
     frame.to_json(lines, orient='records', lines=True)
-    command = '-m', 'trainer.evaluate', '--run_dir', self.run_dir
+    command = '-m', 'trainer.cli.evaluate', '--run_dir', self.run_dir
     for path in (parquet, lines):
       for column, slot in (('tags', ''), ('topic', ", as 'topics'")):
         done = commands.run(*command, '--data', path, '--by', column)

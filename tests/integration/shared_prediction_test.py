@@ -44,7 +44,7 @@ class SharedPredictionTest(tf.test.TestCase):
     found = []
     for ranks in (1, 2, 3):
       out = f'{folder}/{ranks}.csv'
-      jobs.run(ranks, 'trainer.predict', *arguments, '--columns', 'id', '--out', out)
+      jobs.run(ranks, 'trainer.cli.predict', *arguments, '--columns', 'id', '--out', out)
       found.append(pd.read_csv(out))
       self.assertAllEqual(found[-1]['id'], table['id'])
       self.assertAllClose(found[-1]['probability'], found[0]['probability'], rtol=1e-6, atol=0)
@@ -52,7 +52,7 @@ class SharedPredictionTest(tf.test.TestCase):
     self.assertEqual(len(os.listdir(folder)), 7, os.listdir(folder))  # nothing unfinished is left
     with jobs.Ranks(2, arguments) as job:
       for rank in range(2):
-        job.start(rank, ('-m', 'trainer.predict'))
+        job.start(rank, ('-m', 'trainer.cli.predict'))
       self.assertEqual([job.wait(rank) for rank in range(2)], [2, 2])
       self.assertIn('--out: found -, which ranks do not share; wanted a file', job.output(0))
 

@@ -48,7 +48,7 @@ class SplitTest(tf.test.TestCase):
       self.frame.to_json(path, orient='records', lines=True)
     else:
       self.frame.to_csv(path, index=False, sep='\t' if '.tsv' in name else ',')
-    ended = commands.run('-m', 'trainer.split', '--data', path, '--out', out, *arguments)
+    ended = commands.run('-m', 'trainer.cli.split', '--data', path, '--out', out, *arguments)
     self.told = ended.stdout
     if ended.returncode:
       return ended.returncode, ended.stderr
@@ -84,7 +84,7 @@ class SplitTest(tf.test.TestCase):
     path, out = f'{self.folder}/log.csv', f'{self.folder}/german'
     days = pd.Timestamp('2023-01-01') + pd.to_timedelta(self.frame['time'], 'D')
     self.frame.assign(time=days.dt.strftime('%d.%m.%Y')).to_csv(path, sep=';', index=False)
-    command = '-m', 'trainer.split', '--data', path, '--out', out, '--by_time', 'time'
+    command = '-m', 'trainer.cli.split', '--data', path, '--out', out, '--by_time', 'time'
     for further, wanted in (
       (['--delimiter', ','], 'one field by --delimiter "," and 3 by ";"; wanted --delimiter: ";"'),
       ([], 'which is no time; wanted numbers, .*, or --time_format, as %d'),
@@ -146,7 +146,7 @@ class SplitTest(tf.test.TestCase):
         path, out = f'{self.folder}/{name}', f'{self.folder}/{name}_split'
         self.frame.assign(instant=at.astype('int64')).pipe(_write, path)
         flags = '--data', path, '--out', out, '--by_time', 'time'
-        done = commands.run('-m', 'trainer.split', *flags)
+        done = commands.run('-m', 'trainer.cli.split', *flags)
         self.assertEqual(done.returncode, 0, done.stderr)
         suffix = name.partition('.')[2]
         parts = [_read(f'{out}/{split}.{suffix}')['instant'] for split in SPLITS]
@@ -218,7 +218,7 @@ class SplitTest(tf.test.TestCase):
     for further, header in (['--by_hash', 'user'], 2), (['--by_time', 'time'], 2):
       with open(path, 'w', newline='') as f:
         f.write(''.join(files))
-      command = '-m', 'trainer.split', '--data', path, '--out', out, *further
+      command = '-m', 'trainer.cli.split', '--data', path, '--out', out, *further
       done = commands.run(*command)
       self.assertEqual(done.returncode, 0, done.stderr)
       told = f'{path}:52: found the line of names again, {header} times in the file; left out'
@@ -248,19 +248,19 @@ class SplitTest(tf.test.TestCase):
     ):
       with open(path, 'w') as f:
         f.write('user,device\n' + content)
-      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, *flags)
+      done = commands.run('-m', 'trainer.cli.split', '--data', path, '--out', out, *flags)
       self.assertEqual(done.returncode, 2)
       self.assertIn(wanted, done.stderr)
       with open(f'{out}/train.csv') as f:
         self.assertEqual(f.read(), before)
     self.frame.to_csv(f'{self.folder}/text.parquet', index=False)
     flags = '--data', f'{self.folder}/text.parquet', '--out', out, '--by_hash', 'user'
-    done = commands.run('-m', 'trainer.split', *flags)
+    done = commands.run('-m', 'trainer.cli.split', *flags)
     self.assertRegex(done.stderr, '^error: .*not a Parquet file .* looks like text, as it begins')
 
   def test_a_directory(self):
     flags = '--data', self.folder, '--out', 'out', '--by_time', 'time'
-    done = commands.run('-m', 'trainer.split', *flags)
+    done = commands.run('-m', 'trainer.cli.split', *flags)
     self.assertEqual(done.returncode, 2)
     self.assertIn(f'--data {self.folder}: found a directory; wanted a file', done.stderr)
 
@@ -282,7 +282,7 @@ class SplitTest(tf.test.TestCase):
       with opened(path, 'wb') as f:
         f.writelines(line.encode('latin-1' if '\xff' in line else 'utf-8') for line in lines)
       by = 'qid' if name == 'log.svm' else 'user'
-      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_hash', by)
+      done = commands.run('-m', 'trainer.cli.split', '--data', path, '--out', out, '--by_hash', by)
       self.assertEqual(done.returncode, 0, done.stderr)
       suffix = {'CSV': '.csv', 'gz': '.txt', 'bz2': '.json'}.get(name[-3:].strip('.'), name[3:])
       parts = [open(f'{out}/{split}{suffix}', 'rb').read().splitlines(True) for split in SPLITS]
@@ -297,7 +297,7 @@ class SplitTest(tf.test.TestCase):
         self.assertIn(sum(full), (1, 2), 'user 7 is one, however it is written')
     pq.write_table(pa.table({'x': [1, 2]}), f'{self.folder}/log.pq')
     done = commands.run(
-      *('-m', 'trainer.split', '--data', f'{self.folder}/log.pq'),
+      *('-m', 'trainer.cli.split', '--data', f'{self.folder}/log.pq'),
       *('--out', out, '--by_time', 'x', '--shares', '50,0,50'),
     )
     self.assertEqual(
@@ -316,7 +316,9 @@ class SplitTest(tf.test.TestCase):
     lines[9], lines[59] = '9,"an inch\n', '59,"two\n'
     with open(path, 'w') as f:
       f.writelines(['user,text\n', *lines])
-    done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_hash', 'user')
+    done = commands.run(
+      '-m', 'trainer.cli.split', '--data', path, '--out', out, '--by_hash', 'user'
+    )
     self.assertEqual(done.returncode, 2)
     self.assertIn(f'error: {path}:11: malformed record: found an open quote', done.stderr)
     self.assertFalse(os.path.exists(out))
@@ -414,13 +416,15 @@ sys.argv = ['split', *{words}]
       ('--by_time', 'bool', "found 'true', which is no time"),
       ('--by_time', 'clock', "found '01:02:00', which is no time"),
     ):
-      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, flag, name)
+      done = commands.run('-m', 'trainer.cli.split', '--data', path, '--out', out, flag, name)
       self.assertRegex(done.stderr, f'^error: .*{wanted.replace("[", ".")}.*\n$')
       self.assertEqual(done.returncode, 2)
     with open(f'{out}/train.parquet') as f:
       self.assertEqual(f.read(), 'as it was')
     for name in ('decimal', 'dictionary'):
-      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_time', name)
+      done = commands.run(
+        '-m', 'trainer.cli.split', '--data', path, '--out', out, '--by_time', name
+      )
       self.assertEqual(
         pq.read_table(f'{out}/train.parquet')[name].to_pylist(), columns[name].to_pylist()[:7]
       )
@@ -434,7 +438,7 @@ sys.argv = ['split', *{words}]
     path = f'{self.folder}/train.csv'
     self.frame.to_csv(path, index=False)
     flags = '--data', path, '--out', self.folder, '--by_time', 'time'
-    done = commands.run('-m', 'trainer.split', *flags)
+    done = commands.run('-m', 'trainer.cli.split', *flags)
     self.assertEqual(done.returncode, 2)
     self.assertIn(f'error: --out {self.folder}: {path} is --data itself; wanted', done.stderr)
     self.assertLen(pd.read_csv(path), len(self.frame))
@@ -447,17 +451,21 @@ sys.argv = ['split', *{words}]
       ('--by_time', 'tim', 'time'),
       ('--by_hash', 'user.idd', 'user'),
     ):
-      done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, flag, column)
+      done = commands.run('-m', 'trainer.cli.split', '--data', path, '--out', out, flag, column)
       self.assertEqual(done.returncode, 2)
       told = f"error: {path}: no column '{column}' ({flag}) among 2 columns; the nearest valid name"
       self.assertIn(f"{told} is '{near}'", done.stderr)
       self.assertNoCommonElements(os.listdir(self.folder), ['nested'], 'nothing is written')
     # The trainer takes usr.id for a column that these records lack, because they have an id.
-    done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_hash', 'usr.id')
+    done = commands.run(
+      '-m', 'trainer.cli.split', '--data', path, '--out', out, '--by_hash', 'usr.id'
+    )
     self.assertIn("column 'usr.id' is empty in all samples; wanted values", done.stderr)
     with open(path, 'a') as f:
       f.write('{"late": 1}\n')
-    done = commands.run('-m', 'trainer.split', '--data', path, '--out', out, '--by_time', 'late')
+    done = commands.run(
+      '-m', 'trainer.cli.split', '--data', path, '--out', out, '--by_time', 'late'
+    )
     self.assertIn("column 'late' is empty in 100 samples; wanted a time", done.stderr)
 
 

@@ -89,7 +89,7 @@ class StacksTest(tf.test.TestCase):
       self.train(writer, run, days=1)
       # Exports: rows go to a store that serving reads, the SavedModel scores.
       self.run_python(
-        reader, '-m', 'trainer.publish', '--run_dir', run, '--to', f'{run}/store', '--once'
+        reader, '-m', 'trainer.cli.publish', '--run_dir', run, '--to', f'{run}/store', '--once'
       )
       (saved_model,) = glob.glob(f'{run}/exports/saved_model/*')
       scores = json.loads(
@@ -98,7 +98,7 @@ class StacksTest(tf.test.TestCase):
       # The checkpoint: the second day is trained on.
       self.train(reader, run, days=2)
       data = '--data', f'{self.folder}/day_2.csv'
-      predicted = self.run_python(writer, '-m', 'trainer.predict', '--run_dir', run, *data)
+      predicted = self.run_python(writer, '-m', 'trainer.cli.predict', '--run_dir', run, *data)
       seen.append((scores, np.loadtxt(predicted.splitlines())))
     # A day here and a day there, or the other way round, is the same model.
     self.assertAllClose(seen[0][0], seen[1][0], rtol=1e-4)

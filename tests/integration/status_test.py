@@ -179,7 +179,7 @@ class StatusTest(tf.test.TestCase):
     self.assertEqual(ask(f'{url}/else')[0], 404)
 
     store = f'{self.folder}/store'
-    publisher = Lines('trainer.publish', '--run_dir', self.run_dir, '--to', store)
+    publisher = Lines('trainer.cli.publish', '--run_dir', self.run_dir, '--to', store)
     self.addCleanup(publisher.command.kill)
     url = publisher.url()
     self.assertEqual(publisher.until('published')['version'], wanted['version'])
@@ -214,7 +214,9 @@ class StatusTest(tf.test.TestCase):
     self.addCleanup(trainer.command.kill)
     urls = {'ctr-trainer': trainer.url()}
     trainer.until('export')
-    publisher = Lines('trainer.publish', '--run_dir', self.run_dir, '--to', f'{self.folder}/store')
+    publisher = Lines(
+      'trainer.cli.publish', '--run_dir', self.run_dir, '--to', f'{self.folder}/store'
+    )
     self.addCleanup(publisher.command.kill)
     prometheus = Prometheus(self.folder, urls | {'ctr-publisher': publisher.url()})
     self.addCleanup(prometheus.process.wait)

@@ -124,7 +124,7 @@ class TuneTest(tf.test.TestCase):
     def started():
       """Starts the command, and waits until its trial has gone on."""
       before = evaluations()
-      command = commands.start('-m', 'trainer.tune', *words, '--study_dir', self.study)
+      command = commands.start('-m', 'trainer.cli.tune', *words, '--study_dir', self.study)
       while evaluations() == before:
         self.assertIsNone(command.poll())
         time.sleep(0.05)
@@ -175,7 +175,7 @@ class TuneTest(tf.test.TestCase):
       yaml.safe_dump(self.tree, f)
 
     def tune(*arguments):
-      command = '-m', 'trainer.tune', '--config', path, *arguments
+      command = '-m', 'trainer.cli.tune', '--config', path, *arguments
       ended = commands.run(*command, cwd=self.folder)
       return ended.returncode, ended.stdout + ended.stderr
 

@@ -144,7 +144,7 @@ class UpgradeTest(tf.test.TestCase):
     self.assertEqual(other.returncode, 0, other.stderr)
     with self.assertRaisesRegex(UserError, 'the store holds no version that this server reads'):
       service.refresh()
-    words = '-m', 'trainer.serve', '--store', 'days_store', '--port', '0'
+    words = '-m', 'trainer.cli.serve', '--store', 'days_store', '--port', '0'
     kept_state.until(
       'days_store: is of another format; wanted', commands.start, self.folder, *words
     )

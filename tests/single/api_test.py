@@ -21,8 +21,8 @@ import trainer
 from tests.support import commands
 from trainer import api
 from trainer.errors import UserError
-from trainer.reporting import findings
-from trainer.reporting.runs import read_run
+from trainer.tools import findings
+from trainer.tools.runs import read_run
 
 
 def log(samples):
@@ -227,7 +227,7 @@ class ApiTest(tf.test.TestCase):
       for suffix in ('csv', 'tsv', 'parquet', 'json'):
         self.assertAllEqual(run.predict(f'{folder}/new.{suffix}'), wanted)
     said = commands.run(
-      *('-m', 'trainer.evaluate', '--run_dir', run_dir, '--data', folder / 'new.tsv', '--json')
+      *('-m', 'trainer.cli.evaluate', '--run_dir', run_dir, '--data', folder / 'new.tsv', '--json')
     )
     self.assertEqual(json.loads(said.stdout)['auc'], run.evaluate(frame)['auc'], said.stderr)
     # A format that the user gave stays.
@@ -250,7 +250,7 @@ class ApiTest(tf.test.TestCase):
     data['train'] = [f'{folder}/dt=[12]']
     yaml_file, prepared = folder / 'c.yaml', folder / 'prepared'
     yaml_file.write_text(json.dumps({'data': data, 'model': model}))
-    said = commands.run('-m', 'trainer.prepare', '--config', yaml_file, '--out', prepared)
+    said = commands.run('-m', 'trainer.cli.prepare', '--config', yaml_file, '--out', prepared)
     self.assertEqual(said.returncode, 0, said.stderr)
     given, runs = {'train': [f'{prepared}/train/*']}, {}
     for name, more in (('log', {}), ('prepared', given), ('told', given | {'format': 'prepared'})):

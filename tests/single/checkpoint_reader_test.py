@@ -18,9 +18,9 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.errors import UserError
 from trainer.job.job import Job
-from trainer.reporting import figures, report
-from trainer.reporting.runs import read_run
 from trainer.storage.checkpoint_reader import CheckpointReader
+from trainer.tools import figures, report
+from trainer.tools.runs import read_run
 from trainer.training.step import TrainStep
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -150,7 +150,7 @@ class CheckpointReaderTest(tf.test.TestCase):
     folder = self.get_temp_dir()
 
     def inspected(name, *flags):
-      done = commands.run('-m', 'trainer.inspect', f'--run_dir={folder}/{name}', *flags)
+      done = commands.run('-m', 'trainer.cli.inspect', f'--run_dir={folder}/{name}', *flags)
       return done.stdout
 
     frame = pd.DataFrame({'user': [str(i % 7) for i in range(200)], 'click': [0, 1] * 100})
@@ -212,7 +212,7 @@ class CheckpointReaderTest(tf.test.TestCase):
     run = api.fit(tree, run_dir=f'{folder}/items')
 
     def inspected(*flags):
-      return commands.run('-m', 'trainer.inspect', f'--run_dir={run.run_dir}', *flags)
+      return commands.run('-m', 'trainer.cli.inspect', f'--run_dir={run.run_dir}', *flags)
 
     def in_words(number):
       return '–' if number is None else f'{number:.4g}'
@@ -264,7 +264,7 @@ class CheckpointReaderTest(tf.test.TestCase):
       ([f'--against={self.run_dir}'], '--against'),
     ):
       flags = [f'--run_dir={self.run_dir}', '--data=small.csv', *flags]
-      done = commands.run('-m', 'trainer.inspect', *flags)
+      done = commands.run('-m', 'trainer.cli.inspect', *flags)
       wanted = (
         f'error: --data small.csv: found {found}; wanted --importance alone, which reads it\n'
       )
@@ -303,7 +303,7 @@ inspect.main()
     drawn = figures.importance(read_run(self.run_dir)).layout.xaxis.title.text
     of = f'{event["examples"]:,} samples of data.{event["split"]}'
     self.assertEqual(drawn, f'AUC lost on {of}')
-    done = commands.run('-m', 'trainer.inspect', f'--run_dir={self.run_dir}', '--importance')
+    done = commands.run('-m', 'trainer.cli.inspect', f'--run_dir={self.run_dir}', '--importance')
     self.assertIn(f'\nOn {event["examples"]:,} samples of data.test.\n', done.stdout)
     self.assertGreater(losses['strong'], 0.2)
     self.assertLess(abs(losses['noise']), 0.02)

@@ -16,7 +16,7 @@ from tests.support import runs
 from trainer import config
 from trainer.reporting import closing, live_line
 from trainer.reporting.live_line import LiveLine
-from trainer.reporting.runs import read_run
+from trainer.tools.runs import read_run
 
 CONFIG = {
   'data': {

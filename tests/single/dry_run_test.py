@@ -10,7 +10,7 @@ import yaml
 
 from trainer import config
 from trainer.errors import UserError
-from trainer.evaluation import dry_run
+from trainer.tools import dry_run
 
 
 class DryRunTest(tf.test.TestCase):

@@ -10,8 +10,8 @@ import yaml
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.job.job import Job
-from trainer.reporting import findings
-from trainer.reporting.runs import read_run
+from trainer.tools import findings
+from trainer.tools.runs import read_run
 from trainer.training.step import TrainStep
 
 DAYS, SAMPLES = 5, 2000

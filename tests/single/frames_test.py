@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from trainer import config, frames
+from trainer import config
+from trainer.data import frames
 from trainer.data.conversion import prepare_pass, prepare_table
 from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.schema import wanted_columns

@@ -13,10 +13,10 @@ from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError
-from trainer.evaluation.gate import judge, presence
 from trainer.job.job import Job
 from trainer.reporting.events import read_events
 from trainer.storage import chain
+from trainer.tools.gate import judge, presence
 from trainer.training.run_state import Progress
 from trainer.training.step import TrainStep
 

@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from trainer import api
 from trainer.evaluation.finished_run import open_run
-from trainer.evaluation.importance import importance_table, slot_importance
 from trainer.model import influence
 from trainer.reporting.events import read_events
+from trainer.tools.importance import importance_table, slot_importance
 
 COLUMNS = ('hour', 'tags', 'noise', 'price')
 

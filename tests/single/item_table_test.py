@@ -26,14 +26,13 @@ from trainer.data import statistics
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError, UserError
-from trainer.evaluation import dry_run
 from trainer.job.job import Job
-from trainer.reporting import findings, report
-from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
+from trainer.tools import dry_run, findings, report
+from trainer.tools.runs import read_run
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 
@@ -153,7 +152,7 @@ class ItemTableTest(tf.test.TestCase):
     (fault,) = findings.faults(run)
     self.assertStartsWith(fault, 'The tables hold')  # of few samples
     self.assertEmpty(run.of('drift'), 'the log has no bins')
-    done = commands.run('-m', 'trainer.inspect', '--run_dir', cfg.run_dir)
+    done = commands.run('-m', 'trainer.cli.inspect', '--run_dir', cfg.run_dir)
     self.assertIn('\nkinds: with those of kind\n', done.stdout, done.stderr)
     described = statistics.describe([self.prepared(cfg)], cfg)
     self.assertEqual(list(described['slots']), ['user', 'kinds', 'item'])

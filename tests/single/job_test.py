@@ -28,13 +28,13 @@ from trainer.errors import BadPass, UserError
 from trainer.evaluation import finished_run
 from trainer.job import job
 from trainer.job.job import Job
-from trainer.reporting import figures, findings
-from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.versioned_store import open_store
 from trainer.storage import chain, checkpoint, checkpoint_rows, row_files, saved_model
 from trainer.storage.run_lock import RunLock
+from trainer.tools import figures, findings
+from trainer.tools.runs import read_run
 from trainer.training import inputs
 from trainer.training.advice import why_worse_than_constant
 from trainer.training.step import TrainStep

@@ -91,7 +91,7 @@ class KeptTextsTest(tf.test.TestCase):
   def test_an_export_with_texts_as_whole_numbers(self):
     self.write(0)
     run = api.fit(self.tree, ['data.keep_texts=[user, tags]', 'lifecycle.admission_count=1'])
-    export = '-m', 'trainer.export', '--run_dir', run.run_dir, '--kind', 'saved_model'
+    export = '-m', 'trainer.cli.export', '--run_dir', run.run_dir, '--kind', 'saved_model'
     done = commands.run(*export, '--integer_slots', 'user')
     self.assertEqual(done.returncode, 2)
     wanted = r"^error: --integer_slots: the texts of 'user' are no whole numbers, as 'u\d+'; wanted"

@@ -15,12 +15,12 @@ import tensorflow as tf
 from tests.support import commands, random_values
 from tests.support.scorer import served
 from trainer import api
-from trainer.reporting import findings, report
 from trainer.reporting.events import read_events
-from trainer.reporting.runs import read_run
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
+from trainer.tools import findings, report
+from trainer.tools.runs import read_run
 
 N = int(os.environ.get('N', 200))
 SLOTS = [
@@ -122,7 +122,7 @@ class MadeColumnsTest(tf.test.TestCase):
     sample = records(1, N).drop(columns='click')
     sample.to_csv(self.folder / 'new.csv', index=False)
     flags = '--data', f'{self.folder}/new.csv', '--out', f'{self.folder}/scores.txt'
-    out = commands.run('-m', 'trainer.predict', '--run_dir', run.run_dir, *flags)
+    out = commands.run('-m', 'trainer.cli.predict', '--run_dir', run.run_dir, *flags)
     self.assertEqual(out.returncode, 0, out.stderr)
     predicted = np.loadtxt(self.folder / 'scores.txt')
     self.assertGreater(np.std(predicted), 1e-3)

@@ -15,7 +15,8 @@ import yaml
 from tests.support import commands
 from tests.support.runs import begin
 from tests.support.threads import on_threads
-from trainer import api, config, resolve
+from trainer import api, config
+from trainer.cli import resolve
 from trainer.config import schema_text
 from trainer.data import measured
 from trainer.data.columns import lookup
@@ -304,7 +305,7 @@ class RecipeTest(LogTest):
     file, out = str(self.folder / 'config.yaml'), str(self.folder / 'prepared')
     with open(file, 'w', encoding='utf-8') as f:
       yaml.safe_dump(self.tree, f)
-    told = commands.run('-m', 'trainer.prepare', '--config', file, '--out', out).stdout
+    told = commands.run('-m', 'trainer.cli.prepare', '--config', file, '--out', out).stdout
     self.assertIn('model.recipe: plain, measured', told)
     prepared = [f'data.{split}=[{out}/{split}/*]' for split in ('train', 'valid')]
     cfg = self.config(overrides=['data.format=prepared', *prepared])

@@ -74,7 +74,7 @@ class OutputTest(tf.test.TestCase):
     module = 'import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n'
     (folder / 'yaml.py').write_text(module)
     environment = os.environ | {'PYTHONPATH': str(folder)}
-    job = start(['trainer.predict', '--run_dir=run'], stdout=subprocess.PIPE, env=environment)
+    job = start(['trainer.cli.predict', '--run_dir=run'], stdout=subprocess.PIPE, env=environment)
     out, told = job.communicate(timeout=60)
     self.assertEqual((job.returncode, out, told), (-signal.SIGINT, '', ''))
 
@@ -108,13 +108,13 @@ class OutputTest(tf.test.TestCase):
     self.assertEqual(done.returncode, 1)
 
   def test_a_path_in_the_home_directory(self):
-    command = '-m', 'trainer.inspect', '--run_dir=~/runs/mine'
+    command = '-m', 'trainer.cli.inspect', '--run_dir=~/runs/mine'
     done = commands.run(*command, env={'HOME': '/proc/nowhere'})
     self.assertIn('/proc/nowhere/runs/mine', done.stderr)
     self.assertEqual(done.returncode, 2)
 
   def test_a_port_that_no_host_has(self):
-    done = commands.run('-m', 'trainer.serve', 'exports', '--port', '99999')
+    done = commands.run('-m', 'trainer.cli.serve', 'exports', '--port', '99999')
     self.assertEqual(done.returncode, 2)
     self.assertRegex(done.stderr, r'^error: .*port=99999.* 65535.*\n$')
 

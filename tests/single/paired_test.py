@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from tests.support import commands
 from trainer import api
 from trainer.errors import UserError
-from trainer.evaluation.paired import differences
+from trainer.tools.paired import differences
 
 
 def rmse(y, p, sample_weight):
@@ -78,11 +78,11 @@ class RunsTest(tf.test.TestCase):
     self.assertLess(table['high'][0], 0, 'users tell more than items do')
     out, run_dirs = f'{folder}/page.html', [run.run_dir for run in found]
     data = ['--data', f'{folder}/new.csv']
-    done = commands.run('-m', 'trainer.report', *run_dirs, *data, '--out', out)
+    done = commands.run('-m', 'trainer.cli.report', *run_dirs, *data, '--out', out)
     self.assertEqual(done.returncode, 0, done.stderr)
     page = pathlib.Path(out).read_text(encoding='utf-8').partition('>On the same samples</h2>')[2]
     self.assertIn(f'<td>{table["difference"][0]:.4g}</td>', page)
-    done = commands.run('-m', 'trainer.report', run_dirs[0], *data)
+    done = commands.run('-m', 'trainer.cli.report', run_dirs[0], *data)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertIn('error: --data: found one RUN_DIR', done.stderr)
 

@@ -748,7 +748,7 @@ class BadInputTest(PrepareTestCase):
       'model': {'interactions': ['linear']},
     }
     flags = '--config', self.write('c.yaml', json.dumps(tree)), '--out', self.path('out')
-    done = commands.run('-m', 'trainer.prepare', *flags)
+    done = commands.run('-m', 'trainer.cli.prepare', *flags)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertIn(
       f"error: {raw}:3: column 'click': found '7'; wanted 0 or 1; data.label_positive says which "
@@ -756,7 +756,7 @@ class BadInputTest(PrepareTestCase):
       done.stderr,
     )
     self.assertNotIn('Traceback', done.stderr)
-    done = commands.run('-m', 'trainer.prepare', *flags, '--set', 'data.max_bad_share=0.5')
+    done = commands.run('-m', 'trainer.cli.prepare', *flags, '--set', 'data.max_bad_share=0.5')
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn('train/a/day: 1 samples, 1 features, 1 bad records dropped', done.stdout)
     self.assertCountEqual(os.listdir(self.path('out', 'train')), ['a+day', 'b+day'])

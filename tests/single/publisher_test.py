@@ -349,7 +349,7 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
   def test_a_row_that_is_damaged_while_it_is_served_is_refused_and_fetched_again(self):
     self.export('base')
     folder = os.path.join(self.folder, 'store')
-    words = '-m', 'trainer.publish', '--run_dir', f'{self.folder}/run', '--to', folder, '--once'
+    words = '-m', 'trainer.cli.publish', '--run_dir', f'{self.folder}/run', '--to', folder, '--once'
 
     def publish():
       self.assertEqual(commands.run(*words).returncode, 0)
@@ -467,7 +467,7 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
   def test_commands_outlive_files_that_are_harmed_while_they_are_open(self):
     run_dir, folder = f'{self.folder}/run', f'{self.folder}/store'
     publisher = commands.start(
-      *('-m', 'trainer.publish', '--run_dir', run_dir, '--to', folder), stdout=subprocess.PIPE
+      *('-m', 'trainer.cli.publish', '--run_dir', run_dir, '--to', folder), stdout=subprocess.PIPE
     )
     self.addCleanup(publisher.kill)
     newest = self.export('base')
@@ -479,7 +479,7 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     published()
     log = self.enter_context(open(f'{self.folder}/log', 'w+', encoding='utf-8'))
     server = commands.start(
-      *('-m', 'trainer.serve', '--store', folder, '--port', '0'), stdout=log, stderr=log
+      *('-m', 'trainer.cli.serve', '--store', folder, '--port', '0'), stdout=log, stderr=log
     )
     self.addCleanup(server.kill)
     sample = {slot: [text] for slot, text in dict(self.run_.keys)}
@@ -539,7 +539,7 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
 
     def publish(status, told):
       flags = '--run_dir', run_dir, '--to', path, '--once'
-      done = commands.run('-m', 'trainer.publish', *flags)
+      done = commands.run('-m', 'trainer.cli.publish', *flags)
       self.assertEqual(done.returncode, status, done.stderr)
       lines = (done.stderr if status else done.stdout).splitlines()
       self.assertRegex(lines[-1], told)
@@ -557,14 +557,14 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     self.run_ = Run(os.path.join(self.folder, 'other'), seed=9)
     self.export('base')
     flags = '--run_dir', f'{self.folder}/other', '--to', path, '--once'
-    told = commands.run('-m', 'trainer.publish', *flags).stdout
+    told = commands.run('-m', 'trainer.cli.publish', *flags).stdout
     held = f'held version 2 (000002-delta), which is no export that {self.folder}/other has now'
     wanted = f'{time}{path}: {re.escape(held)}; replaced. Runs that are all to be served need'
     self.assertRegex(told, wanted)
 
   def test_the_command_waits_for_a_run_dir(self):
     run_dir, path = os.path.join(self.folder, 'run'), os.path.join(self.folder, 'store')
-    words = '-m', 'trainer.publish', '--run_dir', run_dir, '--to', path
+    words = '-m', 'trainer.cli.publish', '--run_dir', run_dir, '--to', path
     done = commands.run(*words, '--once')
     self.assertEqual(done.returncode, 2)
     self.assertEqual(

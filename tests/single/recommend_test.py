@@ -26,20 +26,20 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError, UserError
-from trainer.evaluation.ranker import Ranker
-from trainer.serving.item_search import ItemSearch
+from trainer.retrieval import items as item_files
+from trainer.retrieval.item_search import ItemSearch
+from trainer.retrieval.items import Change, Items
+from trainer.retrieval.ranker import Ranker
+from trainer.retrieval.recommend import Recommender
 from trainer.serving.limits import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.plain_columns import Shared
 from trainer.serving.publisher import Publisher
-from trainer.serving.recommend import Recommender
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
 from trainer.serving.versioned_store import open_store
 from trainer.storage import chain, export_writer
-from trainer.storage import items as item_files
 from trainer.storage.chain import RowExport
-from trainer.storage.items import Change, Items
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 
@@ -99,7 +99,7 @@ class ServedTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, f'^{told} of interactions$'):
       self.run_.importance(f'{self.folder}/valid.csv')
     flags = '--run_dir', self.cfg.run_dir, '--importance', '--data', f'{self.folder}/valid.csv'
-    done = commands.run('-m', 'trainer.inspect', *flags)
+    done = commands.run('-m', 'trainer.cli.inspect', *flags)
     self.assertEqual((done.returncode, done.stderr), (2, f'error: --{told} of interactions\n'))
 
   def test_recommends_what_the_run_does(self):
@@ -283,11 +283,11 @@ class PairTest(tf.test.TestCase):
       )
 
     flags = '--run_dir', finder_dir, '--retrieve_run_dir', ranker_dir
-    refused = commands.run('-m', 'trainer.serve', *flags)
+    refused = commands.run('-m', 'trainer.cli.serve', *flags)
     self.assertEqual(refused.returncode, 2)
     self.assertIn('--retrieve_run_dir: found a run without model.retrieval', refused.stderr)
     for found, flags in (('both', ['--run_dir=r', '--store=s']), ('neither', [])):
-      refused = commands.run('-m', 'trainer.serve', *flags)
+      refused = commands.run('-m', 'trainer.cli.serve', *flags)
       wanted = f'error: --run_dir, --store: found {found}; wanted one of them\n'
       self.assertEqual((refused.returncode, refused.stderr), (2, wanted))
 

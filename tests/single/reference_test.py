@@ -5,7 +5,8 @@ import pathlib
 import tensorflow as tf
 import yaml
 
-from trainer import config, reference
+from trainer import config
+from trainer.cli import reference
 from trainer.config import schema_text
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -23,7 +24,7 @@ model: {interactions: [linear, dnn]}
 class ReferenceTest(tf.test.TestCase):
   def test_the_page_is_current(self):
     committed = (ROOT / 'docs' / 'config.md').read_text(encoding='utf-8')
-    wanted = 'python -m trainer.reference > docs/config.md'
+    wanted = 'python -m trainer.cli.reference > docs/config.md'
     self.assertEqual(committed, reference.page(), f'make it again: {wanted}')
 
   def test_every_key_has_a_meaning(self):

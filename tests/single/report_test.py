@@ -22,8 +22,8 @@ import trainer
 from tests.support import commands, runs
 from trainer import config
 from trainer.errors import UserError
-from trainer.reporting import comparison, figures, findings, report, summary
-from trainer.reporting.runs import read_run
+from trainer.tools import comparison, figures, findings, report, summary
+from trainer.tools.runs import read_run
 
 BROWSER = next(
   filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), ''
@@ -285,7 +285,7 @@ class PageTest(tf.test.TestCase):
       ([], 'error: found no RUN_DIR'),
       ([self.folder], f'error: {self.folder}: no config.yaml there; wanted the run_dir'),
     ):
-      done = commands.run('-m', 'trainer.report', *arguments)
+      done = commands.run('-m', 'trainer.cli.report', *arguments)
       self.assertEqual(done.returncode, 2, done.stderr)
       self.assertStartsWith(done.stderr.splitlines()[-1], wanted)
 
@@ -739,7 +739,7 @@ class PlaceTest(tf.test.TestCase):
     self.run_dir = runs.write_run(f'{self.folder}/run', runs.healthy_events())
 
   def report(self, out, stdout=None):
-    return commands.start('-m', 'trainer.report', self.run_dir, '--out', out, stdout=stdout)
+    return commands.start('-m', 'trainer.cli.report', self.run_dir, '--out', out, stdout=stdout)
 
   def test_the_report_goes_to_pipes_and_devices(self):
     out = f'{self.folder}/out'

@@ -8,7 +8,8 @@ import yaml
 
 from tests.support import commands
 from tests.support.runs import begin
-from trainer import config, resolve
+from trainer import config
+from trainer.cli import resolve
 from trainer.config import schema_text
 from trainer.errors import UserError
 
@@ -79,13 +80,13 @@ class ResolveTest(tf.test.TestCase):
   def test_a_run_dir_without_a_run(self):
     with self.assertRaisesRegex(UserError, f'{self.folder}: no given.yaml there; wanted the run_d'):
       resolve.resolved(str(self.folder))
-    done = commands.run('-m', 'trainer.resolve', '--run_dir=nope')
+    done = commands.run('-m', 'trainer.cli.resolve', '--run_dir=nope')
     wanted = 'error: --run_dir nope: no run there; wanted the run_dir of a training run\n'
     self.assertEqual((done.returncode, done.stderr), (2, wanted))
 
   def test_files_that_are_not_there(self):
     for flags in (['--config=nope'], ['--diff', self.path, 'nope']):
-      done = commands.run('-m', 'trainer.resolve', *flags)
+      done = commands.run('-m', 'trainer.cli.resolve', *flags)
       wanted = 'error: nope: no such file; wanted a YAML file\n'
       self.assertEqual((done.returncode, done.stderr), (2, wanted))
 

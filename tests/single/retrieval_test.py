@@ -30,13 +30,13 @@ from trainer.data.features import hash_keys
 from trainer.data.passes import passes
 from trainer.errors import ConfigError, UserError
 from trainer.evaluation.finished_run import open_run
-from trainer.evaluation.ranker import Ranker
-from trainer.evaluation.recommendations import recommendations
 from trainer.job.job import Job
 from trainer.model import ranking
-from trainer.model.retrieval_losses import bpr, leave_out, softmax
 from trainer.reporting.status import Status
-from trainer.storage import items as item_files
+from trainer.retrieval import items as item_files
+from trainer.retrieval.losses import bpr, leave_out, softmax
+from trainer.retrieval.ranker import Ranker
+from trainer.retrieval.recommendations import recommendations
 from trainer.training.step import TrainStep
 
 LOSSES = (
@@ -302,7 +302,7 @@ class RunTest(tf.test.TestCase):
     ):
       out = f'{self.folder}/{name}'
       flags = '--run_dir', cfg.run_dir, '--data', path, '--out', out, '--checkpoint', 'last'
-      done = commands.run('-m', 'trainer.predict', *flags, '--k', '5', *options)
+      done = commands.run('-m', 'trainer.cli.predict', *flags, '--k', '5', *options)
       self.assertEqual(done.returncode, 0, done.stderr)
       self.assertIn(f'20 recommendations for 4 samples in {out}', done.stderr)
       table = pd.read_csv(out, dtype={'item': str})
@@ -345,7 +345,7 @@ class RunTest(tf.test.TestCase):
 
     def export(kind):
       flags = '--run_dir', cfg.run_dir, '--kind', kind, '--checkpoint', 'last'
-      return commands.run('-m', 'trainer.export', *flags)
+      return commands.run('-m', 'trainer.cli.export', *flags)
 
     for kind in ('items', 'saved_model'):
       self.assertEqual(export(kind).returncode, 0)

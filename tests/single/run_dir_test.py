@@ -148,10 +148,10 @@ class RunDirTest(tf.test.TestCase):
     other += "this config 'nix'; wanted the same, or another --run_dir"
     missing = f"{log}:1: no column 'foo' (slot 'foo') among 3 columns"
     for change, wanted, command in (
-      ('data.label=nix', other, ('trainer.evaluate', '--data', log)),
-      ('data.label=nix', other, ('trainer.predict', '--data', log, '--out', '-')),
-      ('data.label=nix', other, ('trainer.export', '--kind', 'base', '--out', f'{run_dir}/x')),
-      ('data.slots.0.name=foo', missing, ('trainer.predict', '--data', log, '--out', '-')),
+      ('data.label=nix', other, ('trainer.cli.evaluate', '--data', log)),
+      ('data.label=nix', other, ('trainer.cli.predict', '--data', log, '--out', '-')),
+      ('data.label=nix', other, ('trainer.cli.export', '--kind', 'base', '--out', f'{run_dir}/x')),
+      ('data.slots.0.name=foo', missing, ('trainer.cli.predict', '--data', log, '--out', '-')),
     ):
       done = commands.run('-m', *command, '--run_dir', run_dir, '--set', change)
       self.assertEqual((done.returncode, done.stdout), (2, ''))

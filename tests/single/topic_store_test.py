@@ -11,11 +11,11 @@ import tensorflow as tf
 
 from tests.support import topics
 from tests.support.exports import Run, events
-from trainer.data import topic
 from trainer.errors import UserError
 from trainer.serving.publisher import Publisher
-from trainer.serving.topic_store import TopicStore
 from trainer.serving.versioned_store import open_store
+from trainer.topics import topic
+from trainer.topics.topic_store import TopicStore
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / 'examples' / 'topic_table.py'
 
@@ -85,7 +85,7 @@ class TopicStoreTest(topics.ClusterTest):
       self.check(copy, sequence)
 
   def test_a_cluster_that_is_away_is_told(self):
-    with mock.patch('trainer.data.topic.SECONDS_TO_ANSWER', 0.2):
+    with mock.patch('trainer.topics.topic.SECONDS_TO_ANSWER', 0.2):
       with self.assertRaisesRegex(UserError, 'data.topic: x: .*'):
         open_store('kafka://127.0.0.1:1/x', '--to', writable=True).version()
 

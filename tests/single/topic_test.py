@@ -21,15 +21,16 @@ from tests.support.states import state_of
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config
 from trainer.comm.communicator import SingleProcess
-from trainer.data import file_system, topic, values
+from trainer.data import file_system, values
 from trainer.data.conversion import prepare_pass
 from trainer.data.file_system import refusing
-from trainer.data.topic import Span, Spans
 from trainer.errors import BadPass, ConfigError, UserError
 from trainer.job import stop_request, stream
 from trainer.job.callback import Callback
 from trainer.job.job import Job
-from trainer.job.topic_passes import TopicPasses, shared
+from trainer.topics import topic
+from trainer.topics.topic import Span, Spans
+from trainer.topics.topic_passes import TopicPasses, shared
 from trainer.training.step import TrainStep
 
 COLUMNS = ('user', 'item', 'price', 'click')

@@ -13,8 +13,8 @@ import yaml
 
 from trainer import config
 from trainer.errors import UserError
-from trainer.reporting import trackers
 from trainer.reporting.events import EventLog
+from trainer.tools import trackers
 
 BIN = {'name': 'bin', 'from': {'bins': 'price', 'quantiles': 3}}
 MEASURED = {'data.slots.2.from.boundaries': [1.0, 2.0]}

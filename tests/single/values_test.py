@@ -16,7 +16,8 @@ import pyarrow.parquet
 import tensorflow as tf
 
 from tests.support.scorer import served
-from trainer import config, frames
+from trainer import config
+from trainer.data import frames
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.conversion import prepare_pass, prepare_table
 from trainer.data.features import hash_keys

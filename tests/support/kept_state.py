@@ -235,7 +235,7 @@ def evaluated(folder: str, start: Start, *flags: str) -> dict[str, float]:
 
 def served(folder: str, start: Start, *flags: str, method: str = 'predict') -> Any:
   """Returns what ctr-serve answers to the samples of log/test.csv, and its version."""
-  words = '-m', 'trainer.serve', '--port', '0', *flags
+  words = '-m', 'trainer.cli.serve', '--port', '0', *flags
   server = start(*words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
   try:
     port = next(int(m[1]) for m in map(re.compile(r'http://.*:(\d+)/').search, server.stdout) if m)

@@ -116,7 +116,7 @@ def loss_of(
 
   Args:
     cfg: its config.
-    batch: as trainer.training.catalogue.Catalogue.for_step returned it.
+    batch: as trainer.retrieval.catalogue.Catalogue.for_step returned it.
     vectors: of every key.
     of_pass: the pass, as batches of the slots user and item.
   """

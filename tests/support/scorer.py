@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from trainer.retrieval.recommend import Recommender
 from trainer.serving import processes
 from trainer.serving.http import App
 from trainer.serving.http_server import server as server_of
 from trainer.serving.limits import Limits
-from trainer.serving.recommend import Recommender
 from trainer.serving.rest import Request
 from trainer.serving.scorer import Scores
 from trainer.serving.service import Service

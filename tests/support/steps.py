@@ -104,7 +104,7 @@ def train(step: Step, batch: SlotBatch, has_next: bool = False) -> StepCounts:
 
 
 def scores(step: Step, cfg: config.Config, columns: Mapping[str, list], size: int) -> Any:
-  """What the scorer of trainer.serve gives for raw columns, with the rows of a step's store."""
+  """What the scorer of trainer.cli.serve gives for raw columns, with the rows of a step's store."""
   kinds = [layer.kind for layer in cfg.model.all_interactions().values()]
   scorer = Scorer(config.dump(cfg), kinds)
   dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(step.dense.model.variables)}

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from absl import logging
 
 from trainer import config
-from trainer.data import csv_format, file_system, parquet_format, topic
+from trainer.data import csv_format, file_system, parquet_format
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
@@ -30,6 +30,7 @@ from trainer.data.values import as_text, canonical, one_each, trim
 from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, crc32_of_stream, sync_directory
 from trainer.plain_data import JsonObject
+from trainer.topics import topic
 
 # Threads that parse; reading and writing go on beside them.
 THREADS = min(8, max(2, len(os.sched_getaffinity(0))))

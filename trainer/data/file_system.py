@@ -319,7 +319,7 @@ def refusing(path: str) -> Iterator[None]:
 
 
 def is_span(path: str) -> bool:
-  """Returns whether a path is that of messages of a topic (trainer.data.topic)."""
+  """Returns whether a path is that of messages of a topic (trainer.topics.topic)."""
   return path.startswith(SPAN)
 
 

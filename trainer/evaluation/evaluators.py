@@ -20,7 +20,6 @@ from trainer.data.features import SlotBatch
 from trainer.data.parse import BLANK_GROUP
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
-from trainer.evaluation.ranker import Ranker
 from trainer.model.calibration import (
   SlotCalibration,
   deciles,
@@ -32,6 +31,7 @@ from trainer.model.calibration import (
 from trainer.model.metrics import MetricSums, group_auc_sums, result
 from trainer.model.ranking import judge
 from trainer.plain_data import Json, JsonObject
+from trainer.retrieval.ranker import Ranker
 from trainer.training.inputs import Inputs
 
 

@@ -9,12 +9,13 @@ from absl import logging
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass, same_samples
 from trainer.embedding.row_table import table_counts
-from trainer.evaluation import gate, plateau
+from trainer.evaluation import plateau
 from trainer.evaluation.evaluators import evaluation_of
-from trainer.evaluation.importance import MOST_AT_END, slot_importance
 from trainer.files import to_json
 from trainer.plain_data import JsonObject
 from trainer.reporting.metric_text import no_judge, worse_than_constant
+from trainer.tools import gate
+from trainer.tools.importance import MOST_AT_END, slot_importance
 from trainer.training.advice import FEW_STEPS, few_clicks, why_worse_than_constant
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text

@@ -5,10 +5,10 @@ import time
 import numpy as np
 
 from trainer.data.file_system import modified
-from trainer.evaluation.ranker import Ranker
-from trainer.evaluation.recommendations import texts_of_items
+from trainer.retrieval.items import Items
+from trainer.retrieval.ranker import Ranker
+from trainer.retrieval.recommendations import texts_of_items
 from trainer.storage import chain, export_writer
-from trainer.storage.items import Items
 from trainer.storage.kept_texts import texts_by_key
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog

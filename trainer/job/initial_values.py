@@ -4,9 +4,9 @@ import numpy as np
 
 from trainer import config
 from trainer.data.features import dense_stats
-from trainer.data.item_table import ItemTable
 from trainer.data.prepared import PreparedPass
 from trainer.model.click_model import first_biases
+from trainer.retrieval.item_table import ItemTable
 from trainer.training.run_state import Progress
 from trainer.training.step import Step
 

@@ -10,12 +10,10 @@ from absl import logging
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.command_line import wrapped
-from trainer.data.item_table import ItemTable
 from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, Stopped, UserError
-from trainer.evaluation import drift
 from trainer.evaluation.validation import Validation
 from trainer.job.callback import Callback
 from trainer.job.day_end import end_day
@@ -27,8 +25,10 @@ from trainer.job.stop_request import StopRequest
 from trainer.job.stream import End, EndDay, Stream, TrainPass, Wait
 from trainer.reporting import closing
 from trainer.reporting.status import Status
+from trainer.retrieval.item_table import ItemTable
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
+from trainer.tools import drift
 from trainer.training.advice import nothing_left, placed
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep

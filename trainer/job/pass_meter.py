@@ -6,14 +6,14 @@ import time
 import numpy as np
 
 from ops.sharding import shards_of
-from trainer.data.item_table import ItemTable
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.row_table import table_counts
 from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
-from trainer.evaluation import gate
 from trainer.model.metrics import State, result
 from trainer.plain_data import JsonObject
 from trainer.reporting.live_line import short_name
+from trainer.retrieval.item_table import ItemTable
+from trainer.tools import gate
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text
 from trainer.training.run_state import Progress

@@ -11,8 +11,8 @@ from trainer import config
 from trainer.data.file_system import is_remote, is_span, modified
 from trainer.data.passes import Pass, announced, days_ahead, in_order, is_date, passes
 from trainer.errors import UserError, printable
-from trainer.job.topic_passes import TopicPasses
 from trainer.plain_data import JsonObject
+from trainer.topics.topic_passes import TopicPasses
 from trainer.training.ledger import TRAINED, Entry, entry_of, refused_entry, stamp, stamp_if_any
 from trainer.training.run_state import RunState
 

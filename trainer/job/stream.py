@@ -22,8 +22,8 @@ from trainer.data.passes import (
 from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError
 from trainer.job.ready_passes import ReadyPasses
-from trainer.job.topic_passes import note_read, pass_over
 from trainer.plain_data import Json, JsonObject
+from trainer.topics.topic_passes import note_read, pass_over
 from trainer.training.ledger import (
   TRAINED,
   Entry,

@@ -12,7 +12,7 @@ from trainer.config import BUILT_IN, Config, Interaction
 from trainer.embedding.layer_inputs import NEEDS, HistoryVectors, LayerInputs, with_fields
 from trainer.errors import UserError, nearest, one_line
 from trainer.model.click_model import CTRModel
-from trainer.model.retrieval import RetrievalModel, build_retrieval
+from trainer.retrieval.model import RetrievalModel, build_retrieval
 
 # Constructor arguments of layers that the builder passes; the config cannot set them.
 PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width')

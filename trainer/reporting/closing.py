@@ -11,11 +11,11 @@ import rich.console
 import rich.table
 
 from trainer import config, files
-from trainer.reporting import report
-from trainer.reporting.findings import faults
 from trainer.reporting.live_line import short_name, shortened
 from trainer.reporting.metric_text import decimals, half_interval, metric_text, plus_minus
-from trainer.reporting.runs import RecordedRun, read_run
+from trainer.tools import report
+from trainer.tools.findings import faults
+from trainer.tools.runs import RecordedRun, read_run
 
 # The columns of the closing table: title, field of the event, format.
 TABLE_COLUMNS = (

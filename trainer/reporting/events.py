@@ -16,8 +16,8 @@ from absl import logging
 from trainer.config import METRICS, RANKING_METRICS, Config
 from trainer.errors import one_line
 from trainer.plain_data import Json, JsonObject
-from trainer.reporting import trackers
 from trainer.reporting.tensorboard import TensorBoard
+from trainer.tools import trackers
 
 # The fields that TensorBoard and MLflow show.
 SCALARS = (

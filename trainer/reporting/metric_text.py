@@ -3,8 +3,8 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from trainer.model.slice_metrics import Z, auc_interval_of, class_sizes
 from trainer.plain_data import Json
+from trainer.tools.slice_metrics import Z, auc_interval_of, class_sizes
 
 FEW_CLICKS = 1000  # with fewer, AUC is told with ±
 SMALL_ERROR = 0.1  # smaller errors have more decimals, so that enough digits are shown

@@ -20,10 +20,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainer.errors import UserError, nearest
+from trainer.retrieval.recommend import Recommender
 from trainer.serving import rest
 from trainer.serving.limits import Limits, Refused
 from trainer.serving.processes import Member, summed
-from trainer.serving.recommend import Recommender
 from trainer.serving.scorer import BadRequest
 from trainer.serving.service import NotAnswered, NotReady, Service
 from trainer.serving.sparing_log import SparingLog

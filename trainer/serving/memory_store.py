@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ops.row_store import RowStore
-from trainer.serving.item_search import ItemSearch
+from trainer.retrieval.item_search import ItemSearch
 from trainer.serving.served_rows import ServedRows
 from trainer.serving.versioned_store import (
   LookedUpRows,

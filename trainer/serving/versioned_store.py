@@ -21,7 +21,7 @@ import numpy as np
 from ops.row_store import RowStore
 from trainer.data.values import places, ranges
 from trainer.errors import UserError, fit_to_print
-from trainer.serving.item_search import ItemSearch
+from trainer.retrieval.item_search import ItemSearch
 from trainer.storage.chain import RowExport, Rows
 
 _TRIES = 3  # to read a row store that changes
@@ -285,7 +285,7 @@ def open_store(
 
       return RedisStore(address, password)
     if scheme == 'kafka':
-      from trainer.serving.topic_store import TopicStore
+      from trainer.topics.topic_store import TopicStore
 
       return TopicStore(address, settings)
   except ModuleNotFoundError as e:

@@ -3,7 +3,7 @@
     exports/000012-base/  000013-delta/ …      rows; export_writer.py describes the files
     exports/saved_model/14/  dense_model/15/   models, in TensorFlow Serving's layout NAME/VERSION
     exports/items/16/                          a base of a run with model.retrieval, with the
-                                               vectors of its items (`trainer.storage.items`)
+                                               vectors of its items (`trainer.retrieval.items`)
 
 An export's number is called its *sequence*. Exports of all kinds are counted together.
 """
@@ -25,7 +25,7 @@ from trainer import files
 from trainer.data.features import HASH_BITS
 from trainer.errors import DataLoss
 from trainer.plain_data import JsonObject
-from trainer.storage import items as item_files
+from trainer.retrieval import items as item_files
 
 ROW_KINDS = ('base', 'delta', 'items')
 MODEL_KINDS = ('saved_model', 'dense_model')

@@ -15,7 +15,7 @@
     exports/000013-delta/ …
     exports/saved_model/14/  dense_model/15/   TensorFlow Serving's layout
     exports/items/16/                   a base of a run with model.retrieval: the rows that its
-                                        query tower reads, and its items (trainer.storage.items)
+                                        query tower reads, and its items (trainer.retrieval.items)
 
 **Chains.** A base and the deltas after it form a *chain*; each delta's manifest names the chain's
 `base` and the `previous` export. To *replay* it: take the base's rows; for each delta in order,
@@ -81,10 +81,10 @@ from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.embedding.row_table import RowTable
 from trainer.errors import UserError, one_line
 from trainer.plain_data import JsonObject
+from trainer.retrieval import items as item_files
+from trainer.retrieval.items import Change, Items
 from trainer.storage import chain, dense_model, export_rows, saved_model
-from trainer.storage import items as item_files
 from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, name_of, part_name, path_of
-from trainer.storage.items import Change, Items
 from trainer.storage.row_files import COUNTED_SCHEMA, SCHEMA
 
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports

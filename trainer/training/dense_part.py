@@ -12,7 +12,6 @@ from ops.library import TensorLike
 from ops.row_store import PulledRows
 from trainer import config
 from trainer.data.features import SlotBatch
-from trainer.data.item_table import ItemTable
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.embedding import Embedding
 from trainer.embedding.layer_inputs import LayerInputs
@@ -21,6 +20,7 @@ from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
 from trainer.model.metrics import MetricSums
+from trainer.retrieval.item_table import ItemTable
 from trainer.runtime import HOST, dense_device
 from trainer.training.schedule import Rates
 

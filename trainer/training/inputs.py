@@ -22,7 +22,6 @@ from trainer.data.conversion import (
 )
 from trainer.data.features import SlotBatch
 from trainer.data.file_system import LogFile, exists, is_span, normal, refusing
-from trainer.data.item_table import ItemTable, config_of_items
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import META, PreparedPass, is_prepared, same_samples
@@ -31,6 +30,7 @@ from trainer.errors import UserError
 from trainer.files import UNFINISHED
 from trainer.plain_data import Plain
 from trainer.reporting.live_line import short_name
+from trainer.retrieval.item_table import ItemTable, config_of_items
 from trainer.training.ledger import TRAINED, Ledger
 from trainer.training.step import Staged, Step
 

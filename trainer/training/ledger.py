@@ -17,10 +17,10 @@ from trainer.data.file_system import LogFile, absolute, exists, is_remote, is_sp
 from trainer.data.pass_files import files_of, stamp_of
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
-from trainer.data.topic import Spans
 from trainer.errors import UserError
 from trainer.files import crc32_of_stream
 from trainer.plain_data import Json, JsonObject
+from trainer.topics.topic import Spans
 
 FILE = 'ledger.jsonl'
 TRAINED = frozenset({'trained', 'late'})

@@ -50,7 +50,7 @@ class Progress:
   refused_in_a_row: int = 0  # passes refused since one was trained on
   # When the last pass was trained on, in seconds since 1970; for data.close_day_after_hours.
   last_time: float | None = None
-  withheld: str | None = None  # why nothing is exported (trainer.evaluation.gate)
+  withheld: str | None = None  # why nothing is exported (trainer.tools.gate)
   gate_reference: JsonObject | None = None  # what the next pass is compared with
   bins: JsonObject = dataclasses.field(default_factory=dict)  # samples by bin (evaluation.drift)
   first_step: int = 0  # steps of the run of --init_from, which train.schedule does not count
@@ -63,7 +63,7 @@ class Progress:
   # Tasks whose bias has not been set yet, as no pass had labels of both classes.
   unset_biases: list[str] = dataclasses.field(default_factory=list)
   # By topic: `offsets`, the next one of each partition; `time`, the beginning of the last pass's
-  # window in ms since 1970; and by what the topic is known again (trainer.job.topic_passes).
+  # window in ms since 1970; and by what the topic is known again (trainer.topics.topic_passes).
   topics: dict[str, JsonObject] = dataclasses.field(default_factory=dict)
   delta_due: bool = False  # a delta was due after the last pass, and is not written
 

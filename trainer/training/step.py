@@ -19,10 +19,10 @@ from trainer.embedding.exchange import Routing, rows_of
 from trainer.embedding.row_table import RowTable
 from trainer.embedding.stores import make_store
 from trainer.errors import BadPass
+from trainer.retrieval.dense_part import RetrievalPart
 from trainer.runtime import HOST
 from trainer.training.advice import huge_value, lower_rates
 from trainer.training.dense_part import DensePart
-from trainer.training.retrieval_part import RetrievalPart
 
 
 def batch_spec(cfg: config.Config) -> SlotBatch:

@@ -1,0 +1,388 @@
+"""Cuts a topic into passes, which are spans of offsets of each partition.
+
+`Progress.topics`, and so each checkpoint, has the offsets of the next messages: every message is
+trained on once, as the state sees it. It also has the last message that was read of each partition,
+by which a topic that was made anew under the same name is told from the one that was trained on.
+Each cut lies in cuts.json before anyone trains on it, so that a run which goes on from an earlier
+state cuts the same passes again.
+"""
+
+import contextlib
+import json
+import math
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from absl import logging
+
+from trainer import config
+from trainer.data.passes import Pass
+from trainer.errors import UserError
+from trainer.files import whole_file
+from trainer.plain_data import Json, JsonObject
+from trainer.topics.topic import DAY_MS, Away, Expired, Known, Span, Spans, Topic, another, expired
+from trainer.training.ledger import Ledger
+from trainer.training.run_state import Progress, RunState
+
+FILE = 'cuts.json'
+MOST_READY = 16  # passes that are cut ahead
+_KEPT_CUTS = 1000
+_LEAST_PAUSE, _MOST_PAUSE = 0.1, 30.0  # seconds between questions to the cluster
+
+
+def _name(topic: str, offsets: Mapping[str, int]) -> str:
+  """Returns the name of the pass that begins with these offsets: the topic, and their sum."""
+  return f'{topic}-{sum(offsets.values())}'
+
+
+def pass_over(topic: str, progress: Progress, ledger: Ledger) -> None:
+  """Moves the next offsets behind the passes that have their fate. Every process calls it."""
+  place = progress.topics.setdefault(topic, {'offsets': {}, 'time': None})
+  settled = {e.name: e.path for e in ledger if e.fate != 'entered'}
+  while path := settled.get(_name(topic, place['offsets'])):
+    spans = Spans.of(path)
+    place = place | {'offsets': place['offsets'] | spans.ends, 'time': spans.time}
+  progress.topics[topic] = place
+
+
+def note_read(topic: str, progress: Progress, meta: Mapping[str, Json]) -> None:
+  """Notes by what a topic is known again, from the meta.json of a pass. Every process calls it."""
+  place = progress.topics[topic]
+  known = place.get('known', {}) | meta.get('known', {})  # a pass of 0.2.0 has none
+  progress.topics[topic] = place | {'known': known, 'cluster': meta.get('cluster')}
+
+
+def shared(available: Mapping[str, int], total: int) -> dict[str, int]:
+  """Shares `total` messages among partitions: equally, except where one has fewer available."""
+  shares: dict[str, int] = {}
+  while True:
+    rest = [p for p in available if p not in shares]
+    share, more = divmod(total - sum(shares.values()), max(1, len(rest)))
+    equal = {p: share + (i < more) for i, p in enumerate(rest)}
+    short = {p: available[p] for p in rest if available[p] < equal[p]}
+    if not short:
+      return shares | equal
+    shares |= short
+
+
+class _Place(NamedTuple):
+  """Where a pass begins: the next offset of each partition, and the window of the pass before.
+
+  `known` are the last messages that were read, by partition, and `cluster` is the id of theirs.
+  """
+
+  offsets: dict[str, int]
+  time: int | None
+  known: Mapping[str, Sequence[int]] = {}
+  cluster: str | None = None
+
+
+class _Ahead(NamedTuple):
+  """Offsets and times of a partition's messages that were read ahead, to its offset `end`."""
+
+  end: int
+  offsets: np.ndarray = np.zeros([0], np.int64)
+  times: np.ndarray = np.zeros([0], np.int64)
+
+  def within(self, low: float, high: float) -> 'list[tuple[int, int]]':
+    """Returns offset and time of the first message in [low, high), and of the earliest one."""
+    chosen = np.flatnonzero((self.times >= low) & (self.times < high))
+    both = chosen[[0, self.times[chosen].argmin()]] if len(chosen) else chosen
+    return [(int(self.offsets[i]), int(self.times[i])) for i in both]
+
+
+def _crc32(cuts: JsonObject) -> int:
+  return zlib.crc32(json.dumps(cuts).encode())  # the order counts: the oldest cut is first
+
+
+class TopicPasses:
+  """Finds the passes of data.topic that are ready. Only process 0 calls its methods.
+
+  Attributes:
+    waiting_for: what it waits for, for the user.
+    cut_at: {name of a pass that is ready: when it was cut}.
+  """
+
+  def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
+    self._topic, self._days_ahead = cfg.data.topic, cfg.data.max_days_ahead
+    self._state, self._clock = state, clock
+    self._path = os.path.join(cfg.run_dir, FILE)
+    self._client: Topic | None = None
+    self._file: JsonObject | None = None  # of `begin`, offsets, and `cuts`, by name
+    self._ahead: dict[str, _Ahead] = {}
+    self._bounds: dict[str, Span] = {}
+    self._grew: dict[str, float] = {}  # when partitions had a new end
+    self._look_again, self._pause, self._is_away = -math.inf, _LEAST_PAUSE, False
+    self._since = clock()  # when the last pass was cut
+    self._committed: dict[str, int] = {}
+    self._checked: str | None = ''  # the cluster in which the topic was found to be the same
+    self._told: set[str] = set()
+    self.waiting_for, self.cut_at = f'records of {cfg.data.stream}', {}
+
+  def look(self) -> list[Pass]:
+    """Returns the passes that are ready, in order, and cuts as many as there are."""
+    known, place = {e.path for e in self._state.ledger}, self._place()
+    self._ask(place)
+    ready, is_same = dict[str, Pass](), False
+    while len(ready) < MOST_READY:
+      name = _name(self._topic.topic, place.offsets)
+      cut = self._cuts()['cuts'].get(name)
+      if cut is None or cut['after'] != place.offsets:
+        try:
+          if (spans := self._cut(place)) and not is_same:
+            self._check_same(self._place(), most=1)
+            is_same = True
+        except Away as e:
+          spans = self._wait_for_it(e)
+        if spans is None:
+          break
+        cut = {'after': place.offsets, 'path': spans.path, 'at': self._clock()}
+        self._cuts()['cuts'][name] = cut
+        self._write()
+        self._since = self._clock()
+      spans = Spans.of(cut['path'])
+      for p, span in spans.parts.items() if self._bounds else ():
+        if span.end > (end := self._bounds.get(p, Span(0, 0)).end):
+          told = f'wants the messages of partition {p} to offset {span.end}, which has {end}'
+          raise self._damaged(f'its pass {name} {told}')
+      self.cut_at[name] = cut['at']
+      if cut['path'] not in known:
+        ready[name] = Pass(name, cut['path'], spans.day if self._topic.days else 0)
+      place = _Place(place.offsets | spans.ends, spans.time)
+    self.cut_at = {name: self.cut_at[name] for name in ready}
+    return list(ready.values())
+
+  def figures(self, data_pass: Pass) -> JsonObject:
+    """Returns fields of the event of a pass: messages behind it, as last seen, and lost before."""
+    spans, offsets = Spans.of(data_pass.path), self._place().offsets
+    ends = offsets | spans.ends
+    lag = {p: max(0, span.end - ends.get(p, span.start)) for p, span in self._bounds.items()}
+    lost = sum(span.start - offsets.get(p, span.start) for p, span in spans.parts.items())
+    return {'lag': sum(lag.values()), 'lag_by_partition': lag, 'lost_messages': lost}
+
+  def _place(self) -> _Place:
+    """Returns the place in the topic behind the passes that have their fate."""
+    place = self._state.progress.topics.get(self._topic.topic)
+    return _Place(**place) if place else _Place({}, None)
+
+  def _cuts(self) -> JsonObject:
+    if self._file is None:
+      self._file = {'begin': None, 'cuts': {}}
+      with contextlib.suppress(FileNotFoundError), open(self._path, 'rb') as f:
+        self._file = self._read(f.read())
+    return self._file
+
+  def _read(self, data: bytes) -> JsonObject:
+    """Returns the content of cuts.json; a UserError if it is not what a run has written."""
+    try:
+      read = json.loads(data)
+      crc32 = read.pop('crc32', None)  # 0.2.0 wrote none
+      is_whole = crc32 in (None, _crc32(read))
+      for name, cut in read['cuts'].items():
+        spans, after = Spans.of(cut['path']), cut['after']
+        joins = [after.get(p, start) == start <= end for p, (start, end) in spans.parts.items()]
+        is_whole &= all(joins) and name == _name(spans.topic, after) and cut['at'] >= 0
+      begin = read['begin'] and {p: int(n) for p, n in read['begin'].items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+      is_whole = False
+    if not is_whole:
+      raise self._damaged('is damaged')
+    return read | {'begin': begin}
+
+  def _damaged(self, what: str) -> UserError:
+    wanted = 'wanted it removed: the run then cuts the messages behind its checkpoint anew'
+    late = '; a run with start: latest that has trained no pass yet then begins later'
+    return UserError(f'{self._path}: {what}; {wanted}{late * (self._topic.start == "latest")}')
+
+  def _write(self) -> None:
+    self._file['cuts'] = dict([*self._file['cuts'].items()][-_KEPT_CUTS:])
+    with whole_file(self._path) as f:
+      f.write(json.dumps(self._file | {'crc32': _crc32(self._file)}).encode())
+
+  def _cut(self, place: _Place) -> Spans | None:
+    """Returns the pass that begins at a place, or None if it is not complete yet."""
+    if not self._bounds:
+      return None
+    starts = self._starts(place)
+    if self._topic.days or self._topic.cut.by == 'time':
+      return self._cut_by_time(place, starts)
+    return self._spans(place, starts, {p: span.end for p, span in self._bounds.items()})
+
+  def _starts(self, place: _Place) -> dict[str, int]:
+    """Returns {partition: the offset with which a pass begins at a place}."""
+    topic, starts, begin = self._topic, {}, place.offsets
+    if not begin:  # a run begins with the same offsets, however often it is started
+      if self._cuts()['begin'] is None:
+        ends = {p: span.end for p, span in self._bounds.items()}
+        given = {str(p): n for p, n in topic.start.items()} if type(topic.start) is dict else {}
+        self._file['begin'] = ends if topic.start == 'latest' else given
+        self._write()
+      begin = self._file['begin']
+    for p, there in self._bounds.items():
+      starts[p] = wanted = begin.get(p, there.start)
+      if not there.start <= wanted <= there.end:
+        error = expired(topic.topic, p, wanted, there)
+        if topic.on_expired == 'fail' or not isinstance(error, Expired):
+          raise error
+        self._say(f'{error}: {there.start - wanted:,} messages are lost')
+        starts[p] = there.start
+    return starts
+
+  def _spans(
+    self,
+    place: _Place,
+    starts: Mapping[str, int],
+    ends: Mapping[str, int],
+    time: int | None = None,
+    is_complete: bool = False,
+  ) -> Spans | None:
+    """Returns the pass of messages from `starts` to at most `ends`, or None: too few, too early.
+
+    `is_complete`: no others will come that belong to its window, which begins at `time`.
+    """
+    cut, available = self._topic.cut, {p: ends[p] - start for p, start in starts.items()}
+    found, topic = sum(available.values()), self._topic.topic
+    is_due = cut.seconds and cut.by == 'arrival' and self._clock() - self._since >= cut.seconds
+    if cut.records is not None and found >= cut.records:
+      available = shared(available, cut.records)
+    elif not found or not (is_complete or is_due):
+      wanted = f' of {cut.records:,}' if cut.records else ''
+      self.waiting_for = f'records of topic {topic}: {found:,}{wanted} are there'
+      return None
+    parts = {p: Span(start, start + available[p]) for p, start in starts.items()}
+    # All partitions of the first pass, so that those without messages keep their beginning.
+    parts = {p: span for p, span in parts.items() if place.offsets.get(p) != span.end}
+    return Spans(topic, time, parts)
+
+  def _cut_by_time(self, place: _Place, starts: Mapping[str, int]) -> Spans | None:
+    """Returns what `_cut` does, for passes of messages whose timestamps lie in one window or day.
+
+    A partition has passed a moment once it has a message that is `lateness_seconds` newer.
+    """
+    cut, time = self._topic.cut, place.time
+    length = round(1000 * cut.seconds) if cut.by == 'time' else DAY_MS
+    lateness, latest = self._topic.lateness_seconds, math.inf
+    ahead = {p: self._read_ahead(p, start) for p, start in starts.items()}
+    if self._days_ahead is not None:
+      latest = (self._clock() * 1000 if time is None else time) + (self._days_ahead + 1) * DAY_MS
+    for p, read in ahead.items():
+      for offset, _ in read.within(latest, math.inf)[:1]:
+        far = f'its time is over {self._days_ahead} days ahead (data.max_days_ahead)'
+        self._say(f'{self._topic.topic}:{p}:{offset}: {far}; it counts for the open window')
+    if time is None:
+      times = [both[1][1] for read in ahead.values() if (both := read.within(0, latest))]
+      if not times:
+        return None
+      time = min(times) // length * length
+    while True:
+      until = (time // length + 1) * length
+      if self._topic.days:
+        until = min(until, (time // DAY_MS + 1) * DAY_MS)
+      passed = {p: read.within(until + 1000 * lateness, latest) for p, read in ahead.items()}
+      ends = {p: both[0][0] if both else ahead[p].end for p, both in passed.items()}
+      is_complete = any(passed.values()) and all(
+        both or (ends[p] >= self._bounds[p].end and self._clock() - self._grew[p] >= lateness)
+        for p, both in passed.items()
+      )
+      spans = self._spans(place, starts, ends, time, is_complete)
+      if spans is not None or not is_complete:
+        return spans
+      times = [both[1][1] for read in ahead.values() if (both := read.within(until, latest))]
+      time = max(until, min(times) // length * length)  # no message is of the windows before
+
+  def _read_ahead(self, partition: str, start: int) -> _Ahead:
+    """Returns what was read of a partition from an offset on, as much as a pass may need."""
+    read, topic = self._ahead.get(partition, _Ahead(start)), self._topic
+    kept = read.offsets >= start
+    read = _Ahead(max(start, read.end), read.offsets[kept], read.times[kept])
+    most = math.inf if topic.cut.records is None else start + topic.cut.records
+    end = int(min(most, self._bounds[partition].end))
+    if read.end < end:
+      places = [read.offsets], [read.times]
+      for messages in self._client.messages(partition, Span(read.end, end)):
+        for list_, values in zip(places, zip(*((m.offset(), m.timestamp()[1]) for m in messages))):
+          list_.append(np.array(values, np.int64))
+      read = _Ahead(end, *map(np.concatenate, places))
+      if (without := read.offsets[read.times < 0]).size:
+        where = f'topic {topic.topic}:{partition}:{without[0]}'
+        raise UserError(f'{where}: has no timestamp; wanted one, for data.topic.days and pass.by')
+    self._ahead[partition] = read
+    return read
+
+  def _ask(self, place: _Place) -> None:
+    """Asks the cluster for its partitions and their ends, unless it did so a moment ago."""
+    began = self._clock()
+    if self._look_again - _MOST_PAUSE <= began < self._look_again:
+      return
+    try:
+      if self._client is None:
+        self._client = Topic(self._topic)
+      bounds = self._client.bounds()
+      if self._is_away:
+        logging.warning('%s: the cluster answers again', self._client.what)
+      if not bounds:
+        self.waiting_for = f'records of topic {self._topic.topic}, which is not there yet'
+      elif gone := self._bounds.keys() - bounds.keys():
+        raise UserError(f'{self._client.what}: its partition {min(gone)} is gone')
+      for p, span in bounds.items():
+        if p not in self._bounds or self._bounds[p].end != span.end:
+          self._grew[p] = self._clock()
+      self._bounds, self._is_away, self._pause = bounds or self._bounds, False, _LEAST_PAUSE
+      cluster = self._client.cluster()
+      if bounds and cluster != self._checked:
+        self._check_same(place)
+      self._checked = cluster if bounds else ''
+      if place.offsets != self._committed:
+        self._client.commit(place.offsets)
+        self._committed = dict(place.offsets)
+      self._look_again = self._clock() + self._pause
+    except Away as e:
+      self._wait_for_it(e)
+
+  def _check_same(self, place: _Place, most: int | None = None) -> None:
+    """Raises a UserError if the topic is another one than that of the offsets of a place.
+
+    It compares the newest messages of at most so many partitions, or of all.
+    """
+    topic, cluster, same = self._topic.topic, self._client.cluster(), 0
+    newest = sorted(place.known.items(), key=lambda item: -item[1][1])
+    for p, known in newest[:most]:
+      known, there = Known(*known), self._bounds.get(p, Span(0, 0))
+      was = f'partition {p}: was made anew: its message of offset {known.offset}, which was read'
+      if known.offset >= there.end:
+        raise another(topic, f'{was}, is not there yet')
+      if known.offset < there.start:
+        continue
+      with contextlib.suppress(Expired):
+        for messages in self._client.messages(p, Span(known.offset, known.offset + 1)):
+          if Known.of(messages[0]) != known:
+            raise another(topic, f'{was}, is another one now')
+          same += 1
+    if most or not newest:
+      return
+    is_other = None not in (cluster, place.cluster) and cluster != place.cluster
+    told = f'the id of its cluster was {place.cluster} and is {cluster}'
+    gone = 'none of the messages that were read last is there any more'
+    if is_other and not same:
+      raise another(topic, f'which was made anew: {told}, and {gone}')
+    if is_other:
+      self._say(f'topic {topic}: {told}; goes on, because the messages read last are the same')
+    elif not same:
+      relied = 'its name' if None in (cluster, place.cluster) else f"its cluster's id, {cluster},"
+      self._say(f'topic {topic}: {gone}; goes on, because {relied} is the same')
+
+  def _wait_for_it(self, error: Away) -> None:
+    self._checked = ''
+    if not self._is_away:
+      logging.warning('%s; waiting for the cluster', error)
+    self._is_away, self._pause = True, min(2 * self._pause, _MOST_PAUSE)
+    self.waiting_for = f'the cluster of topic {self._topic.topic}, which does not answer'
+    self._look_again = self._clock() + self._pause
+
+  def _say(self, text: str) -> None:
+    if text not in self._told:
+      self._told.add(text)
+      logging.warning('%s', text)
