@@ -376,7 +376,7 @@ def _old_state(draw: random.Random, folder: str, shared: str) -> Found:
       'publish': [['publish', '--run_dir=days', '--to=days_store', '--once']],
     }[act]
     for command, *flags in steps:
-      done = commands.run('-m', f'trainer.{command}', *flags, cwd=at, timeout=SOON)
+      done = commands.run('-m', commands.module(command), *flags, cwd=at, timeout=SOON)
       if done.returncode:
         break
     wrong = None
@@ -439,7 +439,7 @@ def _open_stores(draw: random.Random, folder: str, shared: str) -> Found:
   run.train()
   run.export('base')
   at_work = [
-    commands.start('-m', f'trainer.{name}', *flags, stdout=out, stderr=out)
+    commands.start('-m', commands.module(name), *flags, stdout=out, stderr=out)
     for name, flags in words.items()
   ]
 

@@ -340,7 +340,7 @@ def _patient(draw: random.Random, folder: str, shared: str) -> Found:
     for part in (*words, 'a coordinator'):
       if part in words:
         module, *flags = words[part]
-        one = commands.start('-m', f'trainer.{module}', *flags, stdout=out, stderr=out)
+        one = commands.start('-m', commands.module(module), *flags, stdout=out, stderr=out)
         stack.callback(one.kill)
         deadline = time.monotonic() + BOUND
         while not (port := re.findall(r'http://127.0.0.1:(\d+)/', text_of(log))):

@@ -46,6 +46,7 @@ run_ranks() {  # run_ranks RANKS HOSTS NIC [COMMAND] [arguments of COMMAND]
     command=$1
     shift
   fi
+  [ "$command" = run ] || command=cli.$command
   set -- python -m "trainer.$command" "$@"
   export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
   [ "${min_ranks:=$ranks}" -le "$ranks" ] || fail "--min_ranks: found $min_ranks; wanted at most the $ranks ranks of the job"

@@ -30,7 +30,7 @@ class BucketTest(tf.test.TestCase):
     )
 
   def done(self, name, *flags, status=0, machine='one'):
-    done = commands.run('-m', f'trainer.{name}', *flags, env=self.on(machine))
+    done = commands.run('-m', commands.module(name), *flags, env=self.on(machine))
     self.assertEqual(done.returncode, status, done.stderr)
     return done.stdout if status == 0 else done.stderr
 

@@ -29,7 +29,7 @@ CONFIG = {
 
 
 def command(name, *args):
-  return commands.run('-m', f'trainer.{name}', *args)
+  return commands.run('-m', commands.module(name), *args)
 
 
 class CommandLineTest(tf.test.TestCase):

@@ -24,7 +24,7 @@ CONFIG = {
 
 class PredictTest(tf.test.TestCase):
   def run_command(self, name, *args, **kwargs):
-    return commands.run('-m', f'trainer.{name}', *args, **kwargs)
+    return commands.run('-m', commands.module(name), *args, **kwargs)
 
   def test_without_labels_and_with_columns(self):
     folder = self.get_temp_dir()

@@ -12,7 +12,7 @@ from tests.support.s3 import S3
 
 class RemoteTest(tf.test.TestCase):
   def run_command(self, name, *args):
-    return commands.run('-m', f'trainer.{name}', *args)
+    return commands.run('-m', commands.module(name), *args)
 
   def test_train_evaluate_predict(self):
     folder = self.get_temp_dir()

@@ -46,7 +46,7 @@ class SecretsTest(tf.test.TestCase):
   def assert_refused(self, *words, wanted='found a secret in'):
     """Runs a command, which must refuse a secret in a line that does not show it."""
     for json in ((), ('--log_json',)) if words[0] == 'run' else ((),):
-      done = commands.run('-m', f'trainer.{words[0]}', *words[1:], *json, cwd=self.folder)
+      done = commands.run('-m', commands.module(words[0]), *words[1:], *json, cwd=self.folder)
       said = done.stdout + done.stderr
       self.assertEqual(done.returncode, 2, said)
       self.assertNotIn(SECRET[:3], said)

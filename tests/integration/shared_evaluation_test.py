@@ -44,7 +44,7 @@ class SharedEvaluationTest(tf.test.TestCase):
 
   def told(self, name, *arguments, ranks):
     """The JSON object that a command printed."""
-    lines = jobs.run(ranks, f'trainer.{name}', *arguments).splitlines()
+    lines = jobs.run(ranks, commands.module(name), *arguments).splitlines()
     (line,) = [line for line in lines if '{' in line]
     return json.loads(line[line.index('{') :])
 

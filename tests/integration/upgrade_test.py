@@ -184,7 +184,7 @@ class UpgradeTest(tf.test.TestCase):
           said = kept_state.run(self.folder, commands.start, name, *flags, '--once')
           self.assertRegex(said, r'stays at version 4\n|version \d+: ')
         else:
-          words = '-m', 'trainer.run' if name == 'train' else f'trainer.{name}', *flags
+          words = '-m', commands.module('run' if name == 'train' else name), *flags
           kept_state.until(until[name], commands.start, self.folder, *words)
 
 

@@ -123,7 +123,7 @@ class OutputTest(tf.test.TestCase):
       (('serve', 'exports', '--port', 'x: y'), "--port: found 'x: y'; wanted a whole number"),
       (('synthesize', '--drift=much'), "--drift: found 'much'; wanted a number"),
     ):
-      done = commands.run('-m', f'trainer.{arguments[0]}', *arguments[1:])
+      done = commands.run('-m', commands.module(arguments[0]), *arguments[1:])
       self.assertEqual((done.returncode, done.stderr), (2, f'error: {told}\n'))
 
   @pytest.mark.long

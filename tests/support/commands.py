@@ -79,6 +79,11 @@ class Command:
     self.send_signal(signal.SIGKILL)
 
 
+def module(name: str) -> str:
+  """Returns the module of a command: that of `serve` for ctr-serve, of `run` for ctr-train."""
+  return 'trainer.run' if name == 'run' else f'trainer.cli.{name}'
+
+
 def start(
   *words: str,
   env: Mapping[str, str] | None = None,
@@ -149,7 +154,8 @@ def _import_everything() -> None:
   import trainer
 
   for module in pkgutil.walk_packages(trainer.__path__, 'trainer.'):
-    if module.ispkg or module.name.count('.') > 1:  # not the commands, which define flags
+    is_command = module.name == 'trainer.run' or module.name.startswith('trainer.cli.')
+    if not is_command:  # commands define flags
       with contextlib.suppress(ModuleNotFoundError):  # TFRA, which requirements-next.txt has not
         importlib.import_module(module.name)
   for name in _IMPORTED_LATE:

@@ -34,6 +34,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from tests.support.commands import module
 from tests.support.topics import Cluster
 from trainer import files
 
@@ -187,7 +188,7 @@ def send(folder: str, cluster: Cluster, begin: int, end: int) -> None:
 def run(folder: str, start: Start, command: str, *flags: str, status: int = 0) -> str:
   """Runs a command of the trainer in `folder` to its end; returns what it printed."""
   with tempfile.TemporaryFile('w+') as out, tempfile.TemporaryFile('w+') as errors:
-    job = start('-m', f'trainer.{command}', *flags, cwd=folder, stdout=out, stderr=errors)
+    job = start('-m', module(command), *flags, cwd=folder, stdout=out, stderr=errors)
     found = job.wait(300)
     out.seek(0)
     errors.seek(0)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from campaigns.units import command, fork, killed_in_the_end, text_of, wait
-from tests.support import jobs
+from tests.support import commands, jobs
 from trainer.job import job  # noqa: F401 before the forks
 
 SECONDS = 60  # that a call may take
@@ -140,7 +140,7 @@ def start(call: Call, log: str) -> int:
   def action() -> None:
     os.chdir(os.path.dirname(log))
     os.environb.update(call.variables)
-    begin = command(f'trainer.{call.name}', *call.arguments)
+    begin = command(commands.module(call.name), *call.arguments)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 28, 1 << 28))
     resource.setrlimit(resource.RLIMIT_NOFILE, (call.descriptors, call.descriptors))
     begin()
