@@ -9,6 +9,7 @@ import functools
 import json
 import os
 import random
+import resource
 import socket
 import tempfile
 import threading
@@ -655,6 +656,18 @@ class ScorerTest(tf.test.TestCase):
         self.assertStartsWith(answer, b'HTTP/1.1 200 OK')
         self.assertIn(b'connection: close', answer)
       holding.join()
+
+  def test_a_server_ends_that_has_many_files_open(self):
+    more = 1200  # beyond the 1,024 that select() knows
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit < more + 200:
+      resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, more + 1000), most))
+      self.addCleanup(resource.setrlimit, resource.RLIMIT_NOFILE, (limit, most))
+    with contextlib.ExitStack() as stack:
+      for _ in range(more):
+        stack.enter_context(open(os.devnull))
+      with served(self.service) as client:  # an exception in its thread fails the test
+        self.assertEqual(client.ask('GET', '/healthz')[0], 200)
 
   def test_a_token_is_asked_for(self):
     with served(self.service, token='secret') as client:
