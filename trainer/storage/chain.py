@@ -1,9 +1,9 @@
 """Reads exports: which ones a directory holds, which chains they form, and what rows they hold.
 
     exports/000012-base/  000013-delta/ …      rows; export_writer.py describes the files
-    exports/saved_model/14/  dense_model/15/   models, in TensorFlow Serving's layout NAME/VERSION
-    exports/items/16/                          a base of a run with model.retrieval, with the
-                                               vectors of its items (`trainer.retrieval.items`)
+    exports/saved_model/14/     a model, in TensorFlow Serving's layout NAME/VERSION
+    exports/items/15/           a base of a run with model.retrieval, with the vectors of its items
+                                (`trainer.retrieval.items`)
 
 An export's number is called its *sequence*. Exports of all kinds are counted together.
 """
@@ -28,8 +28,7 @@ from trainer.plain_data import JsonObject
 from trainer.retrieval import items as item_files
 
 ROW_KINDS = ('base', 'delta', 'items')
-MODEL_KINDS = ('saved_model', 'dense_model')
-FOLDERS = (*MODEL_KINDS, 'items')  # kinds whose versions lie in a directory of their own
+FOLDERS = ('saved_model', 'items')  # kinds whose versions lie in a directory of their own
 CONFIG = 'config.yaml'
 DENSE = 'dense.npz'
 SHOW_CLICK = ('show', 'click')  # columns of rows, where a slot has `counts`
