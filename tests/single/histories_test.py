@@ -223,7 +223,8 @@ class PassTest(tf.test.TestCase):
     keys = step.store.select('all').numpy()
     rows = step.store.pull(keys, train=False)
     rows = Rows(keys, rows.linear.numpy(), np.diff(rows.offsets), rows.factors.numpy())
-    saved_model.save(self.cfg, step.dense.model, step.dense.embedding.stats, rows, path)
+    dense = step.dense
+    saved_model.Serving(self.cfg, dense.model, dense.embedding.stats, (), rows).save(path)
     columns = list(zip(*(line.split(',') for line in lines)))
     given = {n: tf.constant(c) for n, c in zip(('item', 'user', 'history'), columns)}
     serve = tf.saved_model.load(path).signatures['serving_default']

@@ -42,7 +42,7 @@ BUDGETS = {
   'core': 27_850,
   'serving': 4_250,
   'tools': 4_800,
-  'parameter_server': 2_330,
+  'parameter_server': 2_310,
   'retrieval': 1_640,
   'topics': 890,
 }

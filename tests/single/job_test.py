@@ -405,7 +405,7 @@ class JobTest(tf.test.TestCase):
     data = {'train': days, 'day_pattern': r'day_(\d+)'}
     full = OSError(28, 'No space left on device')
     for export, module, name, error in (
-      ({'saved_model': True}, saved_model, 'save', ValueError('no\nway')),
+      ({'saved_model': True}, saved_model.Serving, 'save', ValueError('no\nway')),
       ({'delta_every_passes': 2}, row_files.pq, 'ParquetWriter', full),
     ):
       self.run_dir = f'{self.folder}/{name}'

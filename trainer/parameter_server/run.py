@@ -71,20 +71,18 @@ def run(
     asked = 'asked to stop before the training began'
     _on_signals(lambda number: client.end(asked, command_line.SIGNALLED + number))
   try:
-    return _work(cfg, cluster, server.target, client, figures)
+    make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
+    make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
+    figures.also = client.progress
+    step = make_step(cfg, client, cluster, server.target)
+    return _work(make_job(cfg, client, step, figures), client)
   except UserError as e:
     client.end(str(e), EXIT_STATUS if is_exhausted(e) else 2)
   except Exception as e:
     client.end_by(e)
 
 
-def _work(
-  cfg: Config, cluster: Cluster, target: str, client: CoordinatorClient, figures: Status
-) -> int:
-  make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
-  make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
-  figures.also = client.progress
-  job = make_job(cfg, client, make_step(cfg, client, cluster, target), figures)
+def _work(job: Job, client: CoordinatorClient) -> int:
   stopped_by = job.run()
   troubles = job.close()
   client.barrier()

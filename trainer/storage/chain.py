@@ -97,7 +97,7 @@ def path_of(directory: str, kind: str, sequence: int) -> str:
 
 
 def name_of(path: str) -> str:
-  """Returns an export's path within the directory of exports, such as 000012-base or items/12."""
+  """Returns an export's path within the directory of exports, such as items/12."""
   folder, name = os.path.split(path)
   return f'{os.path.basename(folder)}/{name}' if _VERSION.fullmatch(name) else name
 
@@ -266,7 +266,7 @@ def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
 
 
 def chain(directory: str, last: str | None = None) -> list[RowExport]:
-  """Returns the exports of a chain, oldest first; arguments and errors are as for `backwards`."""
+  """Returns what `backwards` yields, oldest first."""
   return list(backwards(directory, last))[::-1]
 
 

@@ -268,19 +268,18 @@ class Checkpoints:
     texts: KeptTexts | None = None,
     adapt: Adapt | None = None,
     between_passes: bool = False,
-    directory: str | None = None,
   ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
     """Reads the newest checkpoint that every process can read, and logs why newer ones are skipped.
 
-    With `between_passes`, those saved within a pass are left out; `directory` is another one to
-    look into. Returns the path, `dense` and `progress`; None if there is no checkpoint yet.
+    With `between_passes`, those saved within a pass are left out. Returns the path, `dense` and
+    `progress`; None if there is no checkpoint yet.
 
     Raises:
       OtherModel: if a checkpoint is of another format, or `adapt` refuses it as such; older ones
         are not tried.
       DataLoss: if there are checkpoints and all are damaged.
     """
-    directory = directory or self.directory
+    directory = self.directory
 
     def listed() -> list[str]:
       found = candidates(directory).items()

@@ -66,10 +66,11 @@ n SavedModels.
 """
 
 import contextlib
+import functools
 import os
 import time
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -318,7 +319,9 @@ def write(
         if kind == 'items':
           item_files.save_index(items, unfinished)
         if kind == 'saved_model':
-          _write_model(cfg, model, dense_stats, integer_slots, unfinished, len(parts))
+          given = cfg, model, dense_stats, integer_slots
+          serving_of = functools.partial(saved_model.Serving, *given)
+          _write_model(serving_of, unfinished, len(parts))
         manifest = _manifest(cfg, kind, plan.sequence, links, parts, files.entries(unfinished))
         manifest |= layout | {'position': position, 'made_of': made_of, 'checkpoint': checkpoint}
         files.publish(unfinished, plan.path, manifest)
@@ -413,12 +416,7 @@ def _older(cfg: config.Config) -> Iterator[str]:
 
 
 def _write_model(
-  cfg: config.Config,
-  model: tf.keras.Model,
-  dense_stats: tf.Variable,
-  integer_slots: Sequence[str],
-  unfinished: str,
-  processes: int,
+  serving_of: Callable[[chain.Rows], saved_model.Serving], unfinished: str, processes: int
 ) -> None:
   """Makes a SavedModel of what all processes wrote into `unfinished`."""
   parts = [os.path.join(unfinished, part_name('rows', r, processes)) for r in range(processes)]
@@ -426,7 +424,7 @@ def _write_model(
   for name in os.listdir(unfinished):
     os.remove(os.path.join(unfinished, name))
   try:
-    saved_model.save(cfg, model, dense_stats, rows, unfinished, integer_slots)
+    serving_of(rows).save(unfinished)
   except (OSError, UserError):
     raise
   except Exception as e:  # such as a layer of the user's that cannot be traced

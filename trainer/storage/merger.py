@@ -95,7 +95,7 @@ class Merger:
     self._result: Layer | None = None
 
   def begin(self, path: str, manifest: Mapping[str, Json]) -> None:
-    """Begins to merge a checkpoint, unless another one is being merged."""
+    """Begins to merge a checkpoint, unless one is being merged."""
     if not self._thread.is_alive():
       self.source, self._result = path, None
       self._thread = threading.Thread(None, self._merge, self.THREAD, (path, manifest), daemon=True)

@@ -47,8 +47,8 @@ class Serving(tf.Module):
     cfg: config.Config,
     model: tf.keras.Model,
     dense_stats: tf.Variable,
+    integer_slots: Sequence[str],
     rows: Rows,
-    integer_slots: Sequence[str] = (),
   ):
     super().__init__()
     self._cfg, self._dense_columns = cfg, cfg.data.dense
@@ -117,6 +117,26 @@ class Serving(tf.Module):
     if self._counted:
       show_click = np.append(rows.show_click[keep], np.zeros([1, 2], np.float32), 0)
       self.show_click = tf.Variable(show_click, trainable=False, name='show_click')
+
+  def save(self, path: str) -> None:
+    """Writes the model into the directory `path`; UserError if `input_name`s are equal."""
+    columns = self.column_specs()
+    if why := same_inputs(columns):
+      raise UserError(why)
+    examples = tf.TensorSpec([None], tf.string, 'examples')
+    signatures = {
+      name: tf.function(function, autograph=False).get_concrete_function(**specs)
+      for name, function, specs in (
+        ('serving_default', self.from_columns, {spec.name: spec for spec in columns.values()}),
+        ('examples', self.from_examples, {'examples': examples}),
+      )
+    }
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
+    try:
+      tf.saved_model.save(self, path, signatures)
+    finally:
+      logging.set_verbosity(verbosity)
 
   # From raw columns to features
 
@@ -287,32 +307,3 @@ def _common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
   fits = tf.reduce_all(tf.equal(sizes, 1) | tf.equal(sizes, size))
   with tf.control_dependencies([tf.debugging.Assert(fits, [message], summarize=1)]):
     return tf.identity(size)
-
-
-def save(
-  cfg: config.Config,
-  model: tf.keras.Model,
-  dense_stats: tf.Variable,
-  rows: Rows,
-  path: str,
-  integer_slots: Sequence[str] = (),
-) -> None:
-  """Writes the whole model into the directory `path`; UserError if `input_name`s are equal."""
-  serving = Serving(cfg, model, dense_stats, rows, integer_slots)
-  columns = serving.column_specs()
-  if why := same_inputs(columns):
-    raise UserError(why)
-  examples = tf.TensorSpec([None], tf.string, 'examples')
-  signatures = {
-    name: tf.function(function, autograph=False).get_concrete_function(**specs)
-    for name, function, specs in (
-      ('serving_default', serving.from_columns, {spec.name: spec for spec in columns.values()}),
-      ('examples', serving.from_examples, {'examples': examples}),
-    )
-  }
-  verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
-  try:
-    tf.saved_model.save(serving, path, signatures)
-  finally:
-    logging.set_verbosity(verbosity)

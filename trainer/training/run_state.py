@@ -13,6 +13,7 @@ from trainer.comm.communicator import Communicator
 from trainer.errors import DataLoss, OtherModel, UserError
 from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
+from trainer.storage.checkpoint import Checkpoints
 from trainer.storage.kept_texts import KeptTexts
 from trainer.storage.merger import Merger, Scrub
 from trainer.training import continuing, warm_start
@@ -93,14 +94,11 @@ class RunState:
     self.fates: list[warm_start.Fate] = []
     self.last_save = time.monotonic()
     self._saved = dataclasses.replace(self.progress)
-    folder, self._best = (os.path.join(cfg.run_dir, name) for name in ('checkpoints', 'best'))
-    self._checkpoints = checkpoint.Checkpoints(
-      folder,
-      communicator,
-      cfg.checkpoint.keep,
-      most_layers=1 + cfg.checkpoint.max_increments,
-      merger=Merger(folder, Scrub()) if communicator.rank == 0 else None,
-    )
+    folder, best = (os.path.join(cfg.run_dir, name) for name in ('checkpoints', 'best'))
+    merger = Merger(folder, Scrub()) if communicator.rank == 0 else None
+    keep, most_layers = cfg.checkpoint.keep, 1 + cfg.checkpoint.max_increments
+    self._checkpoints = Checkpoints(folder, communicator, keep, most_layers, merger)
+    self._best = Checkpoints(best, communicator, merger=merger)
     self._parts = continuing.parts(cfg)
     self._config_text = config.dump(cfg)
 
@@ -194,29 +192,30 @@ class RunState:
     is damaged and no longer among the checkpoints, there is none. The scrub begins a round.
     """
     best_step, scrub = self.progress.best_step, self._checkpoints.scrub
-    folder, latest, damaged = self._checkpoints.directory, self._checkpoints.latest, scrub.damaged
+    folder, best = self._checkpoints.directory, self._best.directory
+    latest = self._checkpoints.latest
 
     def keep_here() -> bool:
       checkpoints = checkpoint.candidates(folder)
       source = latest if best_step is not None and best_step == self.progress.step else None
-      for path, serial in checkpoint.candidates(self._best).items():
-        if serial is None or path in damaged:
+      for path, serial in checkpoint.candidates(best).items():
+        if serial is None or path in scrub.damaged:
           same = os.path.join(folder, os.path.basename(path))
-          source = source or (same if checkpoints.get(same) and same not in damaged else None)
+          source = source or (same if checkpoints.get(same) and same not in scrub.damaged else None)
           files.remove(path)
-          damaged.discard(path)
+          scrub.damaged.discard(path)
       if source:
-        checkpoint.link(source, self._best, copied=self._cfg.checkpoint.keep > 1)
-      kept = checkpoint.candidates(self._best)
+        checkpoint.link(source, best, copied=self._cfg.checkpoint.keep > 1)
+      kept = checkpoint.candidates(best)
       is_kept = any(files.read_manifest(path)['step'] == best_step for path in kept)
       if not is_kept and latest:
-        files.remove(self._best)
+        files.remove(best)
       scrub.begin([*checkpoints, *kept])
       if not is_kept and best_step is not None:
         logging.warning('the best state, of step %d, is gone: the best is chosen anew', best_step)
       return is_kept
 
-    what = f'cannot keep the best checkpoint in {self._best}'
+    what = f'cannot keep the best checkpoint in {best}'
     if not self._communicator.on_first(what, keep_here):
       self.progress.forget_best()
 
@@ -225,7 +224,7 @@ class RunState:
 
     Any number of processes may have written it.
     """
-    return self._restore(self._best if best else self._checkpoints.directory)
+    return self._restore(self._best if best else self._checkpoints)
 
   @property
   def has_checkpoint(self) -> bool:
@@ -238,7 +237,7 @@ class RunState:
 
   def go_back(self) -> bool:
     """Restores the newest checkpoint that was saved between two passes. Returns whether it did."""
-    return self._restore(self._checkpoints.directory, between_passes=True)
+    return self._restore(self._checkpoints, between_passes=True)
 
   def take_best(self) -> bool:
     """Restores the best state, if it is not the last one. Returns whether it did.
@@ -265,8 +264,8 @@ class RunState:
     with contextlib.suppress(DataLoss):  # it was told
       is_there = self.restore(best=True)
     if not is_there:
-      self._communicator.on_first('', lambda: files.remove(self._best))
-      raise UserError(f'{self._best} is gone; the same command goes on without it')
+      self._communicator.on_first('', lambda: files.remove(self._best.directory))
+      raise UserError(f'{self._best.directory} is gone; the same command goes on without it')
     kept.ancestors = self.progress.ancestors
     self.progress, self.ledger = kept, ledger
     self._step.set_steps(steps)
@@ -286,7 +285,8 @@ class RunState:
         raise UserError(f'--init_from {run_dir}: {reason}')
 
     self._communicator.on_first(f'--init_from {run_dir}', check)
-    if not any(self._restore(directory, check_config=False) for directory in directories):
+    others = (Checkpoints(directory, self._communicator) for directory in directories)
+    if not any(self._restore(other, check_config=False) for other in others):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
     path = self._checkpoints.latest
     self._step.dense.metrics.reset()
@@ -304,9 +304,9 @@ class RunState:
     self._saved = dataclasses.replace(self.progress)
 
   def _restore(
-    self, directory: str, check_config: bool = True, between_passes: bool = False
+    self, source: Checkpoints, check_config: bool = True, between_passes: bool = False
   ) -> bool:
-    """Restores the newest intact checkpoint in a directory; returns whether there was one.
+    """Restores the newest intact of some checkpoints; returns whether there was one.
 
     Args:
       check_config: whether to refuse a checkpoint whose config `check_continues` refuses.
@@ -316,7 +316,7 @@ class RunState:
 
     def adapt(text: str) -> Callable | None:
       nonlocal before
-      before = config.parse(text, directory)
+      before = config.parse(text, source.directory)
       if check_config:
         continuing.check_continues(before, cfg, cfg.run_dir)
       if not warm_start.is_needed(before, cfg):
@@ -324,15 +324,15 @@ class RunState:
       return warm_start.rows(before, cfg, self._communicator.rank, self._communicator.size)
 
     self._step.store.clear()
-    restored = self._checkpoints.restore(
-      self._step.store, self.texts, adapt, between_passes, directory
-    )
+    restored = source.restore(self._step.store, self.texts, adapt, between_passes)
     if restored is None:
       return False
-    path, dense, progress = restored
+    self._checkpoints.latest, dense, progress = restored
     self.ledger = Ledger(progress.pop('ledger'))
     if newer := progress.keys() - vars(self.progress).keys():
-      raise OtherModel(f'{path}: has {min(newer)!r}, of a newer version; wanted that version')
+      raise OtherModel(
+        f'{source.latest}: has {min(newer)!r}, of a newer version; wanted that version'
+      )
     self.progress = Progress(**progress)
     self._came_through_checkpoint()
     self.fates = []
