@@ -131,12 +131,11 @@ def main(_):
   fill(store, features)
   run_dir = tempfile.mkdtemp(dir=DIR.value)
   directory = os.path.join(run_dir, 'checkpoints')
+  checkpoints = checkpoint.Checkpoints(directory, most_layers=1 + INCREMENTS)
   try:
     config.write_of_run(config.Config.model_validate(CONFIG | {'run_dir': run_dir}))
     with PeakMemory() as memory:
-      path = checkpoint.save(
-        directory, 1, store=store, dense={}, progress={}, config_text='', keep=1
-      )
+      path = checkpoints.save(1, store=store, dense={}, progress={}, config_text='')
     size = sum(
       os.path.getsize(os.path.join(folder, name))
       for folder, _, names in os.walk(path)
@@ -169,17 +168,7 @@ def main(_):
       fill(store, features, int(1 / SHARE), step)
       changed = int(store.count_changes())
       with PeakMemory() as memory:
-        path = checkpoint.save(
-          directory,
-          step,
-          store=store,
-          dense={},
-          progress={},
-          config_text='',
-          keep=1,
-          base=path,
-          most_layers=1 + INCREMENTS,
-        )
+        path = checkpoints.save(step, store=store, dense={}, progress={}, config_text='')
       stopped.append(memory.seconds)
       own = checkpoint.check(path)
       name = f'rows-{own["serial"]}-00000-of-00001.bin'

@@ -665,7 +665,7 @@ def _strangers(draw: random.Random, folder: str, shared: str) -> Found:
 _BESIDE = {
   'base': 'trainer.cli.export --kind base --run_dir {run_dir}',
   'delta': 'trainer.cli.export --kind delta --run_dir {run_dir}',
-  'dense_model': 'trainer.cli.export --kind dense_model --run_dir {run_dir}',
+  'saved_model': 'trainer.cli.export --kind saved_model --run_dir {run_dir}',
   'predict': 'trainer.cli.predict --run_dir {run_dir} --data {data} --out {out}',
   'evaluate': 'trainer.cli.evaluate --run_dir {run_dir} --data {data}',
   'inspect': 'trainer.cli.inspect --run_dir {run_dir}',

@@ -240,12 +240,10 @@ class FeatureLifecycle:
     _check_kind(kind)
     return self._ops.ctr_lifecycle_commit(self.handle, _keys(keys), kind=kind)
 
-  def size(self) -> tf.Tensor:
-    """Returns the number of features, int64 []."""
+  def size(self) -> tf.Tensor:  # int64 [], how many features
     return self._reads.ctr_lifecycle_size(self.handle)
 
   def admitted_size(self) -> tf.Tensor:
-    """Returns the number of admitted features, int64 []."""
     return self._reads.ctr_lifecycle_admitted_size(self.handle)
 
   def bytes(self) -> tf.Tensor:
@@ -294,11 +292,10 @@ class FeatureLifecycle:
         yield chunk
 
   def import_state(self, source: Iterable[chunks.Chunk], replace: bool = True) -> None:
-    """Imports chunks that any number of tables exported; with `replace`, first deletes all
-    features.
+    """Imports chunks of any number of tables, in place of all features if `replace`. Eager only.
 
-    Eager only. Raises DataLossError if a chunk is damaged, or a feature exists already; after any
-    error the table is empty, even if `replace` is False.
+    Raises DataLossError if a chunk is damaged, or a feature exists already; after any error the
+    table is empty, even if `replace` is False.
     """
     if replace:
       self.clear()
@@ -323,8 +320,7 @@ class FeatureLifecycle:
 
   # What a subclass that keeps rows beside the features adds to an export.
 
-  def _row_floats(self) -> int:
-    """Returns the number of floats in the widest row."""
+  def _row_floats(self) -> int:  # of the widest row
     return 0
 
   def _columns(self) -> dict[str, np.dtype]:

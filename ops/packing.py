@@ -19,15 +19,11 @@ Tensors = tuple[tf.Tensor, ...]
 def pack_rows(
   rows: PulledRows, inverse: TensorLike, counts: TensorLike, dtype: tf.DType = tf.float32
 ) -> Tensors:
-  """Packs the rows that an owner sends to the N processes that requested them.
+  """Packs the rows of the distinct keys that N processes requested from their owner.
 
-  Args:
-    rows: of the distinct keys requested.
-    inverse: int32 [n], `Deduped.inverse` of all requested keys, process by process.
-    counts: int32 [N], how many keys each process has requested.
-    dtype: of the buffer: float32, float16 or bfloat16.
-  Returns:
-    A buffer [m] with a block for each process, and the lengths of the blocks, int32 [N].
+  `inverse`, int32 [n], is `Deduped.inverse` of all requested keys, process by process; `counts`,
+  int32 [N], how many each process has requested; `dtype`, of the buffer, float32, float16 or
+  bfloat16. Returns a buffer [m] with a block for each process, and the blocks' lengths, int32 [N].
   """
   return load().ctr_pack_rows(rows.linear, rows.factors, rows.offsets, inverse, counts, T=dtype)
 
@@ -39,15 +35,10 @@ def unpack_rows(
   slot_table: Sequence[int],
   widths: Sequence[int],
 ) -> Tensors:
-  """Unpacks the rows that the owners packed with `pack_rows`.
+  """Unpacks what all owners packed with `pack_rows`, block after block.
 
-  Args:
-    buffer: [m], the blocks of all owners, one after another.
-    counts: int32 [N], how many keys this process has requested from each owner.
-    keys: int64 [u], the requested keys, grouped by owner.
-    slot_table, widths: as in `RowStore`.
-  Returns:
-    `linear`, `factors` and `offsets` of `PulledRows`.
+  `counts`, int32 [N], is how many of the `keys`, int64 [u], each owner has; they are grouped by
+  owner. Returns `linear`, `factors` and `offsets` of `PulledRows`.
   """
   return load().ctr_unpack_rows(buffer, counts, keys, list(slot_table), list(widths))
 
@@ -59,15 +50,9 @@ def pack_gradients(
   counts: TensorLike,
   dtype: tf.DType = tf.float32,
 ) -> Tensors:
-  """Packs the gradients of u linear weights and of factors for the N owners of their keys.
+  """Packs gradients, laid out as `PulledRows` of u keys that are grouped by owner, for the owners.
 
-  Args:
-    linear_grad: float32 [u], of keys that are grouped by owner.
-    factors_grad, offsets: float32 [offsets[u]] and int32 [u + 1], as in `PulledRows`.
-    counts: int32 [N], how many of the keys each owner owns.
-    dtype: of the buffer: float32, float16 or bfloat16.
-  Returns:
-    As `pack_rows` does.
+  `counts`, int32 [N], is how many of the keys each owner has. Returns what `pack_rows` does.
   """
   return load().ctr_pack_gradients(linear_grad, factors_grad, offsets, counts, T=dtype)
 
@@ -78,14 +63,9 @@ def sum_gradients(
   """Unpacks what all processes packed with `pack_gradients`, and sums each key's gradients.
 
   Gradients are added in the order of the processes: the sums are reproducible to the last bit.
-
-  Args:
-    buffer: [m], the blocks of all processes, one after another.
-    counts: int32 [N], how many keys each process sent gradients for.
-    offsets: int32 [u + 1], as in the `PulledRows` of this owner.
-    deduped: of the keys of all processes, one process after another.
-  Returns:
-    The gradients of linear weights, float32 [u], and of factors, float32 [offsets[u]].
+  `counts`, int32 [N], is how many keys each process sent; `deduped` is of all of them, and
+  `offsets`, int32 [u + 1], of this owner's `PulledRows`. Returns the gradients of linear weights,
+  float32 [u], and of factors, float32 [offsets[u]].
   """
   occurrences = deduped.inverse, deduped.starts, deduped.order
   return load().ctr_sum_gradients(buffer, counts, offsets, *occurrences)

@@ -140,16 +140,12 @@ def histories(
   slot: int,
   width: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Gathers the factors of the features in one slot of each sample; differentiable in the factors.
+  """Gathers the factors of the features in one of F slots of each sample, differentiably.
 
-  Args:
-    rows, deduped, segments, batch_size: as for `pool`.
-    slots: the number of slots, F.
-    width: how many of a row's factors to read, D.
-  Returns:
-    vectors: float32 [B, L, D], the factors of each history's features in order; L is the length of
-      the longest history. 0 where a shorter history has ended or a feature has no factors.
-    mask: bool [B, L], false at these zeros.
+  The first arguments are as for `pool`; `width` is how many of a row's factors to read, D. Returns
+  vectors, float32 [B, L, D], the factors of each history's features in order, L being the length of
+  the longest: 0 where a shorter one has ended or a feature has no factors; and a mask, bool [B, L],
+  false at these zeros.
   """
   vectors, mask, _ = load().ctr_history(
     factors=rows.factors,

@@ -12,19 +12,13 @@ from collections.abc import Mapping
 
 @dataclasses.dataclass(frozen=True)
 class Hyperparameter:
-  """A number that row optimizers read.
+  """A number that row optimizers read."""
 
-  Attributes:
-    default: its value if a preset gives none. With None, the hyperparameter has no effect.
-    meaning: its description in docs/config.md.
-    excludes: the bound that is itself not allowed, 'low' or 'high'; '' if both are allowed.
-  """
-
-  default: float | None
-  meaning: str
+  default: float | None  # where a preset gives none; None: it then has no effect
+  meaning: str  # in docs/config.md
   low: float = 0.0
   high: float | None = None
-  excludes: str = ''
+  excludes: str = ''  # the bound that is itself not allowed, 'low' or 'high'
 
 
 _FOLLOWS = 'Its default follows from preset, kind'
@@ -64,23 +58,14 @@ TUNED_FEATURES = 10  # the most features of a sample for which its learning rate
 
 @dataclasses.dataclass(frozen=True)
 class RowKind:
-  """The properties of one row optimizer.
+  """The properties of one row optimizer."""
 
-  Attributes:
-    meaning: the source of the update rule and its special properties, for docs/config.md.
-    presets: {name of a preset: {hyperparameter: its default there}}.
-    state_per_weight, state_per_row: floats of state; the latter are in addition, whatever the
-      width.
-    reads: the hyperparameters that it reads, besides learning_rate, l1, l2 and clip.
-    follows_gradient: whether a step is proportional to the gradient.
-  """
-
-  meaning: str
-  presets: Mapping[str, Mapping[str, float | None]]
-  state_per_weight: int = 0
-  state_per_row: int = 0
-  reads: frozenset[str] = frozenset()
-  follows_gradient: bool = False
+  meaning: str  # the source of the update rule and what is special, for docs/config.md
+  presets: Mapping[str, Mapping[str, float | None]]  # {its name: {hyperparameter: default}}
+  state_per_weight: int = 0  # floats of state
+  state_per_row: int = 0  # in addition, whatever the width
+  reads: frozenset[str] = frozenset()  # besides learning_rate, l1, l2 and clip
+  follows_gradient: bool = False  # whether a step is proportional to the gradient
 
   @property
   def has_decaying_state(self) -> bool:

@@ -66,14 +66,9 @@ def row_update(
 ) -> tf.Tensor:
   """Returns rows, float32 [n, dim + state] (weights, then state), after one optimizer step.
 
-  Args:
-    gradient: float32 [n, dim].
-    scale: float32 [1] or [n], multiplies the gradient.
-    last_step: int32 [n], the global step of each row's last update. 0: the row had none, so its
-      state is initialised first.
-    hyper: float32 [H], what the function `hyper` returns for one optimizer.
-    step: int64 [], the global step, from 1.
-    add: as in `RowStore.push`.
+  The arguments are those of `RowStore.push`, `hyper` being [H], of one optimizer. `last_step`,
+  int32 [n], is the global step of each row's last update; 0: there was none, so its state is
+  initialised first.
   """
   numbers = {'rows': rows, 'gradient': gradient, 'scale': scale, 'last_step': last_step}
   return load().ctr_row_update(**numbers, hyper=hyper, step=step, kind=kind, add=add)

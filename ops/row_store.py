@@ -105,7 +105,6 @@ class RowStore(FeatureLifecycle):
   """A feature table that also holds the features' rows, with the verbs of `FeatureLifecycle`.
 
   Args:
-    tables: the layout of each table's rows.
     slot_table: for each slot id, the index of its table in `tables`; -1 for unused ids.
     seed: of initial factors and of the random rounding to bfloat16.
     name: as in `FeatureLifecycle`. All stores of one name must have the same arguments.

@@ -9,8 +9,8 @@ from absl import flags
 from trainer import api, command_line, runtime
 from trainer.data.file_system import is_directory, normal
 from trainer.errors import UserError
-from trainer.parameter_server import membership
 from trainer.reporting.status import Status
+from trainer.wings import wing
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
 SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
@@ -41,24 +41,18 @@ def main() -> int:
       print(line, flush=True)
     return 0
   command_line.need_no_output()
-  status = Status('trainer', cfg.sync.stalled_peer_seconds)
-  if cfg.sync.mode != 'allreduce':
-    # Before TensorFlow is imported, so that a worker that restarts itself is not taken for lost.
-    connection = membership.inherited(cfg.sync.lost_peer_seconds)
-    runtime.start(cfg)
-    from trainer.parameter_server import run
-    from trainer.parameter_server.cluster import Cluster
+  figures = Status('trainer', cfg.sync.stalled_peer_seconds)
 
-    cluster = Cluster.from_tf_config(runtime.tf_config(), cfg.sync.mode)
-    is_first = cluster.name == 'worker 0'
-    if METRICS_PORT.value is not None and is_first:
-      status.serve(METRICS_HOST.value, METRICS_PORT.value)
-    cfg = source.with_measured_values(tells=is_first)
-    return run.run(cfg, cluster, status, connection)
+  def serve_figures() -> None:
+    if METRICS_PORT.value is not None:
+      figures.serve(METRICS_HOST.value, METRICS_PORT.value)
+
+  if cfg.sync.mode != 'allreduce':
+    return wing('servers')(source, figures, serve_figures)
   here = runtime.launched()
-  if METRICS_PORT.value is not None and not here.rank:
-    status.serve(METRICS_HOST.value, METRICS_PORT.value)
-  return api.train_here(source, here, INIT_FROM.value, status=status)
+  if not here.rank:
+    serve_figures()
+  return api.train_here(source, here, INIT_FROM.value, status=figures)
 
 
 if __name__ == '__main__':

@@ -6,7 +6,10 @@ The core has the interface of each, and imports none of them.
 import importlib
 from typing import Any
 
-_PLACES: dict[str, str] = {}
+_PLACES = {
+  # Runs this process's part of a job on parameter servers.
+  'servers': 'trainer.parameter_server.membership:train',
+}
 
 
 def wing(name: str) -> Any:

@@ -115,12 +115,14 @@ def main():
   from trainer.training.inputs import Inputs
   from trainer.training.loop import train_in_lockstep
   from trainer.training.run_state import RunState
+  from trainer.training.save_policy import SavePolicy
   from trainer.training.step import TrainStep
 
   communicator = horovod.communicator(place, cfg.sync)
   sent = count_exchange(communicator) if communicator.size > 1 else None
   step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
   state = RunState(cfg, communicator, step)
+  saves = SavePolicy(cfg.checkpoint, state, is_stream=False, goes_back=False)
   inputs = Inputs(cfg, communicator, step, progress_made=lambda: None, folder='')
   if spec.get('features'):
     fill(step, cfg, spec['features'])
@@ -131,6 +133,7 @@ def main():
       inputs,
       state,
       itertools.islice(batches, count),
+      saves=saves,
       save=lambda: None,
       stop_requested=lambda: False,
       on_step=lambda: None,

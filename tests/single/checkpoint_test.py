@@ -30,6 +30,7 @@ from trainer.config import RowOptimizer
 from trainer.errors import UserError
 from trainer.storage import checkpoint, checkpoint_rows
 from trainer.storage import merger as merger_module
+from trainer.storage.checkpoint import Checkpoints
 from trainer.storage.merger import Merger, Scrub
 
 WIDTH = {'small': 4, 'wide': 6}  # floats of an admitted row in each table, optimizer state included
@@ -142,15 +143,12 @@ PROGRESS = {'epoch': 1, 'last': 'day_3', 'rate': 0.1, 'best': None}
 def save(directory, stores, step=5, keep=3, dense=None):
   return on_threads(
     len(stores),
-    lambda communicator: checkpoint.save(
-      directory,
+    lambda communicator: Checkpoints(directory, communicator, keep).save(
       step,
       store=stores[communicator.rank],
       dense=DENSE if dense is None else dense,
       progress=PROGRESS,
       config_text='seed: 1\n',
-      keep=keep,
-      communicator=communicator,
     ),
   )
 
@@ -159,9 +157,7 @@ def restore(directory, size):
   stores = [Store() for _ in range(size)]
   return stores, on_threads(
     size,
-    lambda communicator: checkpoint.restore_latest(
-      directory, store=stores[communicator.rank], communicator=communicator
-    ),
+    lambda communicator: Checkpoints(directory, communicator).restore(stores[communicator.rank]),
   )
 
 
@@ -253,13 +249,13 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     one.decay()
     one.age()
     wanted = Store(list(one.export_state())).rows()
-    checkpoint.save(self.directory, 1, store=one, dense={}, progress={}, config_text='', keep=1)
+    Checkpoints(self.directory).save(1, store=one, dense={}, progress={}, config_text='')
     for size in (3, 2, 1):  # each reads what the one before wrote
       stores = [make() for _ in range(size)]
       on_threads(
         size,
-        lambda communicator, stores=stores: checkpoint.restore_latest(
-          self.directory, store=stores[communicator.rank], communicator=communicator
+        lambda communicator, stores=stores: Checkpoints(self.directory, communicator).restore(
+          stores[communicator.rank]
         ),
       )
       self.assertEqual(
@@ -303,7 +299,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
       slot_table=[-1, 0, 1, 0],
     )
     with self.assertRaisesRegex(UserError, 'ckpt-000000005: .* this table: .*wanted'):
-      checkpoint.restore_latest(self.directory, store=store)
+      Checkpoints(self.directory).restore(store)
 
   def test_bfloat16_is_half_as_large_and_what_is_not_finite_is_refused(self):
     sizes = {}
@@ -341,7 +337,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     self.assertEqual(stores[0].rows(), Store(few).rows())
 
   def test_nothing_there_yet(self):
-    self.assertIsNone(checkpoint.restore_latest(self.directory, store=Store()))
+    self.assertIsNone(Checkpoints(self.directory).restore(Store()))
 
   def test_keeps_the_newest(self):
     for step in (1, 2, 3, 4):
@@ -444,7 +440,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
         self.assertTrue(killed or isinstance(result, str), result)
         found = [os.path.basename(p) for p in checkpoint.candidates(self.directory)]
         store = Store()
-        path, _, _ = checkpoint.restore_latest(self.directory, store=store)
+        path, _, _ = Checkpoints(self.directory).restore(store)
         self.assertIn(found, (['ckpt-000000001'], ['ckpt-000000002', 'ckpt-000000001']))
         self.assertEqual(store.rows(), Store(new if len(found) == 2 else old).rows())
         # The next save works, whatever was left, and leaves nothing unfinished.
@@ -505,14 +501,14 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     for n in range(1, 6):
       with mock.patch.object(files.time, 'sleep'):  # once others have closed theirs, it goes on
         patches = self._patched(n, lacks)
-        path, _, _ = checkpoint.restore_latest(self.directory, store=Store())
+        path, _, _ = Checkpoints(self.directory).restore(Store())
         for p in patches:
           p.stop()
       self.assertEndsWith(path, 'ckpt-000000002')
     opened = lambda path, *_, **__: exec('raise e', {'e': lacks()})
     with mock.patch.object(files, '_PATIENCE', 0), mock.patch.object(builtins, 'open', opened):
       with self.assertRaisesRegex(errors.Exhausted, 'Too many open files'):
-        checkpoint.restore_latest(self.directory, store=Store())
+        Checkpoints(self.directory).restore(Store())
 
   def test_a_file_size_limit_is_one_line(self):
     """A true refusal by the system, in the middle of a column."""
@@ -525,8 +521,8 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
     try:
       resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
       with self.assertRaisesRegex(UserError, 'cannot save a checkpoint in .*File too large'):
-        checkpoint.save(
-          self.directory, 2, store=Store(self.chunks), dense={}, progress={}, config_text='', keep=1
+        Checkpoints(self.directory).save(
+          2, store=Store(self.chunks), dense={}, progress={}, config_text=''
         )
     finally:
       resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -536,7 +532,7 @@ class CheckpointTest(tf.test.TestCase, parameterized.TestCase):
   def test_a_file_where_the_directory_should_be(self):
     path = self.enter_context(tempfile.NamedTemporaryFile()).name
     with self.assertRaisesRegex(UserError, f'cannot save a checkpoint in {path}: '):
-      checkpoint.save(path, 1, store=Store(), dense={}, progress={}, config_text='', keep=1)
+      Checkpoints(path).save(1, store=Store(), dense={}, progress={}, config_text='')
 
   def test_progress_is_json(self):
     (path,) = save(self.directory, [Store()])
@@ -592,23 +588,17 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
     return (1 + keys % 2) << 52 | keys * 7919
 
   def save(self, stores, base, most_layers=20, keep=3, merger=None, scrub=None):
-    return first_of(
-      len(stores),
-      lambda communicator: checkpoint.save(
-        self.directory,
-        self.step,
-        store=stores[communicator.rank],
-        dense=DENSE,
-        progress=PROGRESS,
-        config_text='seed: 1\n',
-        keep=keep,
-        communicator=communicator,
-        base=base,
-        most_layers=most_layers,
-        merger=None if communicator.rank else merger,
-        scrub=None if communicator.rank else scrub,
-      ),
-    )
+    if scrub and not merger:
+      merger = Merger(self.directory, scrub)
+
+    def save(communicator):
+      rank = communicator.rank
+      one = Checkpoints(self.directory, communicator, keep, most_layers, None if rank else merger)
+      one.latest = base or ''
+      state = {'dense': DENSE, 'progress': PROGRESS, 'config_text': 'seed: 1\n'}
+      return one.save(self.step, store=stores[rank], **state)
+
+    return first_of(len(stores), save)
 
   def two(self, stores, most_layers=20, merger=None):
     """Two checkpoints that share nothing; the next one adds to the second."""
@@ -804,7 +794,8 @@ class IncrementsTest(tf.test.TestCase, parameterized.TestCase):
   def newest(self, directory, scrub=None):
     """The path and the rows of the checkpoint that a run would go on from."""
     stores = self.stores(1)
-    path, _, _ = checkpoint.restore_latest(directory, store=stores[0], scrub=scrub)
+    merger = Merger(directory, scrub) if scrub else None
+    path, _, _ = Checkpoints(directory, merger=merger).restore(stores[0])
     return path, self.rows(stores)
 
   def flip(self, path, layer=0):

@@ -42,7 +42,7 @@ BUDGETS = {
   'core': 27_850,
   'serving': 4_250,
   'tools': 4_800,
-  'parameter_server': 2_330,
+  'parameter_server': 2_310,
   'retrieval': 1_640,
   'topics': 890,
 }
@@ -78,9 +78,6 @@ trainer.reporting.closing trainer.tools.report
 trainer.reporting.closing trainer.tools.runs
 trainer.reporting.events trainer.tools.trackers
 trainer.reporting.metric_text trainer.tools.slice_metrics
-trainer.run trainer.parameter_server.cluster
-trainer.run trainer.parameter_server.membership
-trainer.run trainer.parameter_server.run
 trainer.run trainer.tools.dry_run
 trainer.serving.http trainer.retrieval.recommend
 trainer.serving.memory_store trainer.retrieval.item_search

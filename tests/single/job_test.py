@@ -86,7 +86,8 @@ class JobTest(tf.test.TestCase):
   def test_one_checkpoint_where_nothing_was_trained_in_between(self):
     data = {'train': [self.write('day_1.csv')], 'valid': [self.write('valid.csv')]}
     data['day_pattern'] = r'day_(\d+)'
-    with mock.patch.object(checkpoint, 'save', wraps=checkpoint.save) as saves:
+    of_run = checkpoint.Checkpoints
+    with mock.patch.object(of_run, 'save', autospec=True, side_effect=of_run.save) as saves:
       self.make_job(data).run()
       self.assertEqual(saves.call_count, 1, 'of the pass, the end of its day, and its validation')
       self.make_job(data).run()
@@ -404,7 +405,7 @@ class JobTest(tf.test.TestCase):
     data = {'train': days, 'day_pattern': r'day_(\d+)'}
     full = OSError(28, 'No space left on device')
     for export, module, name, error in (
-      ({'saved_model': True}, saved_model, 'save', ValueError('no\nway')),
+      ({'saved_model': True}, saved_model.Serving, 'save', ValueError('no\nway')),
       ({'delta_every_passes': 2}, row_files.pq, 'ParquetWriter', full),
     ):
       self.run_dir = f'{self.folder}/{name}'

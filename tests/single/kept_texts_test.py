@@ -124,7 +124,8 @@ class KeptTextsTest(tf.test.TestCase):
     prepared = PreparedPass(f'{self.folder}/prepared', cfg)
     shows = self.shows(0)
     texts = [text for text, n in shows.items() if n >= 30]
-    keys = hash_keys(texts, cfg.slot_ids()['tags']).numpy()
+    ids = {'tags': cfg.slot_ids()['tags']}
+    keys = hash_keys(texts, ids['tags']).numpy()
 
     def store():
       parts = TableSpec('default', (FactorPart('plain', 4),))
@@ -137,18 +138,17 @@ class KeptTextsTest(tf.test.TestCase):
 
     def save(communicator):
       rank = communicator.rank
-      kept = KeptTexts(cfg, communicator, stores[rank])
+      kept = KeptTexts(ids, communicator, stores[rank])
       kept.learn(prepared)
-      state = {'dense': {}, 'progress': {}, 'config_text': '', 'keep': 1}
-      return checkpoint.save(
-        f'{self.folder}/ckpt', 1, store=stores[rank], **state, communicator=communicator, texts=kept
-      )
+      state = {'dense': {}, 'progress': {}, 'config_text': ''}
+      checkpoints = checkpoint.Checkpoints(f'{self.folder}/ckpt', communicator)
+      return checkpoints.save(1, store=stores[rank], **state, texts=kept)
 
     path = on_threads(3, save)[0]
 
     def restored(communicator):
       own = store()
-      kept = KeptTexts(cfg, communicator, own)
+      kept = KeptTexts(ids, communicator, own)
       checkpoint.restore(path, store=own, communicator=communicator, texts=kept)
       return list(map(bytes.decode, texts_of_slot(kept.dump(), 'tags').to_pylist()))
 

@@ -8,14 +8,13 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-from tensorflow_serving.apis.prediction_log_pb2 import PredictionLog
 
 from tests.support.steps import train
-from trainer import config, errors, files
+from trainer import config, errors
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
-from trainer.storage import export_writer, warmup
+from trainer.storage import export_writer
 from trainer.training.step import TrainStep
 
 BATCH = 64
@@ -306,67 +305,16 @@ class ServingTest(tf.test.TestCase):
     ):
       signature(**columns(context, rows[:3]), **columns(items, rows))
 
-  def test_the_dense_part_alone(self):
-    tables = {'small': {'width': 2, 'init_scale': 0.3}, 'wide-1': {'width': 5, 'init_scale': 0.3}}
-    by_table = [
-      dict(s, table='wide-1' if s['name'] in ('tags', 'item', 'history') else 'small') for s in MANY
-    ]
-    for case, cfg in {
-      'deepfm': self._config(MANY, ['linear', 'fm', {'dnn': {'hidden': [8]}}], dense=DENSE),
-      'ffm': self._config(MANY, ['linear', 'ffm']),
-      'two tables': self._config(by_table, ['linear', 'cross'], tables=tables, dense=DENSE),
-    }.items():
-      with self.subTest(case):
-        rows = make_rows(np.random.default_rng(3), BATCH)
-        step = self._trained(cfg, rows)
-        done = self._exported(cfg, step, 'dense_model')
-        self.assertEqual(done.rows, 0)
-        module = tf.saved_model.load(done.path)
-        (batch,) = self._prepared(cfg, rows, 'again').batches(BATCH)
-        staged = step.stage(batch)
-        pulled = step.store.pull(staged.deduped.unique, train=False)
-        sums = step.dense.embedding.embed(staged.batch, staged.deduped, pulled)
-        given = {'linear': sums.linear, 'dense': staged.batch.dense, 'norm': sums.norm}
-        given |= {
-          f'factors_{name}'.replace('-', '_'): f for name, f in zip(cfg.sparse.tables, sums.factors)
-        }
-        if 'totals' in step.dense.model.needs and not sums.factors:
-          self.fail('a case wants the slot sums beside their totals')
-        given |= {n: getattr(sums, n) for n in ('squares', 'field_factors', 'field_squares')}
-        signature = module.signatures['serving_default']
-        names = signature.structured_input_signature[1]
-        self.assertEqual('dense' in names, bool(cfg.data.dense))
-        found = signature(**{n: given[n] for n in names})['probability']
-        self.assertAllClose(found, step.predict(staged), atol=1e-6, rtol=0)
-        self.assertNotIn('Ctr', self._ops(done.path))
-        # Its size does not depend on the number of features.
-        before = files.size_of(done.path)
-        more = self._trained(cfg, make_rows(np.random.default_rng(4), 8 * BATCH, first_id=500))
-        after = files.size_of(self._exported(cfg, more, 'dense_model').path)
-        self.assertLess(abs(after - before), 200)
-
   def test_the_layout_of_tensorflow_serving(self):
     cfg = self._config(SINGLE, ['linear', 'fm'])
     cfg = cfg.model_copy(update={'export': config.Export(keep=2)})
     step = self._trained(cfg, make_rows(np.random.default_rng(5), BATCH))
-    for kind in ('saved_model', 'dense_model', 'saved_model', 'saved_model'):
+    for kind in ('saved_model', 'base', 'saved_model', 'saved_model'):
       done = self._exported(cfg, step, kind)
     exports = os.path.join(self.run_dir, 'exports')
     self.assertEqual(done.path, os.path.join(exports, 'saved_model', '4'))
     self.assertEqual(sorted(os.listdir(os.path.join(exports, 'saved_model'))), ['3', '4'])
-    self.assertEqual(os.listdir(os.path.join(exports, 'dense_model')), ['2'])
-    for version in ('saved_model/4', 'dense_model/2'):
-      path = os.path.join(exports, version)
-      signature = tf.saved_model.load(path).signatures['serving_default']
-      sizes = []
-      for record in tf.data.TFRecordDataset(os.path.join(path, warmup.FILE)):
-        request = PredictionLog.FromString(record.numpy()).predict_log.request
-        self.assertEqual(request.model_spec.signature_name, 'serving_default')
-        inputs = {name: tf.make_ndarray(t) for name, t in request.inputs.items()}
-        found = signature(**{name: tf.constant(t) for name, t in inputs.items()})['probability']
-        self.assertAllEqual(np.isfinite(found), np.ones(len(found), bool))
-        sizes.append(len(found))
-      self.assertEqual(sizes, [1, 100])
+    self.assertIn('000002-base', os.listdir(exports))
 
   def _exported(self, cfg, step, kind='saved_model', **more):
     """An export of the step's state; each call's is another one."""

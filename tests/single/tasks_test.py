@@ -350,7 +350,8 @@ class PassTest(tf.test.TestCase):
     keys = step.store.select('all').numpy()
     rows = step.store.pull(keys, train=False)
     rows = Rows(keys, rows.linear.numpy(), np.diff(rows.offsets), rows.factors.numpy())
-    saved_model.save(cfg, step.dense.model, step.dense.embedding.stats, rows, path)
+    dense = step.dense
+    saved_model.Serving(cfg, dense.model, dense.embedding.stats, (), rows).save(path)
     columns = list(zip(*(line.split(',') for line in lines)))
     given = {n: tf.constant(c) for n, c in zip(('user', 'item', 'tag'), columns)}
     given |= {n: tf.constant(np.array(c, np.float32)) for n, c in zip('xy', columns[3:5])}

@@ -1,8 +1,8 @@
 """Exports a run for serving.
 
-`ctr-export --run_dir DIR --kind base|delta|saved_model|dense_model [--out DIR]`. For
-a run with model.retrieval, KIND is `items` (in place of a base), `delta` or `saved_model`, which
-computes the vector of a query. To a SavedModel, a missing text is '' and a missing number NaN.
+`ctr-export --run_dir DIR --kind base|delta|saved_model [--out DIR]`. For a run with
+model.retrieval, KIND is `items` (in place of a base), `delta` or `saved_model`, which computes the
+vector of a query. To a SavedModel, a missing text is '' and a missing number NaN.
 """
 
 import re
@@ -17,7 +17,7 @@ from trainer.errors import UserError
 
 # The kinds of exports of a run, by the section that its model has.
 _KINDS = {
-  'interactions': ('base', 'delta', 'saved_model', 'dense_model'),
+  'interactions': ('base', 'delta', 'saved_model'),
   'retrieval': ('items', 'delta', 'saved_model'),
 }
 
@@ -70,7 +70,6 @@ def main() -> None:
   from trainer.retrieval.items import INDEX, has_faiss
   from trainer.retrieval.recommendations import items_of
   from trainer.storage import export_writer
-  from trainer.storage.chain import MODEL_KINDS
 
   if is_remote(RUN_DIR.value) and not OUT.value:
     raise UserError(f'--run_dir {RUN_DIR.value}: is in a bucket; wanted --out, a directory here')
@@ -107,7 +106,7 @@ def main() -> None:
   print(f'{done.path}: {done.rows:,} rows, {done.tombstones:,} tombstones in {done.seconds:.1f} s')
   if left_out := str(done.left_out):
     print(left_out)
-  if KIND.value in MODEL_KINDS:
+  if KIND.value == 'saved_model':
     started = time.monotonic()
     tf.saved_model.load(done.path)
     print(f'{files.size_of(done.path) / 1e6:.1f} MB, loaded in {time.monotonic() - started:.1f} s')

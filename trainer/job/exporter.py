@@ -107,7 +107,8 @@ class Exporter:
       if self._communicator.rank:
         return None
       blocks = (dump.tobytes() for dump in dumps)
-      kept = texts_by_key(self._cfg, blocks, self._cfg.item_slot.name)
+      slot = self._cfg.item_slot.name
+      kept = texts_by_key(blocks, slot, self._cfg.slot_ids()[slot])
       texts = texts_of_items(self._cfg, keys, kept if table is None else table.texts)
       return Items(keys, texts, vectors)
 

@@ -34,6 +34,7 @@ from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress, RunState, check_run_dir
+from trainer.training.save_policy import SavePolicy
 from trainer.training.step import Step
 
 SECONDS_BETWEEN_LOOKS = 0.5  # between looks at the watched directory
@@ -44,12 +45,13 @@ class Job:
 
   Args:
     step: the training step of ranks, or of workers on parameter servers.
-    status: told of each step, each chunk of slow work and what the job does; None: nobody reads it.
-    init_from: the run_dir of another run, whose model a new run takes over; None: no other run.
-    bucket: where the run_dir is copied to; None: nowhere.
+    figures: told of each step, each chunk of slow work and what the job does; None: nobody reads
+      them.
+    init_from: the run_dir of another run, whose model a new run takes over.
+    bucket: where the run_dir is copied to.
 
   Attributes:
-    state: how far the run has come, and its checkpoints.
+    state: how far the run has come, and its checkpoints; `saves` says when one is written.
     lock: taken in `open_run`; prevents other jobs from using the run_dir.
   """
 
@@ -58,27 +60,27 @@ class Job:
     cfg: config.Config,
     communicator: Communicator,
     step: Step,
-    status: Status | None = None,
+    figures: Status | None = None,
     init_from: str | None = None,
     callbacks: Sequence[Callback] = (),
     bucket: Bucket | None = None,
   ):
     self._init_from, self._callbacks, self._bucket = init_from, callbacks, bucket
     self.cfg, self.communicator, self.step = cfg, communicator, step
-    status = status or Status('trainer', cfg.sync.stalled_peer_seconds)
-    self.progress_made = status.progress
-    self.log = RunLog(cfg.run_dir, step, status)
+    figures = figures or Status('trainer', cfg.sync.stalled_peer_seconds)
+    self.progress_made = figures.progress
+    self._figures, self.log = figures, RunLog(cfg.run_dir, step, figures)
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
-    self.inputs = Inputs(cfg, communicator, step, status.progress, folder, self.log.show)
+    self.inputs = Inputs(cfg, communicator, step, figures.progress, folder, self.log.show)
     self.validation = Validation(self.inputs, self.state, self.log)
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
-    self.status = JobStatus(cfg, self.stream, self.log, status)
+    self._shown = JobStatus(cfg, self.stream, self.log, figures)
     self.exporter = Exporter(self.inputs, self.state, self.log)
     self.lock = RunLock(cfg.run_dir)
     self.stop_request = StopRequest()
-    self._save_is_due = False
-    self._saves_each_pass = False  # to find the pass that ruins the state
+    goes_back = bool(self.stream.limit)
+    self.saves = SavePolicy(cfg.checkpoint, self.state, bool(cfg.data.stream), goes_back)
     self._nothing_told = False
     self._continued_at: int | None = None  # the step of the checkpoint that the job continues from
     self._nothing_left: str | None = None  # a text for the user, if the run was finished before
@@ -125,7 +127,7 @@ class Job:
     except Stopped:
       return self._stop()
     finally:
-      self.log.status.end()
+      self._figures.end()
       self.inputs.stop()
       self.lock.release()
 
@@ -157,7 +159,7 @@ class Job:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
     place = {'epoch': self.progress.epoch, 'day': self.progress.day}
     self.log.write('start', processes=self.communicator.size, mode=self.cfg.sync.mode, **place)
-    self.status.begin(self.state.ledger.counts())
+    self._shown.begin(self.state.ledger.counts())
     for name, fate in self.state.fates:
       self.log.show(f'{name:40} {fate}', keep=True)
     if is_continued:
@@ -189,7 +191,7 @@ class Job:
     with self.log.clock.of('save'):
       self.state.save(self.log.events.position)
     self.log.write('save', seconds=round(time.monotonic() - started, 3))
-    self._save_is_due = False
+    self.saves.saved()
     self.inputs.remove_settled(self.state.ledger, self.progress.epoch)
     self._upload()
 
@@ -198,7 +200,7 @@ class Job:
     try:
       export()
     except UserError:
-      if not self.state.is_saved:
+      if self.saves.would_lose():
         self.save()
       raise
 
@@ -223,9 +225,8 @@ class Job:
           raise self.stream.refusal_error(str(e)) from None
     while True:
       action = self.stream.next(bool(self.stop_request))
-      self.status.next(action)
-      # If the pass ended a day or an epoch, the checkpoint that is due is written after that end.
-      if self._save_is_due and isinstance(action, (TrainPass, Wait)):
+      self._shown.next(action)
+      if isinstance(action, (TrainPass, Wait)) and self.saves.goes_on():
         try:
           self.save()
         except BadPass as e:
@@ -260,7 +261,7 @@ class Job:
     """Trains on a pass, or refuses it. Returns False if the job was asked to stop within it."""
     if (prepared := self._prepare(action.data_pass)) is None:
       return True
-    if self.stream.limit and not self.state.has_checkpoint:
+    if self.saves.pass_begins():
       self.save()
     try:
       items = self.inputs.items()
@@ -309,11 +310,7 @@ class Job:
     self._upload()
     for callback in self._callbacks:
       callback.on_pass_end(name, figures)
-    every = cfg.checkpoint.every_passes
-    self._save_is_due |= every is not None and progress.done % every == 0
-    # A state within a pass is none to go back to.
-    self._save_is_due |= bool(self.stream.limit) and self.state.is_saved_within_pass
-    self._save_is_due |= self._saves_each_pass
+    self.saves.pass_ended()
 
   def _go_back(self, error: BadPass, in_pass: bool) -> None:
     """Restores the state before the pass that ruined it, and refuses this pass or raises `error`.
@@ -327,8 +324,7 @@ class Job:
       raise error
     self.log.events.cut(self.progress.metrics_position)
     self.log.show(f'goes back to the state of step {self.step.steps:,}', keep=True)
-    self._saves_each_pass = not self.stream.went_back(unsaved, error, in_pass)
-    self._save_is_due = not self._saves_each_pass
+    self.saves.went_back(self.stream.went_back(unsaved, error, in_pass))
 
   def _prepare(self, data_pass: Pass) -> PreparedPass | None:
     """Converts and opens a pass. Returns None if the pass cannot be read and was refused."""
@@ -374,6 +370,7 @@ class Job:
       self.inputs,
       self.state,
       self.log.clock.waiting(batches),
+      saves=self.saves,
       save=self.save,
       stop_requested=lambda: bool(self.stop_request),
       on_step=on_step,
@@ -401,17 +398,17 @@ class Job:
       self._upload()
     end_day(self.inputs, self.log, ended.day, ended.is_empty)
     self.stream.day_ended(ended)
+    self.saves.day_ended()
     if self.cfg.data.stream:
       if not ended.is_empty:
         self.validation.evaluate_day(ended.day)
       if self._is_reporter:
         with self.log.events.guarded('report.html'):
           closing.write_report(self.cfg)
-      self._save_is_due |= self.cfg.checkpoint.every_passes is not None
 
   def _end_epoch(self) -> None:
     values = self.validation.evaluate_epoch()
-    if not self.state.is_saved:
+    if self.saves.would_lose():
       self.save()
     for callback in self._callbacks:
       callback.on_epoch_end(self.progress.epoch, values)

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
 from trainer.job.job import Job
-from trainer.training.loop import wants_checkpoint
 from trainer.training.step import StepFlags
 
 _NO_FLAGS = StepFlags(False, False, False)
@@ -14,13 +13,8 @@ _NO_FLAGS = StepFlags(False, False, False)
 class AsynchronousJob(Job):
   """A job whose workers claim units of a pass, and do not wait for one another within the pass.
 
-  The next unit goes to the worker that asks next, so a slow worker delays nobody. A lost worker's
-  units go to others. All workers meet before and after a pass, and for checkpoints. If one finds
-  that the pass ruins the state, all give up the pass.
-
-  In ps_async, a unit is a whole global batch, and each push is one step of the servers' model. In
-  ps_geo, a unit is one worker's slice of a global batch; each worker trains a copy of the model,
-  and the copies are averaged.
+  So a slow worker delays nobody, and a lost worker's units go to others. All workers meet before
+  and after a pass, and for checkpoints. If one finds that the pass ruins the state, all give it up.
   """
 
   def open_run(self) -> None:
@@ -29,7 +23,7 @@ class AsynchronousJob(Job):
       super().open_run()
       return
     state = self.communicator.enter()
-    self.lock.id, self._saves_each_pass = state['lock'], state['saves_each_pass']
+    self.lock.id, self.saves.each_pass = state['lock'], state['saves_each_pass']
     self.state.take_over(state['state'])
     self.step.set_rates(self.progress.rate, self.progress.first_step)
     self.step.load_local_state(state['local'])
@@ -48,17 +42,16 @@ class AsynchronousJob(Job):
       # What a worker that enters during the pass receives.
       state = {
         'state': self.state.handed_over(),
-        'saves_each_pass': self._saves_each_pass,
+        'saves_each_pass': self.saves.each_pass,
         'local': self.step.local_state(),
         'lock': self.lock.id,
       }
       work = {'slices': slices, 'first': progress.batch * slices, 'total': total}
-      self.communicator.open_pass(work | {'pause_after': cfg.checkpoint.every_steps}, state)
+      self.communicator.open_pass(work | {'pause_after': self.saves.every_steps}, state)
       try:
         while True:
-          save = wants_checkpoint(cfg, self.state)
-          stop, is_merged = bool(self.stop_request), self.step.is_merged
-          unit, reason, batches = self.communicator.claim(stop, save, is_merged)
+          stop, save = bool(self.stop_request), self.saves.asks()
+          unit, reason, batches = self.communicator.claim(stop, save, self.step.is_merged)
           if reason == 'merge':
             self.step.merge()
             continue

@@ -78,7 +78,7 @@ class CoordinatorClient(Communicator):
     self.progress()
 
   def progress(self) -> None:
-    """Records that this process made progress; called after each step and chunk of slow work."""
+    """Notes that a step, or a chunk of slow work, is done."""
     self._progress = time.monotonic()
 
   # Collectives
@@ -112,10 +112,9 @@ class CoordinatorClient(Communicator):
     return state
 
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
-    """Begins a pass, whose units workers then claim. All workers call it, and wait for one another.
+    """Begins a pass, whose units workers then claim; `work` has arguments of WorkQueue.
 
-    A worker that has called `enter` does not wait; it has received `state`. `work` has WorkQueue's
-    arguments slices, first, total and pause_after.
+    All workers call it, and wait for one another; one that has called `enter` has `state` already.
     """
     if self._entered:
       self._entered = False

@@ -32,8 +32,7 @@ class Cluster:
   index: int  # the number of this process among those of its kind, from 0
 
   @property
-  def name(self) -> str:
-    """The name of this process in messages, such as 'worker 1'."""
+  def name(self) -> str:  # in messages, such as 'worker 1'
     return f'{self.kind} {self.index}'
 
   @property
@@ -42,10 +41,7 @@ class Cluster:
 
   @classmethod
   def from_tf_config(cls, tf_config: Json, mode: str) -> 'Cluster':
-    """Returns the cluster that `TF_CONFIG` describes; None: it is not set.
-
-    A UserError about a malformed one names the key and `mode`, which is `sync.mode`.
-    """
+    """Returns the cluster that `TF_CONFIG` describes; None: it is not set. `mode` is sync.mode."""
     if tf_config is None:
       raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
     if not isinstance(tf_config, dict):
@@ -138,5 +134,4 @@ def cpu_config(**options: object) -> tf.compat.v1.ConfigProto:
 
 
 def on_server(server: int) -> str:
-  """Returns the device of a server."""
   return f'/job:ps/task:{server}/device:CPU:0'

@@ -54,8 +54,7 @@ class Coordinator:
   Args:
     settings: {name: value}; all processes must have the same.
     host: the address at which the others reach it. UserError: it has no free port of sync.ports.
-  Attributes:
-    address, secret: arguments for CoordinatorClient; the secret is random by default.
+    secret: what all processes know; random by default.
   """
 
   def __init__(

@@ -21,7 +21,7 @@ import tensorflow as tf
 from ops import packing, row_store, sharding
 from ops.dedupe import Deduped, dedupe
 from ops.policy import Policy
-from trainer import config
+from trainer.config import Config
 from trainer.data.features import SlotBatch
 from trainer.embedding.exchange import Routing, gradient_scale
 from trainer.parameter_server.client import CoordinatorClient
@@ -37,10 +37,8 @@ _ADMITTING_SHOWS = 2.0**40
 class GeoStep(WorkerStep):
   """The step of mode ps_geo: trains this worker's copy of the model; merges it every few steps."""
 
-  def __init__(
-    self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
-  ):
-    super().__init__(cfg, communicator, cluster, target)
+  def __init__(self, cfg: Config, client: CoordinatorClient, cluster: Cluster, target: str):
+    super().__init__(cfg, client, cluster, target)
     self._rows_lag = False  # when next trained, a copied row takes the penalty steps it missed
     self._share = 1 / len(cluster.workers)
     self._every = cfg.sync.geo_steps
@@ -98,48 +96,57 @@ class GeoStep(WorkerStep):
 
   def _add(
     self,
-    store: row_store.RowStore,
+    copy: row_store.RowStore,
     keys: np.ndarray,
     changes: row_store.PulledRows,
     shows: np.ndarray | None = None,
   ) -> None:
-    """Adds `changes` to rows of one copy and, if given, `shows` to the shows of their features."""
-    zeros, hyper = tf.zeros([len(keys)]), self.dense.row_hyperparameters(self._step_here)
-    counts = zeros if shows is None else shows, zeros
-    gradients = changes.linear, changes.factors
-    store.push(keys, changes, *counts, *gradients, [1.0], hyper, 1, add=True)
+    """Adds changes to the weights of a copy's rows, and shows (None: no shows) to their features.
+
+    Neither takes an optimizer step, and nobody clicks here: the servers alone count clicks.
+    """
+    none = np.zeros([len(keys)], np.float32)
+    copy.push(
+      keys,
+      changes,
+      shows=none if shows is None else shows,
+      clicks=none,
+      linear_gradient=changes.linear,
+      factors_gradient=changes.factors,
+      scale=[1.0],
+      hyper=self.dense.row_hyperparameters(self._step_here),
+      step=1,
+      add=True,
+    )
 
   def _follow(self, keys: np.ndarray) -> None:
     """Adds the changes on the servers to copied rows: local += server − old; old = server."""
     server, _, _ = self.servers.pull(keys, True)
-    for store in (self._local, self._old):
-      self._follow_lifecycle(store, keys, has_factors=np.diff(server.offsets) > 0)
+    for copy in (self._local, self._old):
+      self._follow_lifecycle(copy, keys, has_factors=np.diff(server.offsets) > 0)
     old = self._old.pull(keys, False)
     gained = old._replace(linear=server.linear - old.linear, factors=server.factors - old.factors)
-    for store in (self._local, self._old):
-      self._add(store, keys, gained)
+    for copy in (self._local, self._old):
+      self._add(copy, keys, gained)
 
   def _follow_lifecycle(
-    self, store: row_store.RowStore, keys: np.ndarray, has_factors: np.ndarray
+    self, copy: row_store.RowStore, keys: np.ndarray, has_factors: np.ndarray
   ) -> None:
-    """Gives factors to exactly those features of a copy that have factors on the servers.
-
-    Features that the copy lacks are created; those that lost their factors, erased and created
-    again.
-    """
-    copy = store.pull(keys, False)
-    evicted = ~has_factors & (np.diff(copy.offsets) > 0)
+    """Makes a copy have these features, with factors exactly where the servers have them."""
+    rows = copy.pull(keys, False)
+    evicted = ~has_factors & (np.diff(rows.offsets) > 0)
     if evicted.any():
-      store.erase(keys[evicted])
-      copy = store.pull(keys, False)
-    admitted = has_factors & (np.diff(copy.offsets) == 0)
-    changes = admitted | (copy.ids.numpy() < 0)
-    if changes.any():
-      new = keys[changes]
-      ids, offsets = np.full(len(new), -1), np.zeros(len(new) + 1, np.int32)
-      linear, factors = np.zeros(len(new), np.float32), np.zeros(0, np.float32)
-      shows = np.where(admitted[changes], _ADMITTING_SHOWS, 0).astype(np.float32)
-      self._add(store, new, row_store.PulledRows(ids, offsets, linear, factors), shows)
+      copy.erase(keys[evicted])
+      rows = copy.pull(keys, False)
+    admitted = has_factors & (np.diff(rows.offsets) == 0)
+    is_new = admitted | (rows.ids.numpy() < 0)
+    if is_new.any():
+      n, none = int(is_new.sum()), np.zeros([0], np.float32)
+      unknown = row_store.PulledRows(
+        np.full([n], -1), np.zeros([n + 1], np.int32), np.zeros([n], np.float32), none
+      )
+      shows = np.where(admitted[is_new], _ADMITTING_SHOWS, 0).astype(np.float32)
+      self._add(copy, keys[is_new], unknown, shows)
 
   @property
   def is_merged(self) -> bool:
@@ -189,8 +196,8 @@ class GeoStep(WorkerStep):
   def load_dense_state(self, arrays: dict[str, np.ndarray]) -> None:
     """Does what the base class does; the copies begin anew, as in a new process."""
     super().load_dense_state(arrays)
-    for store in (self._local, self._old):
-      store.clear()
+    for copy in (self._local, self._old):
+      copy.clear()
     self._old_dense, self._touched, self._steps = None, [], 0
     self._step_here.assign(0)
 

@@ -18,7 +18,7 @@ _HISTOGRAM_SIZE = 1 << 16  # the length of FeatureLifecycle.rank_histogram
 
 
 class RowsOnServers:
-  """The rows on all servers as one RowTable (`ops.row_store.RowStore`); workers divide the work.
+  """The rows on all servers as one RowTable; workers divide the work.
 
   For `select` and `export_state`, they divide the logical shards as if they kept the rows. For
   `size`, `decay`, `age` and `evict`, each server belongs to one worker.
@@ -42,7 +42,7 @@ class RowsOnServers:
     return owner_of(shard, self._servers.count)
 
   def _own(self) -> list[FeatureLifecycle]:
-    """Returns the stores of this worker's servers, whose first shard is in its share of shards."""
+    """Returns the stores of the servers whose first shard is in this worker's share."""
     stores = enumerate(self._remote)
     return [s for i, s in stores if shards_of(i, self._servers.count)[0] in self._shards()]
 
@@ -134,7 +134,6 @@ class RowsOnServers:
     }
 
   def pull(self, keys: TensorLike, train: bool) -> PulledRows:
-    """Reads rows; the keys must be distinct and ordered by logical shard."""
     return self._servers.pull(np.asarray(keys), train)[0]
 
   def export_state(
@@ -150,7 +149,7 @@ class RowsOnServers:
     return self._remote[0].within(chunk, shards)
 
   def import_state(self, source: Iterable[Chunk]) -> None:
-    """Adds exported chunks to the servers' rows. All workers must have called `clear` before."""
+    """Adds chunks to the servers' rows, which all workers have called `clear` for before."""
     for chunk in source:
       for i in np.unique(self._server_of(shard_of(chunk['key']))):
         own = self.within(chunk, shards_of(i, self._servers.count))

@@ -6,18 +6,6 @@
   ps        the sum of all workers' gradients, as one process would                all together
   ps_async  each worker's gradients, as they come                                  each alone
   ps_geo    the changes of the workers' copies, every `sync.geo_steps` steps       each alone
-
-The parts:
-  cluster              the processes that TF_CONFIG describes
-  membership           a process's connection to the coordinator
-  coordinator, client  membership, lost processes and the workers' communicator
-  collectives          the coordinator's side of the workers' collectives
-  work_queue           the units of a pass that asynchronous workers claim
-  servers              the TensorFlow graph over the servers
-  sync_replicas        the step that all workers take together
-  rows_on_servers      the servers' rows as one table
-  worker_step, geo     a worker's step
-  asynchronous_job     a job whose workers step independently
 """
 
 import contextlib
@@ -49,7 +37,7 @@ v1 = tf.compat.v1
 
 
 def run(
-  cfg: Config, cluster: Cluster, status: Status, inherited: MessageConnection | None = None
+  cfg: Config, cluster: Cluster, figures: Status, inherited: MessageConnection | None = None
 ) -> int:
   """Runs this process's part of a job until the job ends; returns the exit status.
 
@@ -83,30 +71,24 @@ def run(
     asked = 'asked to stop before the training began'
     _on_signals(lambda number: client.end(asked, command_line.SIGNALLED + number))
   try:
-    return _work(cfg, cluster, server, client, status)
+    make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
+    make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
+    figures.also = client.progress
+    step = make_step(cfg, client, cluster, server.target)
+    return _work(make_job(cfg, client, step, figures), client)
   except UserError as e:
     client.end(str(e), EXIT_STATUS if is_exhausted(e) else 2)
   except Exception as e:
     client.end_by(e)
 
 
-def _work(
-  cfg: Config,
-  cluster: Cluster,
-  server: tf.distribute.Server,
-  client: CoordinatorClient,
-  status: Status,
-) -> int:
-  make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
-  make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
-  status.also = client.progress
-  job = make_job(cfg, client, make_step(cfg, client, cluster, server.target), status)
+def _work(job: Job, client: CoordinatorClient) -> int:
   stopped_by = job.run()
   troubles = job.close()
   client.barrier()
-  ended = command_line.status(stopped_by, troubles)
-  client.bye(ended)
-  return ended
+  exit_status = command_line.status(stopped_by, troubles)
+  client.bye(exit_status)
+  return exit_status
 
 
 def _on_signals(stop: Callable[[int], None]) -> None:
@@ -115,7 +97,7 @@ def _on_signals(stop: Callable[[int], None]) -> None:
 
 
 def _coordinator_variable() -> tf.Variable:
-  """Adds a variable on server 0 to the graph; it holds the coordinator's address and secret."""
+  """Adds a variable on server 0 to the graph, which holds the coordinator's address and secret."""
   with tf.device(on_server(0)):
     return v1.get_variable('coordinator', initializer='', use_resource=True, trainable=False)
 

@@ -54,9 +54,9 @@ class Push(NamedTuple):
 class Servers:
   """Reads and updates the state on the servers, for one worker.
 
-  Args:
-    target: the address of this worker's tf.distribute.Server.
-    dense: this worker's dense part; the servers' dense variables have the same shapes.
+  `target` is the address of this worker's tf.distribute.Server. The servers' dense variables have
+  the shapes of `dense`, this worker's part.
+
   Attributes:
     stores: for each of `count` servers, its store of rows, within the graph.
     bytes: how many bytes this worker's steps have sent and received.
@@ -124,7 +124,7 @@ class Servers:
       yield
 
   def _free_earlier_rows(self, target: str, options: v1.ConfigProto) -> None:
-    """Frees the rows that the servers have from earlier times that the job formed."""
+    """Frees the rows of earlier times that the job formed."""
     # Not by Session.reset, which would wait for a worker that is frozen.
     with tf.Graph().as_default() as graph:
       for generation in range(1, self._communicator.generation):
@@ -304,8 +304,8 @@ class Servers:
   def start_worker(self, failed: Callable[[Exception], None]) -> None:
     """Prepares this worker for the steps of mode ps, after `start`; does nothing in other modes.
 
-    On the first worker it starts a thread, which takes each step once all workers have sent their
-    gradients, and which calls `failed` if a step fails.
+    On the first worker, a thread takes each step once all workers have sent their gradients; it
+    calls `failed` if a step fails.
     """
     if not self._in_lockstep:
       return
@@ -327,11 +327,10 @@ class Servers:
   def pull(
     self, keys: np.ndarray, train: bool
   ) -> tuple[row_store.PulledRows, np.ndarray, list[np.ndarray]]:
-    """Reads rows and, for a training step, the dense variables.
+    """Reads the rows of keys, int64 [u], which are distinct and ordered by logical shard.
 
-    Keys are int64 [u], distinct, ordered by logical shard. Returns the rows as NumPy arrays,
-    without ids; the number of keys on each server, int32 [S]; and the dense variables ([] unless
-    `train`).
+    Returns the rows as NumPy arrays, without ids; the number of keys on each server, int32 [S]; and
+    the dense variables if `train`, else [].
     """
     pull = functools.partial(self._pulls[train], keys)
     linear, factors, offsets, sent, values, *dense = self._repeat(pull)

@@ -20,14 +20,12 @@ _MERGE = Claimed(None, 'merge')
 class WorkQueue:
   """Hands out each unit of a pass once, and again if the worker that held it was lost.
 
-  A batch consists of one or more units: unit u is slice u % slices of batch u // slices. A worker
-  holds the units whose changes the servers do not have yet: the one that it works on and, in mode
-  ps_geo, those since its last merge. The work ends after a whole batch: at the end of the pass, or
-  earlier for a checkpoint or a stop.
+  Unit u is slice u % slices of batch u // slices. A worker holds the units whose changes the
+  servers do not have yet: the one that it works on and, in mode ps_geo, those since its last merge.
+  The work ends after a whole batch: at the end of the pass, or earlier for a checkpoint or a stop.
 
   Args:
     workers: the numbers of the workers that begin the pass.
-    slices: the number of units in a batch.
     first, total: the first unit to hand out, and the number of units in the whole pass.
     pause_after: after how many units to pause for a checkpoint; None: do not pause.
     max_ahead: how many more units a worker may have done than the slowest one; None: any number.
@@ -71,10 +69,9 @@ class WorkQueue:
     self._returned += self._held.pop(worker, [])
 
   def claim(self, worker: int, stop: bool, save: bool, is_merged: bool = True) -> None:
-    """Records that a worker has done its last unit and asks for another one.
+    """Records that a worker has done its last unit and asks for another one, a stop or a save.
 
-    `stop` and `save` (a checkpoint) end or pause all workers' work after a whole batch. `is_merged`
-    says whether the servers have the changes of all units that the worker has done.
+    `is_merged` says whether the servers have the changes of all units that it has done.
     """
     if worker in self._working:
       self._working.remove(worker)

@@ -1,3 +1,5 @@
+"""A worker's step in the modes on parameter servers."""
+
 import time
 
 import numpy as np
@@ -6,7 +8,7 @@ import tensorflow as tf
 from ops import packing, row_store
 from ops.dedupe import Deduped
 from ops.tensors import to_tensor
-from trainer import config
+from trainer.config import Config
 from trainer.data.features import SlotBatch
 from trainer.embedding.exchange import Routing
 from trainer.parameter_server.client import CoordinatorClient
@@ -26,29 +28,16 @@ from trainer.training.step import (
 )
 
 
-def rows_spec(cfg: config.Config) -> row_store.PulledRows:
-  return row_store.PulledRows(
-    ids=tf.TensorSpec([None], tf.int64),
-    offsets=tf.TensorSpec([None], tf.int32),
-    linear=tf.TensorSpec([None]),
-    factors=tf.TensorSpec([None]),
-    show_click=tf.TensorSpec([None, 2]) if cfg.counted_fields() else (),
-  )
-
-
 class WorkerStep(Step):
-  """Base class of a worker's training steps in the modes on parameter servers.
+  """What the steps of all modes share: rows and dense variables come from servers.
 
-  Rows and dense variables come from the servers, and gradients go to them; the dense part is a
-  local copy. `is_merged` says whether the servers have the changes of all steps of this worker;
-  `target` is the address of its tf.distribute.Server.
+  The dense part is a local copy. `is_merged` says whether the servers have the changes of all steps
+  of this worker; `target` is the address of its tf.distribute.Server.
   """
 
   is_merged = True
 
-  def __init__(
-    self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
-  ):
+  def __init__(self, cfg: Config, communicator: CoordinatorClient, cluster: Cluster, target: str):
     multiplies_in = dense_dtype.chosen(cfg, communicator)
     dense = DensePart(cfg, communicator.all_reduce_with_gradient, multiplies_in)
     super().__init__(cfg, communicator, dense)
@@ -59,8 +48,15 @@ class WorkerStep(Step):
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._samples = 0  # since the last call of `traffic`
     self._stale = True  # whether the copy may differ from the servers' variables
-    specs = [batch_spec(cfg), DEDUPED_SPEC, rows_spec(cfg)]
-    self._forward = tf.function(self.dense.predict, specs, autograph=False)
+    rows = row_store.PulledRows(
+      ids=tf.TensorSpec([None], tf.int64),
+      offsets=tf.TensorSpec([None], tf.int32),
+      linear=tf.TensorSpec([None]),
+      factors=tf.TensorSpec([None]),
+      show_click=tf.TensorSpec([None, 2]) if cfg.counted_fields() else (),
+    )
+    self._specs = [batch_spec(cfg), DEDUPED_SPEC, rows]  # of what a step reads
+    self._forward = tf.function(self.dense.predict, self._specs, autograph=False)
     if not communicator.late:
       if communicator.rank == 0:
         self.servers.start(self._copies())
@@ -87,7 +83,6 @@ class WorkerStep(Step):
     self._stale = True
 
   def _take(self, state: list[np.ndarray]) -> None:
-    """Sets this worker's copy to the state that `Servers.state` returned."""
     for variable, value in zip(self._copied(), state):
       variable.assign(value)
 
@@ -152,37 +147,36 @@ class WorkerStep(Step):
     return [self.dense.embedding.stats, *self.dense.model.non_trainable_variables]
 
   def local_state(self) -> dict[str, np.ndarray]:
-    """Returns {name: value} of the variables that only workers have; a late worker loads them."""
+    """Returns what only workers have, which a late worker loads."""
     return {v.name: v.numpy() for v in self._local_variables()}
 
   def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
-    """Loads what `local_state` returned on another worker."""
     for variable in self._local_variables():
       variable.assign(arrays[variable.name])
 
 
 class ServerStep(WorkerStep):
-  """The step of modes ps and ps_async; GeoStep is that of ps_geo.
+  """The step of modes ps and ps_async.
 
   In mode ps, N workers with b samples each compute what one process with N·b samples does: workers
   send sums, and the servers divide once, by the weight of all samples. In mode ps_async, each push
-  is a step, with gradients divided by the weight of that worker's samples.
+  is a step, divided by the weight of that worker's samples.
   """
 
-  def __init__(
-    self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
-  ):
-    super().__init__(cfg, communicator, cluster, target)
+  def __init__(self, cfg: Config, client: CoordinatorClient, cluster: Cluster, target: str):
+    super().__init__(cfg, client, cluster, target)
     # Dropout depends on a sample's place in the global batch, and the loss of each of several tasks
     # is divided by that task's global weight. Both need one more message in each step.
     self._tells_samples = self.in_lockstep and (
       len(cfg.labels) > 1 or 'position' in self.dense.model.needs
     )
-    specs = [batch_spec(cfg), DEDUPED_SPEC, rows_spec(cfg)]
-    specs.append(tf.TensorSpec([self.servers.count], tf.int32))
-    specs.append([tf.TensorSpec(v.shape) for v in self.dense.trainable])
-    specs.append(tf.TensorSpec([], tf.int64))
-    specs.append(tf.TensorSpec([] if len(cfg.labels) == 1 else [len(cfg.labels)]))
+    specs = [
+      *self._specs,
+      tf.TensorSpec([self.servers.count], tf.int32),
+      [tf.TensorSpec(v.shape) for v in self.dense.trainable],
+      tf.TensorSpec([], tf.int64),
+      tf.TensorSpec([] if len(cfg.labels) == 1 else [len(cfg.labels)]),
+    ]
     self._gradients = tf.function(self._gradients_graph, specs, autograph=False)
 
   def train(
@@ -234,7 +228,7 @@ class ServerStep(WorkerStep):
     lower: tf.Tensor,
     total_weight: tf.Tensor,
   ) -> tuple[tf.Tensor, ...]:
-    """Computes this worker's gradients; first sets its dense variables to the servers' values.
+    """Computes this worker's gradients, with the servers' values of its dense variables.
 
     `sent`, int32 [servers], is how many keys go to each server; `lower`, int64 [], how many samples
     of the step are on workers of lower rank; `total_weight` (float32 [], or [T] with several tasks)

@@ -28,7 +28,8 @@ from trainer.storage import run_lock
 
 _OWNER = 'trained_by.json'
 # The files of a run, as paths below its run_dir. Locks, and what each start makes again, stay on
-# the machine. `folder` is a checkpoint or export, which is copied and deleted as a whole.
+# the machine. `folder` is a checkpoint or export, which is copied and deleted as a whole; 0.2.0
+# wrote dense_model.
 _NAME = re.compile(
   r'config\.yaml|given\.yaml|dense_dtype|(?:metrics|ledger)\.jsonl|report\.html'
   r'|tensorboard/(?:.+/)?events\.out\.tfevents\.[^/]+'

@@ -1,9 +1,9 @@
 """Reads exports: which ones a directory holds, which chains they form, and what rows they hold.
 
     exports/000012-base/  000013-delta/ …      rows; export_writer.py describes the files
-    exports/saved_model/14/  dense_model/15/   models, in TensorFlow Serving's layout NAME/VERSION
-    exports/items/16/                          a base of a run with model.retrieval, with the
-                                               vectors of its items (`trainer.retrieval.items`)
+    exports/saved_model/14/     a model, in TensorFlow Serving's layout NAME/VERSION
+    exports/items/15/           a base of a run with model.retrieval, with the vectors of its items
+                                (`trainer.retrieval.items`)
 
 An export's number is called its *sequence*. Exports of all kinds are counted together.
 """
@@ -28,8 +28,7 @@ from trainer.plain_data import JsonObject
 from trainer.retrieval import items as item_files
 
 ROW_KINDS = ('base', 'delta', 'items')
-MODEL_KINDS = ('saved_model', 'dense_model')
-FOLDERS = (*MODEL_KINDS, 'items')  # kinds whose versions lie in a directory of their own
+FOLDERS = ('saved_model', 'items')  # kinds whose versions lie in a directory of their own
 CONFIG = 'config.yaml'
 DENSE = 'dense.npz'
 SHOW_CLICK = ('show', 'click')  # columns of rows, where a slot has `counts`
@@ -98,7 +97,7 @@ def path_of(directory: str, kind: str, sequence: int) -> str:
 
 
 def name_of(path: str) -> str:
-  """Returns an export's path within the directory of exports, such as 000012-base or items/12."""
+  """Returns an export's path within the directory of exports, such as items/12."""
   folder, name = os.path.split(path)
   return f'{os.path.basename(folder)}/{name}' if _VERSION.fullmatch(name) else name
 
@@ -267,7 +266,7 @@ def backwards(directory: str, last: str | None = None) -> Iterator[RowExport]:
 
 
 def chain(directory: str, last: str | None = None) -> list[RowExport]:
-  """Returns the exports of a chain, oldest first; arguments and errors are as for `backwards`."""
+  """Returns what `backwards` yields, oldest first."""
   return list(backwards(directory, last))[::-1]
 
 

@@ -102,62 +102,130 @@ def is_between_passes(path: str) -> bool:
   return not files.read_manifest(path).get('within_pass', False)
 
 
-def save(
-  directory: str,
-  step: int,
-  *,
-  store: RowTable,
-  dense: Mapping[str, np.ndarray],
-  progress: Mapping[str, Json],
-  config_text: str,
-  keep: int,
-  communicator: Communicator = SingleProcess(),
-  texts: KeptTexts | None = None,
-  base: str | None = None,
-  most_layers: int = 1,
-  merger: Merger | None = None,
-  scrub: Scrub | None = None,
-) -> str:
-  """Writes a checkpoint; every process calls it. Returns its path.
+# A function of the text of a checkpoint's config. It returns None if the rows fit this run as they
+# are, else a function that converts all rows of the checkpoint to the rows that this process owns.
+Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
 
-  It writes only the rows that changed since `base`, if that is less to read later: the rows of all
-  increments then are at most half of those of the table.
+
+class Checkpoints:
+  """The checkpoints of a run. Every process has this object, and calls its methods with the others.
 
   Args:
-    directory: of the checkpoints, on a file system that all processes share.
-    step: the number in its name; a second checkpoint at the same step is named `ckpt-STEP-2`.
-    dense: {name: array} of the variables of layers and optimizer, and of metrics; this, `progress`
-      and `config_text` are written by process 0.
-    keep: how many checkpoints to keep, this one included. The newest one between two passes is kept
-      in any case, because a bad pass brings the state back there; with 2 or more, so is the newest
-      one that shares no file with this one. Damaged ones stay until there are so many others.
-    base: the checkpoint that was saved or restored last, from which the store has noted changes;
-      None if there is none.
+    directory: on a file system that all processes share.
+    keep: how many to keep. The newest one between two passes is kept in any case, because a bad
+      pass brings the state back there; with 2 or more, so is the newest one that shares no file
+      with the last. Damaged ones stay until there are so many others.
     most_layers: how many saves the rows of a checkpoint may come from.
-    merger: of process 0: merges the rows of saves in the background.
-    scrub: knows which checkpoints are damaged.
-  Raises:
-    UserError: on every process, if any process cannot write; BadPass if one holds values that are
-      not finite. Earlier checkpoints stay intact.
+    merger: of process 0: works on them in the background.
+  Attributes:
+    latest: the path of the one that was saved or restored last, from which the store has noted
+      changes; '' if there is none.
+    scrub: knows which are damaged.
   """
-  rank, size = communicator.rank, communicator.size
-  what = f'cannot save a checkpoint in {directory}'
-  sizes = communicator.gather([int(store.count_changes()), int(store.size())])
-  damaged, news = (scrub.damaged, list(scrub.news)) if scrub else ((), [])
 
-  def begin() -> tuple[str, int, list[Layer]]:
+  def __init__(
+    self,
+    directory: str,
+    communicator: Communicator = SingleProcess(),
+    keep: int = 1,
+    most_layers: int = 1,
+    merger: Merger | None = None,
+  ):
+    self.directory, self.latest = directory, ''
+    self._communicator, self._keep, self._most_layers = communicator, keep, most_layers
+    self._merger, self.scrub = merger, merger.scrub if merger else Scrub()
+
+  def save(
+    self,
+    step: int,
+    *,
+    store: RowTable,
+    dense: Mapping[str, np.ndarray],
+    progress: Mapping[str, Json],
+    config_text: str,
+    texts: KeptTexts | None = None,
+  ) -> str:
+    """Writes a checkpoint, and returns its path.
+
+    It writes only the rows that changed since `latest`, if that is less to read later: the rows of
+    all increments then are at most half of those of the table. Process 0 writes all but rows.
+
+    Args:
+      step: the number in its name; a second checkpoint at the same step is named `ckpt-STEP-2`.
+      dense: {name: array} of the variables of layers and optimizer, and of metrics.
+    Raises:
+      UserError: on every process, if any process cannot write; BadPass if one holds values that are
+        not finite. Earlier checkpoints stay intact.
+    """
+    rank, size = self._communicator.rank, self._communicator.size
+    what = f'cannot save a checkpoint in {self.directory}'
+    sizes = self._communicator.gather([int(store.count_changes()), int(store.size())])
+    news = list(self.scrub.news)
+    final, serial, before = self._communicator.on_first(
+      what, lambda: self._begin(step, sizes, news)
+    )
+    unfinished = final + files.UNFINISHED
+
+    def write() -> int:
+      path = os.path.join(unfinished, part_name(str(serial), rank, size))
+      rows = store.export_state(changed=bool(before))
+      written = write_rows(path, rows, shards_of(rank, size), step)
+      if texts and (dump := texts.dump()) is not None:
+        files.write(os.path.join(unfinished, _texts(rank, size)), dump)
+      if rank == 0:
+        for name, array in dense.items():
+          check_finite(step, name, np.asarray(array))
+        for name, data in (
+          ('dense.npz', files.to_npz(dense)),
+          ('progress.json', files.to_json(progress)),
+          ('config.yaml', config_text.encode()),
+        ):
+          files.write(os.path.join(unfinished, name), data)
+      else:  # files.publish syncs the files of process 0
+        own = (part_name(str(serial), rank, size), _texts(rank, size))
+        files.sync(e.path for e in os.scandir(unfinished) if e.name.startswith(own))
+      return written
+
+    def finish() -> None:
+      layers = [*(Layer(*layer) for layer in before), Layer(str(serial), size, sum(rows))]
+      manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size}
+      slots = np.array(store.slot_table)
+      slots_of = {t.name: np.flatnonzero(slots == i).tolist() for i, t in enumerate(store.tables)}
+      manifest |= {'layers': layers, 'table_slots': slots_of}
+      self._publish(final, manifest | {'within_pass': progress.get('batch', 0) > 0})
+      del self.scrub.news[: len(news)]
+
+    try:
+      rows = self._communicator.gather(self._communicator.together(what, write))
+      self._communicator.on_first(what, finish)
+    except UserError:
+      if rank == 0:
+        files.remove(unfinished)  # gives its space back
+      raise
+    store.keep_changes()
+    self.latest = final
+    return final
+
+  def _begin(
+    self, step: int, sizes: Sequence[Sequence[int]], news: Sequence[str]
+  ) -> tuple[str, int, list[Layer]]:
+    """Makes the directory of a checkpoint, and links the rows into it that it need not write.
+
+    Returns the path that it will have, its serial number, and the layers of the linked rows.
+    `sizes` are as for `_fit`, `news` as in Scrub.
+    """
     before, troubles = {}, list(news)
     try:
-      before = check(base) if base else {}
+      before = check(self.latest) if self.latest else {}
     except DataLoss as e:  # it was removed or damaged meanwhile
       troubles.append(str(e))
-    layers, folders = [Layer(*layer) for layer in before.get('layers', [])], [base]
-    if merger:
-      layers, folders = merger.merged(layers), [base, merger.folder]
-    intact = _intact(candidates(directory), damaged)
-    final, serial = _begin(directory, step, before.get('serial', 0))
-    is_apart = keep == 1 or _apart(intact, {layer.name for layer in layers})
-    if troubles or not is_apart or not _fit(layers, sizes, most_layers):
+    layers, folders = [Layer(*layer) for layer in before.get('layers', [])], [self.latest]
+    if self._merger:
+      layers, folders = self._merger.merged(layers), [self.latest, self._merger.folder]
+    intact = _intact(candidates(self.directory), self.scrub.damaged)
+    final, serial = _make(self.directory, step, before.get('serial', 0))
+    is_apart = self._keep == 1 or _apart(intact, {layer.name for layer in layers})
+    if troubles or not is_apart or not _fit(layers, sizes, self._most_layers):
       layers = []
     for name in [name for layer in layers for name in layer.files()]:
       paths = [os.path.join(folder, name) for folder in folders]
@@ -168,67 +236,75 @@ def save(
       logging.warning(told, final, '; '.join(troubles))
     return final, serial, layers
 
-  final, serial, before = communicator.on_first(what, begin)
-  unfinished = final + files.UNFINISHED
-
-  def write() -> int:
-    path = os.path.join(unfinished, part_name(str(serial), rank, size))
-    rows = store.export_state(changed=bool(before))
-    written = write_rows(path, rows, shards_of(rank, size), step)
-    if texts and (dump := texts.dump()) is not None:
-      files.write(os.path.join(unfinished, _texts(rank, size)), dump)
-    if rank == 0:
-      for name, array in dense.items():
-        check_finite(step, name, np.asarray(array))
-      for name, data in (
-        ('dense.npz', files.to_npz(dense)),
-        ('progress.json', files.to_json(progress)),
-        ('config.yaml', config_text.encode()),
-      ):
-        files.write(os.path.join(unfinished, name), data)
-    else:  # files.publish syncs the files of process 0
-      own = (part_name(str(serial), rank, size), _texts(rank, size))
-      files.sync(e.path for e in os.scandir(unfinished) if e.name.startswith(own))
-    return written
-
-  def finish() -> None:
+  def _publish(self, final: str, manifest: JsonObject) -> None:
+    """Completes a checkpoint, begins to merge its layers, and removes what is kept no longer."""
+    unfinished, parts = final + files.UNFINISHED, manifest['parts']
     entries = files.entries(unfinished, unchecked=['.bin'])
-    for part in range(size):
-      index = part_name(str(serial), part, size) + '.json'
+    for part in range(parts):
+      index = part_name(str(manifest['serial']), part, parts) + '.json'
       if index not in entries:
         raise DataLoss(
           f'{os.path.join(unfinished, index)}: is missing; do all processes write to the same '
-          f'{directory}?'
+          f'{self.directory}?'
         )
-    layers = [*(Layer(*layer) for layer in before), Layer(str(serial), size, sum(rows))]
-    manifest = {'format': _FORMAT, 'serial': serial, 'step': step, 'parts': size, 'layers': layers}
-    slots = np.array(store.slot_table)
-    slots_of = {t.name: np.flatnonzero(slots == i).tolist() for i, t in enumerate(store.tables)}
-    manifest |= {'table_slots': slots_of, 'files': entries}
-    files.publish(unfinished, final, manifest | {'within_pass': progress.get('batch', 0) > 0})
-    if merger and 2 * len(layers) > most_layers:
-      merger.begin(final, manifest)
-    if scrub:
-      scrub.damaged.discard(final)
-      del scrub.news[: len(news)]
-    found = candidates(directory)
-    intact = _intact(found, damaged)
-    if final in intact and len(intact) >= keep:
+    manifest['files'] = entries
+    files.publish(unfinished, final, manifest)
+    if self._merger and 2 * len(manifest['layers']) > max(2, self._most_layers):
+      self._merger.begin(final, manifest)
+    self.scrub.damaged.discard(final)
+    found = candidates(self.directory)
+    intact = _intact(found, self.scrub.damaged)
+    if final in intact and len(intact) >= self._keep:
       readable = sorted(filter(found.get, found), key=lambda path: path not in intact)
-      kept = {*list(intact)[:keep], next(filter(is_between_passes, readable), None)}
-      kept |= {merger and merger.source, _apart(intact, intact[final]) if keep > 1 else None}
+      kept = {*list(intact)[: self._keep], next(filter(is_between_passes, readable), None)}
+      kept |= {self._merger and self._merger.source}
+      kept |= {_apart(intact, intact[final]) if self._keep > 1 else None}
       for old in found.keys() - kept:
         files.remove(old)
 
-  try:
-    rows = communicator.gather(communicator.together(what, write))
-    communicator.on_first(what, finish)
-  except UserError:
-    if rank == 0:
-      files.remove(unfinished)  # gives its space back
-    raise
-  store.keep_changes()
-  return final
+  def restore(
+    self,
+    store: RowTable,
+    texts: KeptTexts | None = None,
+    adapt: Adapt | None = None,
+    between_passes: bool = False,
+  ) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
+    """Reads the newest checkpoint that every process can read, and logs why newer ones are skipped.
+
+    With `between_passes`, those saved within a pass are left out. Returns the path, `dense` and
+    `progress`; None if there is no checkpoint yet.
+
+    Raises:
+      OtherModel: if a checkpoint is of another format, or `adapt` refuses it as such; older ones
+        are not tried.
+      DataLoss: if there are checkpoints and all are damaged.
+    """
+    directory = self.directory
+
+    def listed() -> list[str]:
+      found = candidates(directory).items()
+      return [p for p, serial in found if not between_passes or (serial and is_between_passes(p))]
+
+    paths = self._communicator.on_first(f'cannot read {directory}', listed)
+    refusal = None
+    for path in paths:
+      try:
+        read = functools.partial(restore, path, store, self._communicator, adapt, texts)
+        dense, progress = self._communicator.together(f'cannot read {path}', read)
+        if refusal:
+          logging.warning('using %s instead', path)
+        self.latest = path
+        return path, dense, progress
+      except (OtherModel, Exhausted):
+        raise
+      except UserError as e:
+        refusal = refusal or e
+        logging.warning('checkpoint refused: %s', e)
+        self.scrub.found(path, e)
+        store.clear()  # deletes the rows that were read before the damage was found
+    if refusal:
+      raise DataLoss(f'{directory}: all of its {len(paths)} checkpoints are damaged: {refusal}')
+    return None
 
 
 def _fit(layers: Sequence[Layer], sizes: Sequence[Sequence[int]], most_layers: int) -> bool:
@@ -242,7 +318,7 @@ def _fit(layers: Sequence[Layer], sizes: Sequence[Sequence[int]], most_layers: i
   return is_known and 0 < len(layers) < most_layers and 2 * increments <= rows
 
 
-def _begin(directory: str, step: int, other: int) -> tuple[str, int]:
+def _make(directory: str, step: int, other: int) -> tuple[str, int]:
   """Makes a new checkpoint's directory, and removes what crashes have left.
 
   Returns the path that the complete checkpoint will have, and its serial number, which is above
@@ -309,14 +385,8 @@ def check(path: str) -> JsonObject:
   return manifest
 
 
-# A function of the text of a checkpoint's config. It returns None if the rows fit this run as they
-# are, else a function that converts all rows of the checkpoint to the rows that this process owns.
-Adapt = Callable[[str], Callable[[Iterator[Chunk]], Iterator[Chunk]] | None]
-
-
 def restore(
   path: str,
-  *,
   store: RowTable,
   communicator: Communicator = SingleProcess(),
   adapt: Adapt | None = None,
@@ -352,49 +422,3 @@ def restore(
     if texts:
       texts.load(read_texts(path, manifest, own))
   return dense, progress
-
-
-def restore_latest(
-  directory: str,
-  *,
-  store: RowTable,
-  communicator: Communicator = SingleProcess(),
-  between_passes: bool = False,
-  scrub: Scrub | None = None,
-  **others: object,
-) -> tuple[str, dict[str, np.ndarray], JsonObject] | None:
-  """Reads the newest checkpoint that every process can read, and logs why newer ones are skipped.
-
-  With `between_passes`, those saved within a pass are left out. Returns the path, `dense` and
-  `progress`; None if there is no checkpoint yet. `scrub` is told of damaged ones.
-
-  Raises:
-    OtherModel: if a checkpoint is of another format, or `adapt` refuses it as such; older ones are
-      not tried.
-    DataLoss: if there are checkpoints and all are damaged.
-  """
-
-  def listed() -> list[str]:
-    found = candidates(directory).items()
-    return [p for p, serial in found if not between_passes or (serial and is_between_passes(p))]
-
-  paths = communicator.on_first(f'cannot read {directory}', listed)
-  refusal = None
-  for path in paths:
-    try:
-      read = functools.partial(restore, path, store=store, communicator=communicator, **others)
-      dense, progress = communicator.together(f'cannot read {path}', read)
-      if refusal:
-        logging.warning('using %s instead', path)
-      return path, dense, progress
-    except (OtherModel, Exhausted):
-      raise
-    except UserError as e:
-      refusal = refusal or e
-      logging.warning('checkpoint refused: %s', e)
-      if scrub:
-        scrub.found(path, e)
-      store.clear()  # deletes the rows that were read before the damage was found
-  if refusal:
-    raise DataLoss(f'{directory}: all of its {len(paths)} checkpoints are damaged: {refusal}')
-  return None

@@ -121,8 +121,8 @@ class CheckpointReader:
 
   def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
     """Returns {key: text}: all kept texts of a slot and, of `keys`, those found in the passes."""
-    self._slot_id(slot)  # checks its name
-    texts = texts_by_key(self.cfg, checkpoint.read_texts(self.path, self._manifest), slot)
+    dumps = checkpoint.read_texts(self.path, self._manifest)
+    texts = texts_by_key(dumps, slot, self._slot_id(slot))
     if missing := set(keys.tolist()) - texts.keys():
       of_slot = next(s for s in self.cfg.data.slots if s.name == slot)
       cfg, paths = self.cfg, [entry['path'] for entry in self.progress['ledger']['entries']]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from ops.tensors import to_tensor
-from trainer import config, files
+from trainer import files
 from trainer.comm.communicator import Communicator
 from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import RowTable
@@ -42,16 +42,13 @@ class Part(NamedTuple):
   shows_kept: float = 0.0  # of `kept`
 
 
-def _served(cfg: config.Config, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys that serving looks up: all but those that describe items alone."""
-  if not (of_items := cfg.only_of_items()):
-    return keys
-  ids = [slot_id for name, slot_id in cfg.slot_ids().items() if name not in of_items]
-  return keys[np.isin(keys >> HASH_BITS, ids)]
+def _of(slot_ids: Sequence[int] | None, keys: np.ndarray) -> np.ndarray:
+  """Returns the keys of these slots; None: of all."""
+  return keys if slot_ids is None else keys[np.isin(keys >> HASH_BITS, slot_ids)]
 
 
 def select(
-  cfg: config.Config,
+  slot_ids: Sequence[int] | None,
   store: RowTable,
   kind: str,
   links: Sequence[str],
@@ -64,13 +61,12 @@ def select(
   """Selects the rows that this process writes and deletes.
 
   Args:
+    slot_ids: of the slots that serving looks up; None: of all.
     links: the exports of the chain that a delta continues.
     unchanged: whether the last of them is of this very state.
     changed: the keys of items whose vectors have changed; a delta holds their rows.
     touched: the keys of the features that have changed since the last of `links`, if that is known.
   """
-  if kind == 'dense_model':
-    return Selection(np.zeros([0], np.int64), None, np.zeros([0], np.int64), {})
   if kind == 'saved_model':
     keys = by_shard(np.asarray(store.select('all')))
     return Selection(keys, None, keys, {})
@@ -78,11 +74,11 @@ def select(
   among = None
   if touched is not None and not store.policy.filters_exports and store.policy.delta_takes_gains:
     among = np.union1d(touched, changed)
-  base = np.sort(_served(cfg, np.asarray(store.select('base', among))))
+  base = np.sort(_of(slot_ids, np.asarray(store.select('base', among))))
   kept = base if among is None else None
   delta = base[:0]
   if kind == 'delta' and not unchanged:
-    delta = _served(cfg, np.asarray(store.select('delta', among)))
+    delta = _of(slot_ids, np.asarray(store.select('delta', among)))
   changed, tombstones = np.intersect1d(base, changed), None
   if kind == 'delta':
     live = replay.live_keys(links, shards)
@@ -101,7 +97,7 @@ def _shows(store: RowTable, keys: np.ndarray) -> float:
 
 
 def write_part(
-  cfg: config.Config,
+  slot_ids: Sequence[int] | None,
   store: RowTable,
   selection: Selection,
   schema: pa.Schema,
@@ -124,6 +120,6 @@ def write_part(
   part = Part(len(selection.rows), 0 if tombstones is None else len(tombstones), crc, slots)
   if not store.policy.filters_exports:
     return part
-  features, kept = _served(cfg, np.asarray(store.select('all'))), selection.kept
+  features, kept = _of(slot_ids, np.asarray(store.select('all'))), selection.kept
   shows, shows_kept = _shows(store, features), _shows(store, kept)
   return part._replace(features=len(features), kept=len(kept), shows=shows, shows_kept=shows_kept)

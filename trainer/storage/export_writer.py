@@ -1,4 +1,4 @@
-"""Writes a run's exports for serving: base, delta, saved_model, dense_model, items.
+"""Writes a run's exports for serving: base, delta, saved_model, items.
 
     exports/000012-base/
       rows-00000-of-00002.parquet         what process 0 of 2 owns, one row a feature, by logical
@@ -13,8 +13,8 @@
       MANIFEST.json  DONE                 as in checkpoints; kind, sequence, base, previous,
                                           position, made_of, checkpoint
     exports/000013-delta/ …
-    exports/saved_model/14/  dense_model/15/   TensorFlow Serving's layout
-    exports/items/16/                   a base of a run with model.retrieval: the rows that its
+    exports/saved_model/14/             TensorFlow Serving's layout
+    exports/items/15/                   a base of a run with model.retrieval: the rows that its
                                         query tower reads, and its items (trainer.retrieval.items)
 
 **Chains.** A base and the deltas after it form a *chain*; each delta's manifest names the chain's
@@ -62,14 +62,15 @@ lowers the delta_score of each exported feature by its value at the selection. E
 belong to the chain too, but lower no delta_score.
 
 **Retention.** `export.keep: n` keeps the newest n bases, the deltas after the oldest of these, and
-n versions of each kind of model.
+n SavedModels.
 """
 
 import contextlib
+import functools
 import os
 import time
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -83,8 +84,8 @@ from trainer.errors import UserError, one_line
 from trainer.plain_data import JsonObject
 from trainer.retrieval import items as item_files
 from trainer.retrieval.items import Change, Items
-from trainer.storage import chain, dense_model, export_rows, saved_model
-from trainer.storage.chain import MODEL_KINDS, ROW_KINDS, name_of, part_name, path_of
+from trainer.storage import chain, export_rows, saved_model
+from trainer.storage.chain import ROW_KINDS, name_of, part_name, path_of
 from trainer.storage.row_files import COUNTED_SCHEMA, SCHEMA
 
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
@@ -115,15 +116,6 @@ class _Plan(NamedTuple):
   # continues, then the one that counts if the twin is not the same. Each is the paths of its
   # exports, base first, and whether the last of them has the same position in the data.
   chains: list[tuple[list[str], bool]]
-
-
-def _layout(cfg: config.Config) -> JsonObject:
-  """Returns what a manifest records of the config: the settings that determine keys and rows."""
-  return {
-    'slots': cfg.slot_ids(),
-    'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
-    'interactions': sorted({layer.kind for layer in cfg.model.all_interactions().values()}),
-  }
 
 
 def _place(position: JsonObject) -> JsonObject:
@@ -217,7 +209,7 @@ def write(
   since it was last written, is lowered by its value at the selection.
 
   Args:
-    kind: base, delta, saved_model, dense_model or items.
+    kind: base, delta, saved_model or items.
     position: how far in the data the run is. An export of the same kind, position and content is
       not written again.
     integer_slots: the slots whose columns are int64 in a SavedModel. With others than the newest
@@ -239,6 +231,13 @@ def write(
       raise UserError(
         f"integer slot '{name}': is not among data.slots; wanted one of {', '.join(sorted(slots))}"
       )
+  of_items = cfg.only_of_items()  # which serving does not look up
+  served = [slots[name] for name in slots if name not in of_items] if of_items else None
+  layout = {  # the settings that determine keys and rows
+    'slots': slots,
+    'widths': {name: t.width for name, t in cfg.sparse.tables.items()},
+    'interactions': sorted({layer.kind for layer in cfg.model.all_interactions().values()}),
+  }
   is_kept, replay = replay is not None, replay or chain.Replay()
   started, directory = time.monotonic(), folder or os.path.join(cfg.run_dir, 'exports')
   what, shards = f'cannot export into {directory}', shards_of(communicator.rank, communicator.size)
@@ -258,7 +257,7 @@ def write(
       with contextlib.suppress(OSError):  # on a full disk the file names nobody
         os.truncate(lock.fileno(), 0)
         os.write(lock.fileno(), f'process {os.getpid()} on host {os.uname().nodename}'.encode())
-      return _begin(directory, kind, position, _layout(cfg), ancestors, replay)._asdict()
+      return _begin(directory, kind, position, layout, ancestors, replay)._asdict()
 
     plan = _Plan(**communicator.on_first(what, begin))
     touched, noted = None, replay.noted
@@ -287,16 +286,27 @@ def write(
       def write_part() -> tuple[export_rows.Part, dict[str, np.ndarray]]:
         is_noted = links and chain.stamp_of(links[-1]) == noted
         selection = export_rows.select(
-          cfg, store, kind, links, unchanged, shards, replay, changed, touched if is_noted else None
+          served,
+          store,
+          kind,
+          links,
+          unchanged,
+          shards,
+          replay,
+          changed,
+          touched if is_noted else None,
         )
-        part = export_rows.Part()
-        if kind != 'dense_model':
-          schema = COUNTED_SCHEMA if cfg.counted_fields() else SCHEMA
-          part = export_rows.write_part(cfg, store, selection, schema, unfinished, communicator)
+        schema = COUNTED_SCHEMA if cfg.counted_fields() else SCHEMA
+        part = export_rows.write_part(served, store, selection, schema, unfinished, communicator)
         return part, selection.commits
 
       def finish() -> str | None:
-        _write_dense(cfg, model, dense_stats, unfinished)
+        # An export is the same wherever its run lies.
+        text = config.dump(cfg.model_copy(update={'run_dir': ''}))
+        files.write(os.path.join(unfinished, chain.CONFIG), text.encode())
+        dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
+        dense['dense_stats'] = np.asarray(dense_stats)
+        files.write(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
         if change is not None:
           item_files.save(change, unfinished)
         contents = {name: entry['crc32'] for name, entry in files.entries(unfinished).items()}
@@ -308,10 +318,12 @@ def write(
           return None
         if kind == 'items':
           item_files.save_index(items, unfinished)
-        if kind in MODEL_KINDS:
-          _write_model(cfg, kind, model, dense_stats, integer_slots, unfinished, len(parts))
+        if kind == 'saved_model':
+          given = cfg, model, dense_stats, integer_slots
+          serving_of = functools.partial(saved_model.Serving, *given)
+          _write_model(serving_of, unfinished, len(parts))
         manifest = _manifest(cfg, kind, plan.sequence, links, parts, files.entries(unfinished))
-        manifest |= {'position': position, 'made_of': made_of, 'checkpoint': checkpoint}
+        manifest |= layout | {'position': position, 'made_of': made_of, 'checkpoint': checkpoint}
         files.publish(unfinished, plan.path, manifest)
         if cfg.export.keep is not None:
           _retire(directory, kind, cfg.export.keep)
@@ -356,7 +368,7 @@ def _manifest(
   parts: Sequence[export_rows.Part],
   entries: dict[str, dict[str, int]],
 ) -> JsonObject:
-  """Returns an export's manifest, without `position`, `made_of` and `checkpoint`.
+  """Returns what an export's manifest says of its rows and files.
 
   To the `entries` of files, {file: its size and checksum}, it adds the keys' checksum,
   `keys_crc32`.
@@ -379,7 +391,6 @@ def _manifest(
     'rows': sum(part.rows for part in parts),
     'tombstones': sum(part.tombstones for part in parts),
     'left_out': left_out._asdict(),
-    **_layout(cfg),
     'slot_rows': {
       slot: sum(part.slots.get(str(i), 0) for part in parts)
       for slot, i in cfg.own_slot_ids().items()
@@ -405,39 +416,16 @@ def _older(cfg: config.Config) -> Iterator[str]:
 
 
 def _write_model(
-  cfg: config.Config,
-  kind: str,
-  model: tf.keras.Model,
-  dense_stats: tf.Variable,
-  integer_slots: Sequence[str],
-  unfinished: str,
-  processes: int,
+  serving_of: Callable[[chain.Rows], saved_model.Serving], unfinished: str, processes: int
 ) -> None:
-  """Makes a SavedModel or a dense_model of what all processes wrote into `unfinished`."""
-  rows = None
-  if kind == 'saved_model':
-    parts = [os.path.join(unfinished, part_name('rows', r, processes)) for r in range(processes)]
-    rows = chain.concatenate([rows for part in parts for rows in chain.read_rows(part)])
+  """Makes a SavedModel of what all processes wrote into `unfinished`."""
+  parts = [os.path.join(unfinished, part_name('rows', r, processes)) for r in range(processes)]
+  rows = chain.concatenate([rows for part in parts for rows in chain.read_rows(part)])
   for name in os.listdir(unfinished):
     os.remove(os.path.join(unfinished, name))
   try:
-    if rows is None:
-      dense_model.save(cfg, model, dense_stats, unfinished)
-    else:
-      saved_model.save(cfg, model, dense_stats, rows, unfinished, integer_slots)
+    serving_of(rows).save(unfinished)
   except (OSError, UserError):
     raise
   except Exception as e:  # such as a layer of the user's that cannot be traced
-    raise UserError(f'cannot write a {kind}: {one_line(e)}') from e
-
-
-def _write_dense(
-  cfg: config.Config, model: tf.keras.Model, dense_stats: tf.Variable, unfinished: str
-) -> None:
-  """Writes the dense variables and the config of a base or delta."""
-  dense = {f'{i:03d}/{v.name}': v.numpy() for i, v in enumerate(model.variables)}
-  dense['dense_stats'] = np.asarray(dense_stats)
-  files.write(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
-  # An export is the same wherever its run lies.
-  text = config.dump(cfg.model_copy(update={'run_dir': ''}))
-  files.write(os.path.join(unfinished, chain.CONFIG), text.encode())
+    raise UserError(f'cannot write a saved_model: {one_line(e)}') from e

@@ -1,7 +1,7 @@
 """The texts of features, kept beside their rows where data.keep_texts asks for them."""
 
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 from absl import logging
 
 from ops.sharding import shards_of, within
-from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import HASH_BITS
 from trainer.data.prepared import PreparedPass
@@ -22,11 +21,11 @@ class KeptTexts:
   """The texts of the admitted features that a process owns, for the slots in data.keep_texts.
 
   They are read from each pass after the model has trained on it; `dump` removes those of evicted
-  features. A text takes 16 bytes of memory in addition to its own bytes.
+  features. A text takes 16 bytes of memory in addition to its own bytes. `ids` are of these slots.
   """
 
-  def __init__(self, cfg: config.Config, communicator: Communicator, store: RowTable):
-    self._ids = {name: cfg.slot_ids()[name] for name in cfg.data.keep_texts}
+  def __init__(self, ids: Mapping[str, int], communicator: Communicator, store: RowTable):
+    self._ids = dict(ids)
     self._tells, self._store = communicator.rank == 0, store
     self._own = shards_of(communicator.rank, communicator.size)
     self._keys = np.zeros([0], np.int64)
@@ -93,11 +92,11 @@ def texts_of_slot(dump: bytes, slot: str) -> pa.Array:
   return table.filter(pc.equal(table['slot'], slot))['text'].combine_chunks().cast(pa.binary())
 
 
-def texts_by_key(cfg: config.Config, dumps: Iterable[bytes], slot: str) -> dict[int, str]:
+def texts_by_key(dumps: Iterable[bytes], slot: str, slot_id: int) -> dict[int, str]:
   """Returns {key: text} of a slot's features in the KeptTexts dumps of several processes."""
   found: dict[int, str] = {}
   for dump in dumps:
     texts = texts_of_slot(dump, slot)
-    keys = feature_keys(texts, slot, cfg.slot_ids()[slot], []).tolist()
+    keys = feature_keys(texts, slot, slot_id, []).tolist()
     found |= zip(keys, (text.decode(errors='replace') for text in texts.to_pylist()))
   return found

@@ -79,6 +79,7 @@ class Merger:
   """Merges the rows of one checkpoint at a time, without the table; process 0 has it.
 
   Attributes:
+    scrub: is told of damage.
     folder: where the merged rows lie until a checkpoint takes them.
     source: the checkpoint that is merged, which must not be removed; None once that is taken.
   """
@@ -86,7 +87,7 @@ class Merger:
   THREAD = 'merge rows'  # its name
 
   def __init__(self, directory: str, scrub: Scrub):
-    self._scrub = scrub
+    self.scrub = scrub
     self.folder = os.path.join(directory, 'merged')
     self.source: str | None = None
     self._thread = threading.Thread()
@@ -94,7 +95,7 @@ class Merger:
     self._result: Layer | None = None
 
   def begin(self, path: str, manifest: Mapping[str, Json]) -> None:
-    """Begins to merge a checkpoint, unless another one is being merged."""
+    """Begins to merge a checkpoint, unless one is being merged."""
     if not self._thread.is_alive():
       self.source, self._result = path, None
       self._thread = threading.Thread(None, self._merge, self.THREAD, (path, manifest), daemon=True)
@@ -115,7 +116,7 @@ class Merger:
     except Exception as e:  # the next checkpoint writes all rows when it must
       logging.warning('the rows of %s could not be merged: %s', path, one_line(e))
       if getattr(e, 'errno', None) not in (errno.ENOSPC, errno.EDQUOT):
-        self._scrub.found(path, e)
+        self.scrub.found(path, e)
       self.source = None
 
   def merged(self, layers: Sequence[Layer]) -> list[Layer]:

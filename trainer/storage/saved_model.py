@@ -13,38 +13,49 @@ other values are all 0 is left out. There are two signatures:
 - `examples` takes serialised tf.Examples, string [B]. Each holds the same columns, under their
   names in the log. A slot is a bytes list or an int64 list; each element is written as in the log,
   and several elements are several features. A dense column is a float, which may be left out.
+
+The output is `probability` float32 [B], or one of each task's name; with model.retrieval it is
+`vector` float32 [B, d], of the query. Plain TensorFlow runs both signatures.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
+from absl import logging
 
 from trainer import config
 from trainer.config.export import input_name, same_inputs
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader, SlotTensors, repeated
-from trainer.data.features import average_lists, pool_norm
-from trainer.embedding.layer_inputs import HistoryVectors, history_places
+from trainer.data.features import average_lists, pool_norm, transform_counts, transform_dense
+from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs, history_places
 from trainer.errors import UserError
 from trainer.storage.chain import Rows
-from trainer.storage.served_model import ServedModel, common_size, graph, write
 
 NO_KEY = np.int64(2**63 - 1)  # the last of `keys`, where the search for an unknown feature ends
 ROWS_AT_ONCE = 1 << 18  # factor rows to copy at a time; the indices of a copy take more memory
 
 
-class Serving(ServedModel):
-  """A whole trained model: its rows, and its graph from the columns of the log to outputs."""
+class Serving(tf.Module):
+  """A whole trained model: its rows, and its graph from the columns of the log to outputs.
+
+  `dense_stats`, float32 [3, Dn], are the statistics that standardise dense columns.
+  """
 
   def __init__(
     self,
     cfg: config.Config,
     model: tf.keras.Model,
     dense_stats: tf.Variable,
+    integer_slots: Sequence[str],
     rows: Rows,
-    integer_slots: Sequence[str] = (),
   ):
-    super().__init__(cfg, model, dense_stats)
+    super().__init__()
+    self._cfg, self._dense_columns = cfg, cfg.data.dense
+    # A closure, because Keras traces signatures of its own for a model that is an attribute.
+    self._call = lambda inputs: model.predictions(model(inputs, training=False))
+    self.dense_variables = list(model.variables)
+    self.dense_stats = tf.Variable(dense_stats, trainable=False, name='dense_stats')
     self._slots, self._ids = cfg.ordered_slots, cfg.slot_ids()
     # Columns that only describe items are no inputs of the SavedModel; inside it they are blank.
     self._of_items = cfg.only_of_items()
@@ -107,6 +118,26 @@ class Serving(ServedModel):
       show_click = np.append(rows.show_click[keep], np.zeros([1, 2], np.float32), 0)
       self.show_click = tf.Variable(show_click, trainable=False, name='show_click')
 
+  def save(self, path: str) -> None:
+    """Writes the model into the directory `path`; UserError if `input_name`s are equal."""
+    columns = self.column_specs()
+    if why := same_inputs(columns):
+      raise UserError(why)
+    examples = tf.TensorSpec([None], tf.string, 'examples')
+    signatures = {
+      name: tf.function(function, autograph=False).get_concrete_function(**specs)
+      for name, function, specs in (
+        ('serving_default', self.from_columns, {spec.name: spec for spec in columns.values()}),
+        ('examples', self.from_examples, {'examples': examples}),
+      )
+    }
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.WARNING)  # TensorFlow logs every step
+    try:
+      tf.saved_model.save(self, path, signatures)
+    finally:
+      logging.set_verbosity(verbosity)
+
   # From raw columns to features
 
   def column_specs(self) -> dict[str, tf.TensorSpec]:
@@ -122,13 +153,13 @@ class Serving(ServedModel):
     return {name: tf.TensorSpec([None], dtype, input_name(name)) for name, dtype in types.items()}
 
   def from_columns(self, **inputs: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the `_outputs` of columns of the log, [B] or [1], by `input_name`."""
-    size = common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
+    """Returns the outputs of columns of the log, [B] or [1], by `input_name`."""
+    size = _common_size({name: tf.size(c, tf.int64) for name, c in inputs.items()})
     columns = {name: GraphColumn.single(inputs[input_name(name)]) for name in self.column_specs()}
     return self._from_log(columns, size)
 
   def from_examples(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the outputs (see `_outputs`) for serialised tf.Examples, string [B]."""
+    """Returns the outputs for serialised tf.Examples, string [B]."""
 
     def feature(dtype: tf.DType) -> tf.io.FixedLenFeature | tf.io.RaggedFeature:
       return (
@@ -150,7 +181,7 @@ class Serving(ServedModel):
     return self._from_log(columns, size)
 
   def _from_log(self, columns: Mapping[str, GraphColumn], size: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Returns the `_outputs` of B samples; a column that is absent is blank."""
+    """Returns the outputs of B samples; a column that is absent is blank."""
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
     made = GraphReader(self._cfg, columns, size)
@@ -163,7 +194,7 @@ class Serving(ServedModel):
   def _predict(
     self, features: list[SlotTensors], dense: list[tf.Tensor], size: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """Returns the outputs (see `_outputs`), from slots and dense columns; `size` is B."""
+    """Returns the outputs, from slots and dense columns as in the log; `size` is B."""
     num_slots = len(self._slots)
     keys = tf.concat([f.keys for f in features], 0)
     at = tf.searchsorted(self.keys, keys)
@@ -182,12 +213,15 @@ class Serving(ServedModel):
     linear = tf.math.unsorted_segment_sum(
       values * tf.gather(self.linear, at), segments, size * num_slots
     )
-    show_click = None
+    dense = transform_dense(
+      tf.stack(dense, 1) if dense else tf.zeros([size, 0]), self._dense_columns, self.dense_stats
+    )
     if self._counted:
       show_click = tf.math.unsorted_segment_sum(
         tf.gather(self.show_click, at), segments, size * num_slots
       )
       show_click = tf.gather(tf.reshape(show_click, [size, num_slots, 2]), self._counted, axis=1)
+      dense = tf.concat([dense, transform_counts(show_click, self.dense_stats[0, -1])], 1)
     factors: list[tf.Tensor] = []
     squares, field_factors, field_squares = tf.zeros([size]), None, None
     for table, (slots, plain, field) in enumerate(zip(self._slots_of, self._plain, self._field)):
@@ -217,17 +251,18 @@ class Serving(ServedModel):
       for f, s in enumerate(self._slots)
       if self._reads_histories and s.sequence
     }
-    return self._outputs(
-      dense=tf.stack(dense, 1) if dense else tf.zeros([size, 0]),
+    inputs = LayerInputs(
+      dense=dense,
       factors=factors,
+      totals=[tf.reduce_sum(slots, 1) for slots in factors],
       linear=tf.reshape(linear, [size, num_slots]),
-      show_click=show_click,
       squares=squares,
       field_factors=field_factors,
       field_squares=field_squares,
       norm=pool_norm(values, segments, size, self._poolings),
       histories=histories,
     )
+    return self._call(inputs)
 
   def _history(
     self,
@@ -258,24 +293,17 @@ class Serving(ServedModel):
     return HistoryVectors(vectors, row < no_factors, candidate)
 
 
-def save(
-  cfg: config.Config,
-  model: tf.keras.Model,
-  dense_stats: tf.Variable,
-  rows: Rows,
-  path: str,
-  integer_slots: Sequence[str] = (),
-) -> None:
-  """Writes the whole model into the directory `path`; UserError if `input_name`s are equal."""
-  serving = Serving(cfg, model, dense_stats, rows, integer_slots)
-  columns = serving.column_specs()
-  if why := same_inputs(columns):
-    raise UserError(why)
-  specs = {spec.name: spec for spec in columns.values()}
-  signatures = {
-    'serving_default': graph(serving.from_columns, specs),
-    'examples': graph(
-      serving.from_examples, {'examples': tf.TensorSpec([None], tf.string, 'examples')}
-    ),
-  }
-  write(serving, signatures, specs, path)
+def _common_size(lengths: Mapping[str, tf.Tensor]) -> tf.Tensor:
+  """Returns B of inputs of length B or 1; other lengths fail when the graph runs."""
+  sizes = tf.stack(list(lengths.values()))
+  others = tf.boolean_mask(sizes, tf.not_equal(sizes, 1))
+  size = tf.cond(tf.size(others) > 0, lambda: others[0], lambda: tf.ones([], tf.int64))
+  found = [
+    part for name, length in lengths.items() for part in (f' {name} ', tf.strings.as_string(length))
+  ]
+  message = tf.strings.join(
+    ['found inputs of lengths', *found, '; wanted one length, or 1, which is repeated']
+  )
+  fits = tf.reduce_all(tf.equal(sizes, 1) | tf.equal(sizes, size))
+  with tf.control_dependencies([tf.debugging.Assert(fits, [message], summarize=1)]):
+    return tf.identity(size)

@@ -1,21 +1,14 @@
 """The loop over the steps of a pass."""
 
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from trainer import config
 from trainer.data.features import empty_batch
 from trainer.training.inputs import Inputs
 from trainer.training.run_state import RunState
+from trainer.training.save_policy import SavePolicy
 from trainer.training.step import Staged, StepFlags
-
-
-def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
-  """Returns whether the last checkpoint is more than `checkpoint.every_seconds` old."""
-  every = cfg.checkpoint.every_seconds
-  return every is not None and time.monotonic() - state.last_save > every
 
 
 def train_in_lockstep(
@@ -23,6 +16,7 @@ def train_in_lockstep(
   state: RunState,
   batches: Iterator[Staged],
   *,
+  saves: SavePolicy,
   save: Callable[[], None],
   stop_requested: Callable[[], bool],
   on_step: Callable[[], None],
@@ -49,7 +43,7 @@ def train_in_lockstep(
   routed, number = step.route(current), step.steps
   while True:
     following = next(batches, None) if current is not no_samples else None
-    flags = StepFlags(following is not None, stop_requested(), wants_checkpoint(cfg, state))
+    flags = StepFlags(following is not None, stop_requested(), saves.asks())
     current, last = following or no_samples, current
     counts, routed = step.train(last, routed, current, flags)
     state.progress.batch += 1
@@ -59,6 +53,5 @@ def train_in_lockstep(
       return True
     if counts.stop:
       return False
-    every = cfg.checkpoint.every_steps
-    if counts.save or (every is not None and number % every == 0):
+    if saves.step_ended(number, is_asked=bool(counts.save)):
       save()

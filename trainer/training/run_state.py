@@ -13,6 +13,7 @@ from trainer.comm.communicator import Communicator
 from trainer.errors import DataLoss, OtherModel, UserError
 from trainer.plain_data import Json, JsonObject
 from trainer.storage import checkpoint
+from trainer.storage.checkpoint import Checkpoints
 from trainer.storage.kept_texts import KeptTexts
 from trainer.storage.merger import Merger, Scrub
 from trainer.training import continuing, warm_start
@@ -85,18 +86,19 @@ class RunState:
 
   def __init__(self, cfg: config.Config, communicator: Communicator, step: Step):
     self._cfg, self._communicator, self._step = cfg, communicator, step
-    self._checkpoints = os.path.join(cfg.run_dir, 'checkpoints')
-    self._best = os.path.join(cfg.run_dir, 'best')
     is_ranking = cfg.model.retrieval is not None
     self.progress = Progress(unset_biases=[] if is_ranking else [x.name for x in cfg.labels])
     self.ledger = Ledger()
-    self.texts = KeptTexts(cfg, communicator, step.store)
+    ids = {name: cfg.slot_ids()[name] for name in cfg.data.keep_texts}
+    self.texts = KeptTexts(ids, communicator, step.store)
     self.fates: list[warm_start.Fate] = []
     self.last_save = time.monotonic()
     self._saved = dataclasses.replace(self.progress)
-    self._path = ''  # the path of the checkpoint that was written or read last
-    self._scrub = Scrub()
-    self._merger = Merger(self._checkpoints, self._scrub) if communicator.rank == 0 else None
+    folder, best = (os.path.join(cfg.run_dir, name) for name in ('checkpoints', 'best'))
+    merger = Merger(folder, Scrub()) if communicator.rank == 0 else None
+    keep, most_layers = cfg.checkpoint.keep, 1 + cfg.checkpoint.max_increments
+    self._checkpoints = Checkpoints(folder, communicator, keep, most_layers, merger)
+    self._best = Checkpoints(best, communicator, merger=merger)
     self._parts = continuing.parts(cfg)
     self._config_text = config.dump(cfg)
 
@@ -130,12 +132,13 @@ class RunState:
     progress, saved = dataclasses.asdict(self.progress), dataclasses.asdict(self._saved)
     progress['batch'] = max(1, progress['batch'])
     ledger = self.ledger.state()
-    return {'progress': progress, 'saved': saved, 'ledger': ledger, 'path': self._path}
+    latest = self._checkpoints.latest
+    return {'progress': progress, 'saved': saved, 'ledger': ledger, 'latest': latest}
 
   def take_over(self, state: Mapping[str, Json]) -> None:
     """Sets the place in the data, and which checkpoint was the last one, to those of others."""
     self.progress, self._saved = Progress(**state['progress']), Progress(**state['saved'])
-    self.ledger, self._path = Ledger(state['ledger']), state['path']
+    self.ledger, self._checkpoints.latest = Ledger(state['ledger']), state['latest']
 
   def note_model(self) -> None:
     """Records in `progress.trained` which model the weights belong to.
@@ -165,24 +168,17 @@ class RunState:
     metrics = self._communicator.sum_arrays(metrics)
     started = time.monotonic()
     self.ledger.fold(max(WHOLE_ENTRIES, self._cfg.data.keep_prepared_passes or 0))
-    self._path = checkpoint.save(
-      self._checkpoints,
+    path = self._checkpoints.save(
       self.progress.step,
       store=self._step.store,
       dense=self._step.dense_state() | {f'metrics/{k}': v for k, v in metrics.items()},
       progress=dataclasses.asdict(self.progress) | {'ledger': self.ledger.state()},
       config_text=self._config_text,
-      keep=self._cfg.checkpoint.keep,
-      communicator=self._communicator,
       texts=self.texts,
-      base=self._path or None,
-      most_layers=1 + self._cfg.checkpoint.max_increments,
-      merger=self._merger,
-      scrub=self._scrub,
     )
     self.last_save = time.monotonic()
     if self._communicator.rank == 0:
-      logging.debug('checkpoint %s in %.1f s', self._path, self.last_save - started)
+      logging.debug('checkpoint %s in %.1f s', path, self.last_save - started)
     self._came_through_checkpoint()
     run_dir = self._cfg.run_dir
     self._communicator.on_first(f'cannot write in {run_dir}', lambda: self.ledger.write(run_dir))
@@ -195,29 +191,31 @@ class RunState:
     state there is not the best of this run, because the run went back to an earlier checkpoint, or
     is damaged and no longer among the checkpoints, there is none. The scrub begins a round.
     """
-    best_step, damaged = self.progress.best_step, self._scrub.damaged
+    best_step, scrub = self.progress.best_step, self._checkpoints.scrub
+    folder, best = self._checkpoints.directory, self._best.directory
+    latest = self._checkpoints.latest
 
     def keep_here() -> bool:
-      checkpoints = checkpoint.candidates(self._checkpoints)
-      source = self._path if best_step is not None and best_step == self.progress.step else None
-      for path, serial in checkpoint.candidates(self._best).items():
-        if serial is None or path in damaged:
-          same = os.path.join(self._checkpoints, os.path.basename(path))
-          source = source or (same if checkpoints.get(same) and same not in damaged else None)
+      checkpoints = checkpoint.candidates(folder)
+      source = latest if best_step is not None and best_step == self.progress.step else None
+      for path, serial in checkpoint.candidates(best).items():
+        if serial is None or path in scrub.damaged:
+          same = os.path.join(folder, os.path.basename(path))
+          source = source or (same if checkpoints.get(same) and same not in scrub.damaged else None)
           files.remove(path)
-          damaged.discard(path)
+          scrub.damaged.discard(path)
       if source:
-        checkpoint.link(source, self._best, copied=self._cfg.checkpoint.keep > 1)
-      kept = checkpoint.candidates(self._best)
+        checkpoint.link(source, best, copied=self._cfg.checkpoint.keep > 1)
+      kept = checkpoint.candidates(best)
       is_kept = any(files.read_manifest(path)['step'] == best_step for path in kept)
-      if not is_kept and self._path:
-        files.remove(self._best)
-      self._scrub.begin([*checkpoints, *kept])
+      if not is_kept and latest:
+        files.remove(best)
+      scrub.begin([*checkpoints, *kept])
       if not is_kept and best_step is not None:
         logging.warning('the best state, of step %d, is gone: the best is chosen anew', best_step)
       return is_kept
 
-    what = f'cannot keep the best checkpoint in {self._best}'
+    what = f'cannot keep the best checkpoint in {best}'
     if not self._communicator.on_first(what, keep_here):
       self.progress.forget_best()
 
@@ -230,7 +228,7 @@ class RunState:
 
   @property
   def has_checkpoint(self) -> bool:
-    return bool(self._path)
+    return bool(self._checkpoints.latest)
 
   @property
   def is_saved_within_pass(self) -> bool:
@@ -266,8 +264,8 @@ class RunState:
     with contextlib.suppress(DataLoss):  # it was told
       is_there = self.restore(best=True)
     if not is_there:
-      self._communicator.on_first('', lambda: files.remove(self._best))
-      raise UserError(f'{self._best} is gone; the same command goes on without it')
+      self._communicator.on_first('', lambda: files.remove(self._best.directory))
+      raise UserError(f'{self._best.directory} is gone; the same command goes on without it')
     kept.ancestors = self.progress.ancestors
     self.progress, self.ledger = kept, ledger
     self._step.set_steps(steps)
@@ -287,27 +285,28 @@ class RunState:
         raise UserError(f'--init_from {run_dir}: {reason}')
 
     self._communicator.on_first(f'--init_from {run_dir}', check)
-    if not any(self._restore(directory, check_config=False) for directory in directories):
+    others = (Checkpoints(directory, self._communicator) for directory in directories)
+    if not any(self._restore(other, check_config=False) for other in others):
       raise UserError(f'--init_from {run_dir}: no finished checkpoint there; wanted a run_dir')
-    path = self._path
+    path = self._checkpoints.latest
     self._step.dense.metrics.reset()
     steps = self._step.steps
     self.progress = Progress(step=steps, first_step=steps, trained=self.progress.trained)
-    self.ledger, self._path = Ledger(), ''
+    self.ledger, self._checkpoints.latest = Ledger(), ''
     self._step.set_rates(self.progress.rate, self.progress.first_step)
     return path
 
   def _came_through_checkpoint(self) -> None:
     """Notes that the present state is that of the checkpoint which was written or read last."""
-    path = self._path
+    path = self._checkpoints.latest
     checksum = self._communicator.on_first(f'cannot read {path}', lambda: files.checksum(path))
     self.progress.ancestors = [*self.progress.ancestors, checksum][-MOST_ANCESTORS:]
     self._saved = dataclasses.replace(self.progress)
 
   def _restore(
-    self, directory: str, check_config: bool = True, between_passes: bool = False
+    self, source: Checkpoints, check_config: bool = True, between_passes: bool = False
   ) -> bool:
-    """Restores the newest intact checkpoint in a directory; returns whether there was one.
+    """Restores the newest intact of some checkpoints; returns whether there was one.
 
     Args:
       check_config: whether to refuse a checkpoint whose config `check_continues` refuses.
@@ -317,7 +316,7 @@ class RunState:
 
     def adapt(text: str) -> Callable | None:
       nonlocal before
-      before = config.parse(text, directory)
+      before = config.parse(text, source.directory)
       if check_config:
         continuing.check_continues(before, cfg, cfg.run_dir)
       if not warm_start.is_needed(before, cfg):
@@ -325,16 +324,15 @@ class RunState:
       return warm_start.rows(before, cfg, self._communicator.rank, self._communicator.size)
 
     self._step.store.clear()
-    held = {'store': self._step.store, 'communicator': self._communicator, 'texts': self.texts}
-    restored = checkpoint.restore_latest(
-      directory, adapt=adapt, between_passes=between_passes, scrub=self._scrub, **held
-    )
+    restored = source.restore(self._step.store, self.texts, adapt, between_passes)
     if restored is None:
       return False
-    self._path, dense, progress = restored
+    self._checkpoints.latest, dense, progress = restored
     self.ledger = Ledger(progress.pop('ledger'))
     if newer := progress.keys() - vars(self.progress).keys():
-      raise OtherModel(f'{self._path}: has {min(newer)!r}, of a newer version; wanted that version')
+      raise OtherModel(
+        f'{source.latest}: has {min(newer)!r}, of a newer version; wanted that version'
+      )
     self.progress = Progress(**progress)
     self._came_through_checkpoint()
     self.fates = []
