@@ -87,8 +87,8 @@ class RunState:
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._checkpoints = os.path.join(cfg.run_dir, 'checkpoints')
     self._best = os.path.join(cfg.run_dir, 'best')
-    is_ranking = cfg.model.retrieval is not None
-    self.progress = Progress(unset_biases=[] if is_ranking else [x.name for x in cfg.labels])
+    kinds = zip(cfg.labels, cfg.kinds_of_labels)
+    self.progress = Progress(unset_biases=[x.name for x, kind in kinds if kind != 'losses'])
     self.ledger = Ledger()
     self.texts = KeptTexts(cfg, communicator, step.store)
     self.fates: list[warm_start.Fate] = []
