@@ -18,9 +18,9 @@ from absl import app, flags, logging
 from benchmarks.page import markdown_table
 from trainer import config
 from trainer.comm.communicator import SingleProcess
+from trainer.evaluation.task import task_of
 from trainer.job.job import Job
-from trainer.model import ranking
-from trainer.training.step import TrainStep
+from trainer.retrieval import ranking
 
 SEEDS = flags.DEFINE_integer('seeds', 3, 'Seeds 0, 1, … of the stream and the model.')
 DAYS = flags.DEFINE_integer('days', 10, 'Days that a model trains on.')
@@ -99,7 +99,7 @@ def trained(folder: str, name: str, seed: int, settings: dict) -> dict[str, floa
       'train': {'batch_size': 512},
     }
   )
-  job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+  job = Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess()))
   assert job.run() == 0
   job.close()
   with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:

@@ -27,9 +27,9 @@ from benchmarks.load import measure
 from benchmarks.serving_bench import Rows, process
 from trainer import config
 from trainer.data.features import hash_keys
-from trainer.model import ranking
 from trainer.model.builder import build
 from trainer.retrieval import items as item_files
+from trainer.retrieval import ranking
 from trainer.retrieval.items import Items
 from trainer.storage import export_writer
 

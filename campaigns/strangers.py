@@ -20,6 +20,7 @@ from tests.support.retrieval import make_config
 from tests.support.scorer import asked_together, served
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import DataLoss
+from trainer.evaluation.task import task_of
 from trainer.retrieval.items import Items
 from trainer.serving import rpc
 from trainer.serving.memory_store import MemoryStore
@@ -27,7 +28,6 @@ from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
 from trainer.serving.versioned_store import open_store
 from trainer.storage import export_writer
-from trainer.training.step import TrainStep
 
 INPUTS = 300  # of a unit that asks
 FLIPS = 20  # of a unit that damages
@@ -148,7 +148,7 @@ def _recommend(draw: random.Random, folder: str, shared: str) -> Found:
   """Asks `:recommend` for any number of queries and items, with much to leave out, and changed
   bytes. Each must be answered or refused in time, and a good request after it answered."""
   cfg = make_config({'run_dir': folder})
-  step, rng = TrainStep(cfg, SingleProcess()), np.random.default_rng(draw.randrange(2**32))
+  step, rng = task_of(cfg).step(cfg, SingleProcess()), np.random.default_rng(draw.randrange(2**32))
   texts = np.array([f'i{i}' for i in range(ITEMS)], object)
   vectors = rng.normal(size=[ITEMS, cfg.sparse.tables['default'].width]).astype(np.float32)
   export_writer.write(

@@ -72,7 +72,7 @@ class Run:
 
     `data` is as for `evaluate`; labels, weights and groups are not read and may be missing.
     """
-    config.refuse_retrieval(self.cfg.model.retrieval, f'predict: run_dir {self.run_dir}')
+    self.cfg.model.want('interactions', f'predict: run_dir {self.run_dir}')
     with self._prepared(data, labelled=False) as (run, prepared):
       return np.concatenate(list(predictions(run, prepared)))
 
@@ -86,7 +86,7 @@ class Run:
 
     data, found = self.cfg.data.test or None if data is None else data, []
     for run in (self, other):
-      config.refuse_retrieval(run.cfg.model.retrieval, f'compare: run_dir {run.run_dir}')
+      run.cfg.model.want('interactions', f'compare: run_dir {run.run_dir}')
       with run._prepared(data) as opened:
         found.append(scored(*opened))
     return differences(*found)
@@ -99,28 +99,21 @@ class Run:
     model.retrieval.leave_out: seen, all items of the user there. `data` is as for `evaluate`; only
     the columns of queries and data.group are read.
     """
-    from trainer.retrieval.recommendations import recommendations
-
-    self._wants_retrieval('recommend')
+    self.cfg.model.want('retrieval', f'recommend: run_dir {self.run_dir}')
     _check_count(k)
     with self._prepared(data, labelled=False) as (run, prepared):
-      return pa.concat_tables(recommendations(run, prepared, k)).to_pandas()
+      found = run.task.recommendations(run.inputs, run.texts, prepared, k)
+      return pa.concat_tables(found).to_pandas()
 
   def vectors(self) -> pd.DataFrame:
     """Returns the vectors of all trained items. Only for a run with model.retrieval.
 
     Columns: item, key, and one for each dimension.
     """
-    from trainer.retrieval.recommendations import items_of
-
-    self._wants_retrieval('vectors')
+    self.cfg.model.want('retrieval', f'vectors: run_dir {self.run_dir}')
     with self._open() as run:
-      keys, texts, vectors = items_of(run)
+      keys, texts, vectors = run.task.items(run.inputs, run.texts)
     return pd.concat([pd.DataFrame({'item': texts, 'key': keys}), pd.DataFrame(vectors)], axis=1)
-
-  def _wants_retrieval(self, what: str) -> None:
-    if self.cfg.model.retrieval is None:
-      raise UserError(f'{what}: run_dir {self.run_dir}: wanted a run with model.retrieval')
 
   def importance(self, data: Data | None = None) -> pd.DataFrame:
     """Returns how much worse AUC and logloss get if a column is shuffled among all samples.
@@ -132,7 +125,7 @@ class Run:
     """
     from trainer.tools.importance import importance_table
 
-    config.refuse_retrieval(self.cfg.model.retrieval, f'importance: run_dir {self.run_dir}')
+    self.cfg.model.want('interactions', f'importance: run_dir {self.run_dir}')
     with self._prepared(data) as (run, prepared):
       return importance_table(run.inputs, prepared)
 
@@ -356,12 +349,12 @@ def train_here(
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
     _start(cfg, here, heartbeat and heartbeat.end)
     from trainer.comm import horovod
+    from trainer.evaluation.task import task_of
     from trainer.job.job import Job
     from trainer.job.race import reached
     from trainer.model.builder import check_layers
     from trainer.storage.bucket import Bucket
     from trainer.training import dense_dtype
-    from trainer.training.step import TrainStep
 
     communicator = horovod.communicator(here, cfg.sync)
     bucket = Bucket(source.bucket, cfg.run_dir) if source.bucket else None
@@ -373,7 +366,7 @@ def train_here(
       status.also = heartbeat.progress
     race = functools.partial(reached, progress_made=status.progress)
     cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first, race)
-    step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
+    step = task_of(cfg).step(cfg, communicator, dense_dtype.chosen(cfg, communicator))
     job = Job(cfg, communicator, step, status, init_from, callbacks, bucket)
     if heartbeat:
       heartbeat.tell_lost = job.tell_lost

@@ -6,9 +6,15 @@ The core has the interface of each, and imports none of them.
 import importlib
 from typing import Any
 
-_PLACES = {
+_PLACES: dict[str, str] = {
   # Runs this process's part of a job on parameter servers.
   'servers': 'trainer.parameter_server.membership:train',
+  # Of a config with model.retrieval: its model (trainer.model.builder.build), and its task
+  # (trainer.evaluation.task.Task). In serving: what finds items, and what answers for them.
+  'retrieval.model': 'trainer.retrieval.model:build_retrieval',
+  'retrieval.task': 'trainer.retrieval.task:RETRIEVAL',
+  'retrieval.search': 'trainer.retrieval.item_search:search_after',
+  'retrieval.recommender': 'trainer.retrieval.recommend:Recommender',
 }
 
 

@@ -111,16 +111,16 @@ def main():
   place = runtime.launched()
   runtime.start(cfg, place)
   from trainer.comm import horovod
+  from trainer.evaluation.task import task_of
   from trainer.training import dense_dtype
   from trainer.training.inputs import Inputs
   from trainer.training.loop import train_in_lockstep
   from trainer.training.run_state import RunState
   from trainer.training.save_policy import SavePolicy
-  from trainer.training.step import TrainStep
 
   communicator = horovod.communicator(place, cfg.sync)
   sent = count_exchange(communicator) if communicator.size > 1 else None
-  step = TrainStep(cfg, communicator, dense_dtype.chosen(cfg, communicator))
+  step = task_of(cfg).step(cfg, communicator, dense_dtype.chosen(cfg, communicator))
   state = RunState(cfg, communicator, step)
   saves = SavePolicy(cfg.checkpoint, state, is_stream=False, goes_back=False)
   inputs = Inputs(cfg, communicator, step, progress_made=lambda: None, folder='')

@@ -12,10 +12,10 @@ from tests.support.ranks import ranks
 from tests.support.retrieval import make_config
 from tests.support.steps import rows_of
 from trainer.comm.communicator import SingleProcess
+from trainer.evaluation.task import task_of
 from trainer.job.job import Job
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.training.step import TrainStep
 
 HISTORY = {
   'data.slots': [
@@ -115,7 +115,7 @@ class RetrievalOnRanksTest(tf.test.TestCase):
           | ({'data.items': f'{folder}/items.csv'} if 'data.dense' in changes else {}),
           **retrieval,
         )
-        step = TrainStep(cfg, one)
+        step = task_of(cfg).step(cfg, one)
         job = Job(cfg, one, step)
         self.assertEqual(job.run(), 0)
         rows[name] = [[key, *row] for key, row in rows_of(step.store.export_state()).items()]

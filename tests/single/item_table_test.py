@@ -26,7 +26,9 @@ from trainer.data import statistics
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError, UserError
+from trainer.evaluation.task import task_of
 from trainer.job.job import Job
+from trainer.retrieval.dense_part import RetrievalPart
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
@@ -56,10 +58,10 @@ class ItemTableTest(tf.test.TestCase):
 
   def catalogue(self, cfg):
     """The catalogue of a new model at the beginning of data.train."""
-    step = TrainStep(cfg, SingleProcess())
+    step = task_of(cfg).step(cfg, SingleProcess())
     inputs = Inputs(cfg, SingleProcess(), step, lambda: None, f'{cfg.run_dir}_items')
     catalogue = step.dense.catalogue
-    catalogue.table = inputs.items()
+    inputs.items()
     catalogue.refresh(step.store, SingleProcess(), self.prepared(cfg))
     return catalogue
 
@@ -182,7 +184,9 @@ class ItemTableTest(tf.test.TestCase):
         return super().train(*args)
 
     with self.assertRaises(Killed):
-      Job(cfg, SingleProcess(), Step(cfg, SingleProcess())).run()
+      Job(
+        cfg, SingleProcess(), Step(cfg, SingleProcess(), RetrievalPart(cfg, SingleProcess()))
+      ).run()
     resumed = train_run(cfg)
     for chunk, other in zip(whole.step.store.export_state(), resumed.step.store.export_state()):
       self.assertAllEqual(chunk['factors_default'], other['factors_default'])
@@ -232,7 +236,7 @@ class ItemTableTest(tf.test.TestCase):
     paths = [f'{self.folder}/{name}.csv' for name in ('blank', 'lacks', 'train')]
     changes = {'data.train': paths, 'data.max_refused_passes': 2, 'train.epochs': 1}
     cfg = self.make_config(**changes)
-    job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    job = Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess()))
     self.assertEqual(job.run(), 0)
     fates = [(entry.fate, entry.reason) for entry in job.state.ledger]
     self.assertEqual([fate for fate, _ in fates], ['refused', 'refused', 'trained'])

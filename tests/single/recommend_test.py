@@ -26,6 +26,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError, UserError
+from trainer.evaluation.task import task_of
 from trainer.retrieval import items as item_files
 from trainer.retrieval.item_search import ItemSearch
 from trainer.retrieval.items import Change, Items
@@ -41,7 +42,6 @@ from trainer.serving.versioned_store import open_store
 from trainer.storage import chain, export_writer
 from trainer.storage.chain import RowExport
 from trainer.training.inputs import Inputs
-from trainer.training.step import TrainStep
 
 PATH = '/v1/models/ctr:recommend'
 
@@ -96,11 +96,13 @@ class ServedTest(tf.test.TestCase):
 
   def test_importance_is_of_models_of_clicks(self):
     told = f'importance: run_dir {self.cfg.run_dir}: found a run with model.retrieval; wanted one'
-    with self.assertRaisesRegex(UserError, f'^{told} of interactions$'):
+    with self.assertRaisesRegex(UserError, f'^{told} with model.interactions$'):
       self.run_.importance(f'{self.folder}/valid.csv')
     flags = '--run_dir', self.cfg.run_dir, '--importance', '--data', f'{self.folder}/valid.csv'
     done = commands.run('-m', 'trainer.cli.inspect', *flags)
-    self.assertEqual((done.returncode, done.stderr), (2, f'error: --{told} of interactions\n'))
+    self.assertEqual(
+      (done.returncode, done.stderr), (2, f'error: --{told} with model.interactions\n')
+    )
 
   def test_recommends_what_the_run_does(self):
     asked = [7, 3, 29, 7]
@@ -215,7 +217,7 @@ class PairTest(tf.test.TestCase):
     """Trains a little on the lines, and exports; returns the run_dir."""
     run_dir = f'{self.folder}/{name}'
     cfg = cfg.model_copy(update={'run_dir': run_dir})
-    step, lines = TrainStep(cfg, SingleProcess()), make_lines()['train']
+    step, lines = task_of(cfg).step(cfg, SingleProcess()), make_lines()['train']
     rows = [(u, f'{i},{(u * i) % 2},{u % 3}') for u, i in lines]
     path = write_lines(f'{self.folder}/{name}.csv', rows, 'user,item,click,place')
     prepare_pass(cfg, path, path + '.pass')
@@ -285,7 +287,7 @@ class PairTest(tf.test.TestCase):
     flags = '--run_dir', finder_dir, '--retrieve_run_dir', ranker_dir
     refused = commands.run('-m', 'trainer.cli.serve', *flags)
     self.assertEqual(refused.returncode, 2)
-    self.assertIn('--retrieve_run_dir: found a run without model.retrieval', refused.stderr)
+    self.assertIn('--retrieve_run_dir: found a run with model.interactions', refused.stderr)
     for found, flags in (('both', ['--run_dir=r', '--store=s']), ('neither', [])):
       refused = commands.run('-m', 'trainer.cli.serve', *flags)
       wanted = f'error: --run_dir, --store: found {found}; wanted one of them\n'
@@ -310,7 +312,7 @@ class DeltaTest(tf.test.TestCase):
     }
     folder = self.enter_context(tempfile.TemporaryDirectory())
     cfg = make_config(changes | {'run_dir': folder}, query={'slots': ['user', 'bought']})
-    step, rng = TrainStep(cfg, SingleProcess()), np.random.default_rng(0)
+    step, rng = task_of(cfg).step(cfg, SingleProcess()), np.random.default_rng(0)
     inputs = Inputs(cfg, SingleProcess(), step, lambda: None, folder)
 
     def train_pass(name, items):
@@ -339,7 +341,7 @@ class DeltaTest(tf.test.TestCase):
     step.store.erase(gone)
     delta = write('delta', 2, 'chain')
     self.assertEqual(delta.previous, 'items/1')
-    change = delta.items()
+    change = item_files.read(delta)
     self.assertAllEqual(np.sort(change.gone), np.sort(gone))
     self.assertContainsSubset(['20', '23'], change.items.texts)
     self.assertBetween(len(change.items.keys), 8, 21)
@@ -378,16 +380,15 @@ class ItemSearchTest(tf.test.TestCase):
     class Base:
       """Stands in for a RowExport of all items."""
 
-      def items(self):
-        return Change(all_items, np.zeros([0], np.int64))
+      path = folder
 
-      def index(self):
-        with open(f'{folder}/{item_files.INDEX}', 'rb') as f:
+      def content(self, name):
+        with open(f'{folder}/{name}', 'rb') as f:
           return f.read()
 
     all_items = made(rng.permutation(500) * 3)
-    item_files.save(Base().items(), folder)
-    item_files.save_index(all_items, folder)
+    Change(all_items, np.zeros([0], np.int64)).save(folder)
+    all_items.save_index(folder)
     searches = [ItemSearch.of_base(Base(), exact_up_to) for exact_up_to in (0, 10**6)]
     changes = [Change(made([3, 7, 30, 31]), np.array([0, 6])), Change(made([6, 7]), np.array([30]))]
     for change in (None, *changes):

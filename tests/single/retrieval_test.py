@@ -30,14 +30,13 @@ from trainer.data.features import hash_keys
 from trainer.data.passes import passes
 from trainer.errors import ConfigError, UserError
 from trainer.evaluation.finished_run import open_run
+from trainer.evaluation.task import task_of
 from trainer.job.job import Job
-from trainer.model import ranking
 from trainer.reporting.status import Status
 from trainer.retrieval import items as item_files
+from trainer.retrieval import ranking
 from trainer.retrieval.losses import bpr, leave_out, softmax
 from trainer.retrieval.ranker import Ranker
-from trainer.retrieval.recommendations import recommendations
-from trainer.training.step import TrainStep
 
 LOSSES = (
   {'loss': 'sampled_softmax'},
@@ -64,7 +63,7 @@ def keys_of(slot, names):
 
 def with_catalogue(cfg, batch):
   """A step whose catalogue has the batch's items and three more, and the batch for it."""
-  step = TrainStep(cfg, SingleProcess())
+  step = task_of(cfg).step(cfg, SingleProcess())
   items = np.unique(batch.keys.reshape(-1, 2)[:, 1])
   keys = np.concatenate([items, [(2 << 52) + i * 7919 for i in (50, 51, 52)]])
   shows = np.arange(1.0, len(keys) + 1)
@@ -330,7 +329,7 @@ class RunTest(tf.test.TestCase):
         frame.to_csv(f'{self.folder}/asked.csv', index=False)
         listed = passes(run.cfg, [f'{self.folder}/asked.csv'], '--data')
         prepared = run.inputs.prepared(listed, 'predict', labelled=False)
-        tables = list(recommendations(run, prepared, 25))
+        tables = list(run.task.recommendations(run.inputs, run.texts, prepared, 25))
       found = pd.concat(table.to_pandas() for table in tables)
       for user in users:
         of_user = labels.get(user, {})
@@ -399,7 +398,7 @@ class RunTest(tf.test.TestCase):
       if steps > 20:
         raise Killed
 
-    step, status = TrainStep(cfg, SingleProcess()), Status('trainer', 1800)
+    step, status = task_of(cfg).step(cfg, SingleProcess()), Status('trainer', 1800)
     status.also = progress_made
     with self.assertRaises(Killed):
       Job(cfg, SingleProcess(), step, status).run()
@@ -433,7 +432,7 @@ class RunTest(tf.test.TestCase):
       | {'model': {'retrieval': cfg.model.retrieval.model_dump() | {'eval_at': [99]}}}
     )
     with self.assertRaisesRegex(UserError, 'eval_at: found 99; wanted at most 25'):
-      Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+      Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess())).run()
 
 
 class MistakesTest(tf.test.TestCase):
@@ -448,7 +447,7 @@ class MistakesTest(tf.test.TestCase):
       run_dir = tempfile.mkdtemp(dir=folder)
       cfg = make_config({'run_dir': run_dir, 'data.train': [str(path)], 'train.batch_size': 2})
       with self.subTest(wanted), self.assertRaisesRegex(UserError, wanted) as caught:
-        Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+        Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess())).run()
       self.assertNotIn('\n', str(caught.exception))
 
   def test_each_is_one_line(self):

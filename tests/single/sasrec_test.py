@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.embedding.layer_inputs import HistoryVectors
-from trainer.model.layers.sasrec import SASRec
+from trainer.retrieval.sasrec import SASRec
 
 WIDTH, HEADS, BLOCKS, MOST = 6, 2, 2, 5
 

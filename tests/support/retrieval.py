@@ -9,8 +9,9 @@ import numpy as np
 from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import SlotBatch
+from trainer.evaluation.task import task_of
 from trainer.job.job import Job
-from trainer.training.step import Step, TrainStep
+from trainer.training.step import Step
 
 TREE = {
   'seed': 3,
@@ -226,7 +227,7 @@ def run_config(folder: str, run_dir: str = 'run', **changes: Any) -> config.Conf
 
 def train_run(cfg: config.Config, **job: Any) -> Job:
   """Trains a run to its end."""
-  one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), **job)
+  one = Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess()), **job)
   assert one.run() == 0
   assert not one.close()
   return one

@@ -47,7 +47,7 @@ def main() -> None:
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, here) as run:
     passes = api.passes_to_score(run, DATA.value)
     if BY.value:
-      config.refuse_retrieval(run.cfg.model.retrieval, '--by')
+      run.cfg.model.want('interactions', '--by')
       by_column = slices_by_pass(run, passes)
       for run_by, names in grouped(run, passes):
         by_column |= slices_by_text(run_by, passes, names)
@@ -60,7 +60,7 @@ def main() -> None:
       told = warnings(values) if as_json else ()  # in_words says it too
       for warning in filter(None, (run.cfg.uncalibrated(), *told)):
         logging.warning('%s', warning)
-      lines = in_words(values, has_slices=run.cfg.model.retrieval is None)
+      lines = in_words(values, has_slices=run.evaluation.scores_samples)
       print(json_text(values, runtime.is_terminal()) if as_json else '\n'.join(lines))
 
 
@@ -75,7 +75,6 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared
   from trainer.data.values import one_each
-  from trainer.evaluation.evaluators import evaluation_of
 
   slots = {slot.name for slot in run.cfg.ordered_slots}
   if of_slots := [name for name in BY.value if name in slots]:
@@ -95,7 +94,8 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
     data = run.cfg.data.model_copy(update={'group': name})
     cfg = run.cfg.model_copy(update={'data': data})
     inputs = run.inputs.read_by(cfg)
-    yield dataclasses.replace(run, cfg=cfg, inputs=inputs, evaluation=evaluation_of(inputs)), [name]
+    evaluation = run.task.evaluator(inputs)
+    yield dataclasses.replace(run, cfg=cfg, inputs=inputs, evaluation=evaluation), [name]
 
 
 def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[JsonObject]]:

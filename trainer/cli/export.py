@@ -15,15 +15,9 @@ from trainer import command_line, config, files
 from trainer.data.file_system import is_remote
 from trainer.errors import UserError
 
-# The kinds of exports of a run, by the section that its model has.
-_KINDS = {
-  'interactions': ('base', 'delta', 'saved_model'),
-  'retrieval': ('items', 'delta', 'saved_model'),
-}
-
+_KINDS = ('base', 'delta', 'items', 'saved_model')
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
-_ALL_KINDS = sorted({kind for kinds in _KINDS.values() for kind in kinds})
-KIND = flags.DEFINE_enum('kind', None, _ALL_KINDS, 'What to write.', required=True)
+KIND = flags.DEFINE_enum('kind', None, _KINDS, 'What to write.', required=True)
 OUT = flags.DEFINE_string('out', None, 'A directory, in place of RUN_DIR/exports.')
 SET = flags.DEFINE_multi_string('set', [], 'Overrides a key of the config.')
 INTEGER_SLOTS = flags.DEFINE_list(
@@ -67,23 +61,22 @@ def main() -> None:
   import tensorflow as tf
 
   from trainer.evaluation.finished_run import open_run
-  from trainer.retrieval.items import INDEX, has_faiss
-  from trainer.retrieval.recommendations import items_of
   from trainer.storage import export_writer
+  from trainer.storage.chain import ROW_KINDS
 
   if is_remote(RUN_DIR.value) and not OUT.value:
     raise UserError(f'--run_dir {RUN_DIR.value}: is in a bucket; wanted --out, a directory here')
   with open_run(RUN_DIR.value, SET.value, CHECKPOINT.value, only_trained=True) as run:
-    model = 'interactions' if run.cfg.model.retrieval is None else 'retrieval'
-    if KIND.value not in _KINDS[model]:
-      kinds = ', '.join(_KINDS[model])
-      raise UserError(f"--kind: found '{KIND.value}'; a run with model.{model} has {kinds}")
+    if KIND.value not in run.task.exports:
+      has = f'a run with model.{run.cfg.model.section} has {", ".join(run.task.exports)}'
+      raise UserError(f"--kind: found '{KIND.value}'; {has}")
     _check_integer_slots(run.cfg)
-    items = items_of(run) if model == 'retrieval' and KIND.value != 'saved_model' else None
-    position = {'command': 'trainer.cli.export', 'step': run.step.steps}
+    has_rows = KIND.value in ROW_KINDS
+    items = run.task.items(run.inputs, run.texts) if has_rows else None
+    position = {'command': 'trainer.export', 'step': run.step.steps}
     position |= {'examples': run.progress.examples, 'day': run.progress.day}
     if KIND.value == 'items':  # an export with an index is not the same as one without
-      position['index'] = has_faiss()
+      position['index'] = items.has_index
     done = export_writer.write(
       run.cfg,
       KIND.value,
@@ -100,8 +93,7 @@ def main() -> None:
   if done.told:
     print(done.told)
   if KIND.value == 'items':
-    index = f'and {INDEX}' if has_faiss() else "no index: pip install 'ctr-trainer[index]'"
-    print(f'{done.path}: {len(items.keys):,} items, {index}, in {done.seconds:.1f} s')
+    print(f'{done.path}: {items.told}, in {done.seconds:.1f} s')
     return
   print(f'{done.path}: {done.rows:,} rows, {done.tombstones:,} tombstones in {done.seconds:.1f} s')
   if left_out := str(done.left_out):

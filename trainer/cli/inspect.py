@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from trainer import api, command_line, config, runtime
+from trainer import api, command_line, runtime
 from trainer.errors import DataLoss, UserError
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _importances(reader: 'CheckpointReader') -> tuple['pd.DataFrame', str]:
   from trainer.evaluation.finished_run import open_run
   from trainer.tools.importance import importance_table
 
-  config.refuse_retrieval(reader.cfg.model.retrieval, f'--importance: run_dir {reader.run_dir}')
+  reader.cfg.model.want('interactions', f'--importance: run_dir {reader.run_dir}')
   with open_run(reader.run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
     prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
     table = importance_table(run.inputs, prepared)

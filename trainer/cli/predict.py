@@ -46,7 +46,6 @@ def main() -> None:
   from trainer.data.prepared import is_prepared
   from trainer.evaluation.finished_run import open_run
   from trainer.files import temporary_directory, whole_file
-  from trainer.retrieval.recommendations import recommendations
 
   here = runtime.launched()
   if here.size > 1 and ('-' in DATA.value or OUT.value == '-'):
@@ -70,8 +69,8 @@ def main() -> None:
     contextlib.ExitStack() as stack,
   ):
     cfg = run.cfg
-    if not cfg.model.retrieval and flags.FLAGS['k'].present:
-      raise UserError('--k: found a run with model.interactions; wanted one with model.retrieval')
+    if flags.FLAGS['k'].present:
+      cfg.model.want('retrieval', '--k')
     copy = os.path.join(folder, 'standard_input')
     if '-' in DATA.value:
       stack.enter_context(renamed(re.escape(copy), '--data - (standard input)'))
@@ -82,10 +81,8 @@ def main() -> None:
     prepared = run.inputs.prepared(passes, 'predict', labelled=False)
     names = [label.name for label in cfg.data.labels] or ['probability']
 
-    if cfg.model.retrieval:
-      predicted = map(counted, recommendations(run, prepared, K.value))
-    else:
-      predicted = api.predictions(run, prepared)
+    found = run.task.recommendations(run.inputs, run.texts, prepared, K.value)
+    predicted = api.predictions(run, prepared) if found is None else map(counted, found)
     if here.rank > 0:
       collections.deque(predicted, 0)  # the other ranks take part
       return
@@ -93,7 +90,7 @@ def main() -> None:
     out = stack.enter_context(whole_file('/dev/stdout' if OUT.value == '-' else OUT.value))
     counts = [(raw.path, of.num_samples) for raw, of in zip(passes, prepared)]
     tables = carried.carried_tables(cfg, counts, COLUMNS.value, suffix)
-    if cfg.model.retrieval:
+    if found is not None:
       tables = carried.joined(tables, predicted) if COLUMNS.value else predicted
       carried.write_tables(tables, out, suffix)
     elif is_text and not COLUMNS.value:
@@ -103,8 +100,12 @@ def main() -> None:
       carried.write_tables(tables, out, suffix)
   if OUT.value != '-':
     count = sum(data_pass.num_samples for data_pass in prepared)
-    told = f'{items:,} recommendations for {count:,} samples' if cfg.model.retrieval else ''
-    print(f'{told or f"{count:,} predictions"} in {OUT.value}', file=sys.stderr)
+    told = (
+      f'{count:,} predictions'
+      if found is None
+      else f'{items:,} recommendations for {count:,} samples'
+    )
+    print(f'{told} in {OUT.value}', file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -131,9 +131,8 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
   if ranker is None or finder is None:
     flag = '--run_dir' if ranker is None else '--retrieve_run_dir'
     raise UserError(f'{flag}: has no config.yaml yet; wanted a run that has begun')
-  if finder.model.retrieval is None:
-    raise UserError('--retrieve_run_dir: found a run without model.retrieval; wanted one with it')
-  config.refuse_retrieval(ranker.model.retrieval, '--run_dir')
+  finder.model.want('retrieval', '--retrieve_run_dir')
+  ranker.model.want('interactions', '--run_dir')
   column = finder.item_slot.column or finder.item_slot.name
   if column not in (columns := ranker.data.log_columns()):
     found = f"does not read '{column}', the column of the items to rank"
@@ -191,7 +190,7 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
     signal.signal(number, ask)  # the server ends, then raises the signal again
   host, port, *_ = listener.getsockname()
   host = f'[{host}]' if ':' in host else host
-  finds = recommender or (runs and runs[0].cfg and runs[0].cfg.model.retrieval)
+  finds = recommender or (runs and runs[0].cfg and runs[0].cfg.item_slot)
   method = 'recommend' if finds else 'predict'
 
   async def loaded() -> None:

@@ -44,7 +44,7 @@ from trainer.config.loading import (
 from trainer.config.messages import place_of, settings_named
 from trainer.config.metrics import METRICS, direction
 from trainer.config.model import Interaction, Model
-from trainer.config.retrieval import RANKING_METRICS, refuse_retrieval
+from trainer.config.retrieval import RANKING_METRICS
 from trainer.config.schema import Config
 from trainer.config.section import Section
 from trainer.config.slots import DenseColumn, Label, Slot

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import pydantic
 
 from trainer.config.layers import BUILT_IN
-from trainer.config.retrieval import Retrieval
+from trainer.config.retrieval import ItemTower, Retrieval
 from trainer.config.section import NonNegative, PositiveShare, Rules, Section, Share
 from trainer.config.slots import Loss
-from trainer.errors import nearest
+from trainer.errors import ConfigError, nearest
 from trainer.plain_data import Json
 
 if TYPE_CHECKING:
@@ -77,6 +77,23 @@ class Model(Section):
   """s turns a label y into y·(1 − s) + s/2."""
   negative_sampling_rate: PositiveShare = 1.0
   """The share of the negatives that the log kept; predictions are corrected for it."""
+
+  @property
+  def section(self) -> str:
+    """The section that says what the model learns: 'interactions' or 'retrieval'."""
+    return 'interactions' if self.retrieval is None else 'retrieval'
+
+  def want(self, section: str, where: str) -> None:
+    """Raises ConfigError about `where` if the model has another section than the wanted one."""
+    if self.section != section:
+      wanted = f'wanted one with model.{section}'
+      raise ConfigError(f'{where}: found a run with model.{self.section}; {wanted}')
+
+  @property
+  def towers(self) -> dict[str, ItemTower]:
+    """The two towers of model.retrieval by their sides, query and item; {} without it."""
+    sides = ('query', 'item') if self.retrieval else ()
+    return {side: getattr(self.retrieval, side) for side in sides}
 
   def all_interactions(self) -> dict[str, Interaction]:
     """Returns {config key: layer}, also of tasks, model.shared and model.dense_embedding."""

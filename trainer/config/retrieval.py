@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Literal
 
 from trainer.config.section import DropoutRate, Positive, PositiveInt, Rules, Section, distinct
-from trainer.errors import ConfigError, nearest
+from trainer.errors import nearest
 
 if TYPE_CHECKING:
   from trainer.config.schema import Config
@@ -113,9 +113,10 @@ class Retrieval(Section):
   """Which items that were right for a user are left out of this user's negatives: those of the
   step on all ranks, or those of the whole pass, which take 8 bytes of memory each on every rank."""
   logq: Literal['none', 'uniform', 'shows'] = 'none'
-  """Lowers the logit of each negative by the log of how often it is expected among the negatives.
-  uniform: as if all items were equally frequent; shows: in proportion to an item's impressions, in
-  its row and the pass or, with sampling frequency, to the weight that it is drawn with."""
+  """What is subtracted from a negative's logit: the log of how often its item is expected among the
+  negatives. Without it, items that come often are pushed too far down. none: nothing; uniform: as
+  if each item came equally often; shows: in proportion to an item's impressions, those of its row
+  and of the pass, or to 1 + these with sampling frequency."""
   logq_positive: bool = False
   """Whether the positive's logit is lowered too, as in earlier work. The positive is not drawn, so
   false is right (arXiv 2507.09331)."""
@@ -165,9 +166,3 @@ class Retrieval(Section):
   def metrics(self) -> list[str]:
     """Returns the names of all ranking metrics, such as recall@20."""
     return [f'{name}@{k}' for k in self.eval_at for name in RANKING_METRICS]
-
-
-def refuse_retrieval(retrieval: Retrieval | None, where: str) -> None:
-  """Raises ConfigError about `where` if `retrieval` is set: the command needs a model of clicks."""
-  if retrieval is not None:
-    raise ConfigError(f'{where}: found a run with model.retrieval; wanted one of interactions')

@@ -97,10 +97,10 @@ class Config(Section):
     return sorted(self.data.slots, key=lambda s: order.index(s.table))
 
   @property
-  def item_slot(self) -> Slot:
+  def item_slot(self) -> Slot | None:
     """The slot of the item's id. Only a config with model.retrieval has one."""
-    name = self.model.retrieval.item.slots[0]
-    return next(slot for slot in self.data.slots if slot.name == name)
+    name = self.model.retrieval and self.model.retrieval.item.slots[0]
+    return next((slot for slot in self.data.slots if slot.name == name), None)
 
   def columns_of_items(self) -> set[str]:
     """Returns the names of slots and dense columns that are read from data.items, not the log."""
@@ -114,6 +114,16 @@ class Config(Section):
       return set()
     query, item = self.model.retrieval.query, self.model.retrieval.item
     return {*item.slots, *item.dense} - {*query.slots, *query.dense}
+
+  @property
+  def predicts_for_users(self) -> bool:
+    """Whether predictions, too, read data.group: items are found for the user in it."""
+    return self.model.retrieval is not None
+
+  @property
+  def adds_up_rows(self) -> bool:
+    """Whether layers read sums of the rows of a sample's features, whose number thus matters."""
+    return self.model.retrieval is None
 
   @property
   def features_per_sample(self) -> float:
@@ -170,6 +180,17 @@ class Config(Section):
     )
     return data.labels or [one]
 
+  @property
+  def kinds_of_labels(self) -> list[str]:
+    """What each label measures: 'clicks', 'squared_error', or the 'losses' of finding items."""
+    of_clicks = 'clicks' if self.model.retrieval is None else 'losses'
+    return ['squared_error' if x.loss == 'squared_error' else of_clicks for x in self.labels]
+
+  @property
+  def ranking_metrics(self) -> list[str]:
+    """The metrics of the items that the model finds, such as recall@20; [] if it finds none."""
+    return self.model.retrieval.metrics() if self.model.retrieval else []
+
   def uncalibrated(self) -> str | None:
     """Returns a warning if a setting makes predictions differ from probabilities; else None."""
     focal = self.model.focal_gamma > 0 and [x.name for x in self.labels if x.loss == 'focal']
@@ -196,7 +217,7 @@ class Config(Section):
     plateau = self.train.plateau
     default = 'rmse' if self.deciding_label.loss == 'squared_error' else 'logloss'
     if self.model.retrieval is not None:
-      default = next(iter(self.model.retrieval.metrics()), '')
+      default = next(iter(self.ranking_metrics), '')
     return plateau.metric if plateau and plateau.metric else default
 
   def own_slot_ids(self) -> dict[str, int]:

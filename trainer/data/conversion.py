@@ -64,6 +64,20 @@ def config_of_table(
   return cfg.model_copy(update={'data': cfg.data.model_copy(update=update)})
 
 
+def config_of_items(cfg: config.Config) -> config.Config:
+  """Returns a config that reads data.items as if it were a log to predict for.
+
+  The two towers are swapped: the columns of items are read, and those of queries are blank.
+  """
+  retrieval, id_slot = cfg.model.retrieval, cfg.item_slot
+  swapped = {'query': retrieval.item, 'item': retrieval.query}
+  model = cfg.model.model_copy(update={'retrieval': retrieval.model_copy(update=swapped)})
+  changes = {'label': None, 'weight': None, 'day_pattern': None, 'keep_texts': [id_slot.name]}
+  names = [id_slot.column or id_slot.name]
+  table = config_of_table(cfg, cfg.data.items, names, changes | {'items': None})
+  return table.model_copy(update={'model': model})
+
+
 def _with_folders(read: Callable[[], Block], path: str, texts: dict[str, str | None]) -> Block:
   """Reads a block, and adds the {column: text} of a file's folders to all records.
 

@@ -95,7 +95,7 @@ def measured(
         'smaller one learns faster'
       )
   if 'shared_lists' not in cfg.sparse.model_fields_set and LISTS not in values:
-    adds_up = not cfg.model.retrieval and any(s.is_list_of_another for s in cfg.data.slots)
+    adds_up = cfg.adds_up_rows and any(s.is_list_of_another for s in cfg.data.slots)
     values[LISTS] = 'mean' if adds_up else None  # the default, so not told
   new = open_values(cfg, values)
   if 'features_per_sample' not in cfg.sparse.model_fields_set and FEATURES not in values:
@@ -227,7 +227,8 @@ def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float
   slots = len(cfg.data.slots)
   cfg = config.parse(config.dump(cfg), 'the config', measured=known)
   summed = [f for f, is_mean in enumerate(cfg.averaged()) if not is_mean]
-  if cfg.model.retrieval or not any(cfg.ordered_slots[f].may_hold_several for f in summed):
+  of_many = any(cfg.ordered_slots[f].may_hold_several for f in summed)
+  if not (cfg.adds_up_rows and of_many):
     return None
   for path in paths_of_log(cfg):
     with contextlib.suppress(Exception):  # the run refuses the pass, and says why

@@ -261,7 +261,7 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
         wanted = '0 or 1'
         positive = f'data.labels.{i}.positive' if may_be_blank else 'data.label_positive'
         loss = f'data.labels.{i}.loss' if may_be_blank else 'model.loss'
-        loss = None if cfg.model.retrieval else loss
+        loss = loss if cfg.kinds_of_labels[i] == 'clicks' else None
         hint_of = functools.partial(_label_hint, positive=positive, loss=loss)
     if may_be_blank:
       wanted += ', or blank'
@@ -283,7 +283,6 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
   writing = Writing.of(data)
-  is_query = not labelled and cfg.model.retrieval is not None
   blank = blank_columns(cfg, labelled)
   records = _Records(block)
   label = np.full([n, len(cfg.labels)], float(data.label is None))
@@ -298,7 +297,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
       records.drop(wrong | ~(weight >= 0), 'weight', data.weight, 'a finite number >= 0')
   if data.group is not None:
     group = np.full([n], BLANK_GROUP)
-    if labelled or is_query:
+    if labelled or cfg.predicts_for_users:
       array, wrong = whole_numbers(records.single(data.group, 'group', 'one value'))
       records.drop(wrong, 'group', data.group, WHOLE_NUMBER)
       group = feature_keys(array, data.group, 0, data.missing_values)

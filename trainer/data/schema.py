@@ -81,7 +81,7 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
     if data.labels or data.label is not None:
       columns += [(label.column or label.name, key) for label in cfg.labels]
     columns += [(data.weight, 'data.weight'), (data.group, 'data.group')]
-  elif cfg.model.retrieval is not None:
+  elif cfg.predicts_for_users:
     columns.append((data.group, 'data.group'))
   blank = blank_columns(cfg, labelled)
   for column in (*data.dense, *data.slots):

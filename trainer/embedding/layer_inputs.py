@@ -44,10 +44,11 @@ class LayerInputs(NamedTuple):
   norm: tf.Tensor | None
   """float32 [B, F]: the divisors of slot sums (`pooling`); None: 1 everywhere."""
   dense: tf.Tensor
-  """float32 [B, Dn + 2·Fc]: the dense columns, transformed and without NaN; then what
-  trainer.data.features.transform_counts returns for the Fc slots with `counts`."""
+  """float32 [B, Dn + 2·Fc]: the Dn dense columns, transformed, with numbers in place of missing
+  ones; then two columns that tell of shows and clicks for each of the Fc slots with `counts`."""
   position: tf.Tensor | None = None
-  """int64 [2]: the number of the step, and of its samples on lower ranks; they seed dropout."""
+  """int64 [2]: the number of the step, and how many of its samples are on ranks below this one. The
+  random numbers of dropout follow from it."""
   shared: tf.Tensor | None = None
   """float32 [B, H]: what `model.shared` computes for the task of this layer."""
   histories: dict[str, HistoryVectors] | None = None

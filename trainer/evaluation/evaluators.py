@@ -1,11 +1,6 @@
-"""Evaluators: what judges a model by passes.
+"""What judges a model by passes."""
 
-An evaluator has one method, `figures(passes, in_log)`, which every process calls. It yields the
-name and the value of each figure over the samples of all processes; a value is None if the samples
-do not define it. All evaluators yield `examples`. Its attribute `predictions` is the
-prediction_histogram (trainer.model.calibration) of the last call, or None.
-"""
-
+import abc
 import collections
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -19,7 +14,6 @@ from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.parse import BLANK_GROUP
 from trainer.data.prepared import PreparedPass
-from trainer.errors import UserError
 from trainer.model.calibration import (
   SlotCalibration,
   deciles,
@@ -29,18 +23,41 @@ from trainer.model.calibration import (
   unknown_jumps,
 )
 from trainer.model.metrics import MetricSums, group_auc_sums, result
-from trainer.model.ranking import judge
 from trainer.plain_data import Json, JsonObject
-from trainer.retrieval.ranker import Ranker
 from trainer.training.inputs import Inputs
 
 
-class Evaluation:
+class Evaluator(abc.ABC):
+  """Judges a model by passes.
+
+  Attributes:
+    predictions: the prediction_histogram (trainer.model.calibration) of the last call, or None.
+    scores_samples: whether samples have predictions of their own, whose error may be attributed to
+      columns and to slices.
+  """
+
+  predictions: np.ndarray | None = None
+  scores_samples = False
+
+  @abc.abstractmethod
+  def figures(
+    self, prepared: Sequence[PreparedPass], in_log: bool = False
+  ) -> Iterator[tuple[str, Json]]:
+    """Yields the name and the value of each figure over the samples of all processes.
+
+    A value is None if the samples do not define it. All evaluators yield `examples`. `in_log` says
+    that the passes were sampled like the training log. Every process calls it.
+    """
+
+
+class Evaluation(Evaluator):
   """Predicts the labels of samples, and measures the predictions.
 
   Args:
     slots_before: the figure `slots` of earlier evaluations, oldest first.
   """
+
+  scores_samples = True
 
   def __init__(self, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()):
     cfg, self._inputs = inputs.cfg, inputs
@@ -52,7 +69,6 @@ class Evaluation:
     # Each day or hour brings new values of these slots.
     self._times = {slot.name for slot in cfg.data.slots if isinstance(slot.made, config.Time)}
     self._slots_before = collections.deque(slots_before, maxlen=100)
-    self.predictions: np.ndarray | None = None
     self._begin()
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
@@ -168,60 +184,6 @@ def rmse_of_mean(prepared: Sequence[PreparedPass], task: int) -> float | None:
     return None
   mean = np.average(labels, weights=weights)
   return float(np.sqrt(np.average(np.square(labels - mean), weights=weights)))
-
-
-class RankingEvaluation:
-  """Ranks the whole catalogue for the users of passes, and measures the rankings."""
-
-  predictions = None
-
-  def __init__(self, inputs: Inputs):
-    self._eval_at, self._ranker = inputs.cfg.model.retrieval.eval_at, Ranker(inputs)
-
-  def figures(
-    self, prepared: Sequence[PreparedPass], in_log: bool = False
-  ) -> Iterator[tuple[str, Json]]:
-    """Yields how high the rankings place the positives that users have in the passes.
-
-    The items that a user has as positives in other passes of data.train and data.valid are neither
-    ranked for the user nor counted as positives. With data.watch, all items are ranked.
-
-    The figures are the metrics of trainer.model.ranking.judge, and three counts: `queries` (users),
-    `items` (of the catalogue) and `examples` (positives). `in_log` has no effect.
-
-    Raises:
-      UserError: if a K of model.retrieval.eval_at is above the size of the catalogue, or if no
-        positive is left.
-    """
-    ranker, most = self._ranker, max(self._eval_at)
-    ranker.refresh('model.retrieval.eval_at', most)
-    seen = ranker.seen(prepared)
-    merged = ranker.pairs(prepared).merge(seen, 'left', indicator='source')
-    wanted = merged[merged['source'] == 'left_only']
-    if not len(wanted):
-      where = ', '.join(data_pass.name for data_pass in prepared)
-      raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
-    users, counts = np.unique(wanted['user'], return_counts=True)
-    queries = ranker.query_vectors(prepared, users)
-    ranked, _ = ranker.rank(queries, ranker.left_out(users, seen), most, ranker.item_vectors())
-    catalogue, of_query = ranker.catalogue, np.searchsorted(users, wanted['user'])
-    place = catalogue.places(wanted['item'].to_numpy())
-    pairs = of_query[place >= 0], place[place >= 0]
-    yield from judge(ranked, pairs, counts, catalogue.shows, self._eval_at).items()
-    yield from {
-      'queries': len(users),
-      'items': len(catalogue.keys),
-      'examples': len(wanted),
-    }.items()
-
-
-def evaluation_of(
-  inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()
-) -> Evaluation | RankingEvaluation:
-  """Returns the evaluator of a config's model; `slots_before` is that of Evaluation."""
-  if inputs.cfg.model.retrieval:
-    return RankingEvaluation(inputs)
-  return Evaluation(inputs, slots_before)
 
 
 def group_auc(

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 from absl import logging
 
 from trainer import config, files, runtime
@@ -12,9 +13,11 @@ from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
 from trainer.data.file_system import is_remote
 from trainer.errors import OtherModel, UserError
-from trainer.evaluation.evaluators import Evaluation, RankingEvaluation, evaluation_of
+from trainer.evaluation.evaluators import Evaluator
+from trainer.evaluation.task import Task, task_of
 from trainer.reporting.events import read_events
 from trainer.storage import bucket
+from trainer.storage.checkpoint_reader import CheckpointReader
 from trainer.training.inputs import Inputs
 from trainer.training.run_state import Progress, RunState
 from trainer.training.step import TrainStep
@@ -31,9 +34,14 @@ class FinishedRun:
   step: TrainStep
   progress: Progress
   inputs: Inputs
-  evaluation: Evaluation | RankingEvaluation
+  task: Task
+  evaluation: Evaluator
   progress_made: Callable[[], None]  # to call after each chunk of slow work, for the heartbeat
   checkpoint: str  # which one the caller asked for, 'best' or 'last'
+
+  def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
+    """Returns what CheckpointReader.texts does, of this checkpoint."""
+    return CheckpointReader(self.cfg.run_dir, self.checkpoint).texts(slot, keys)
 
 
 @contextlib.contextmanager
@@ -70,7 +78,8 @@ def open_run(
     where = here.host and run_dir
     folder = stack.enter_context(files.temporary_directory(where or None))
     prepared_folder = communicator.broadcast(folder)
-    step = TrainStep(cfg, communicator)
+    task = task_of(cfg)
+    step = task.step(cfg, communicator)
     state = RunState(cfg, communicator, step)
     if not _restore(state, checkpoint == 'best'):
       raise UserError(f'--run_dir {run_dir}: no finished checkpoint there; wanted a trained run')
@@ -83,9 +92,16 @@ def open_run(
       events = read_events(run_dir)
       evaluated = events[events['event'] == 'eval'].get('slots', ())
       slots_before = [slots for slots in evaluated if isinstance(slots, dict)]
-    evaluation = evaluation_of(inputs, slots_before)
     yield FinishedRun(
-      cfg, communicator, step, state.progress, inputs, evaluation, progress_made, checkpoint
+      cfg,
+      communicator,
+      step,
+      state.progress,
+      inputs,
+      task,
+      task.evaluator(inputs, slots_before),
+      progress_made,
+      checkpoint,
     )
     if untrained and communicator.rank == 0:  # after the work, so that a mistake in it is one line
       logging.warning('%s', untrained)

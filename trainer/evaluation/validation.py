@@ -10,7 +10,7 @@ from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass, same_samples
 from trainer.embedding.row_table import table_counts
 from trainer.evaluation import plateau
-from trainer.evaluation.evaluators import evaluation_of
+from trainer.evaluation.task import task_of
 from trainer.files import to_json
 from trainer.plain_data import JsonObject
 from trainer.reporting.metric_text import no_judge, worse_than_constant
@@ -41,7 +41,7 @@ class Validation:
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._state, self._inputs, self._log = state, inputs, log
-    self._evaluation = evaluation_of(inputs)
+    self._evaluation = task_of(inputs.cfg).evaluator(inputs)
     self._passes: dict[str, list[PreparedPass]] = {}
 
   def open(self) -> None:
@@ -155,7 +155,7 @@ class Validation:
       self.trained_auc = self._trained_auc_of_best
     if test:
       values = self._evaluate(test, 'test')
-    if (scored := test or valid) and self._cfg.model.retrieval is None:
+    if (scored := test or valid) and self._evaluation.scores_samples:
       with self._log.clock.of('evaluate'):
         importance = slot_importance(self._inputs, scored, MOST_AT_END)
       self._log.write('importance', split='test' if test else 'valid', **importance)

@@ -5,9 +5,7 @@ import time
 import numpy as np
 
 from trainer.data.file_system import modified
-from trainer.retrieval.items import Items
-from trainer.retrieval.ranker import Ranker
-from trainer.retrieval.recommendations import texts_of_items
+from trainer.evaluation.task import task_of
 from trainer.storage import chain, export_writer
 from trainer.storage.kept_texts import texts_by_key
 from trainer.training.inputs import Inputs
@@ -22,8 +20,8 @@ class Exporter:
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._state, self._log = state, log
     self._replay = chain.Replay()
-    self._base = 'items' if inputs.cfg.model.retrieval else 'base'
-    self._ranker = Ranker(inputs) if inputs.cfg.model.retrieval else None
+    self._inputs, self._task = inputs, task_of(inputs.cfg)
+    self._base = self._task.exports[0]
 
   def export_day(self) -> None:
     """Writes the base and the SavedModel at the end of a day, each if the config asks for it."""
@@ -65,7 +63,7 @@ class Exporter:
     if kept_at is not None:
       position['kept_at'] = kept_at
     with self._log.clock.of('export'):
-      has_items = self._cfg.model.retrieval and kind != 'saved_model'
+      has_rows = kind in chain.ROW_KINDS
       written = export_writer.write(
         self._cfg,
         kind,
@@ -74,7 +72,7 @@ class Exporter:
         model=self._step.dense.model,
         dense_stats=self._step.dense.embedding.stats,
         communicator=self._communicator,
-        items=self._items() if has_items else None,
+        items=self._task.items(self._inputs, self._texts) if has_rows else None,
         ancestors=progress.ancestors,
         replay=self._replay,
       )
@@ -96,20 +94,8 @@ class Exporter:
     }
     self._log.write('export', **fields)
 
-  def _items(self) -> Items | None:
-    """Returns all trained items with their texts and vectors on process 0, None on the others."""
-    keys, vectors = self._ranker.all_item_vectors()
-    table, dumps = self._ranker.catalogue.table, []
-    if table is None:
-      dumps = self._communicator.gather(np.frombuffer(self._state.texts.dump(), np.uint8))
-
-    def named() -> Items | None:
-      if self._communicator.rank:
-        return None
-      blocks = (dump.tobytes() for dump in dumps)
-      slot = self._cfg.item_slot.name
-      kept = texts_by_key(blocks, slot, self._cfg.slot_ids()[slot])
-      texts = texts_of_items(self._cfg, keys, kept if table is None else table.texts)
-      return Items(keys, texts, vectors)
-
-    return self._communicator.together('cannot name items', named)
+  def _texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
+    """Returns {key: text} of a slot's texts that are kept, on process 0; {} on the others."""
+    dumps = self._communicator.gather(np.frombuffer(self._state.texts.dump(), np.uint8))
+    some = dumps if self._communicator.rank == 0 else ()
+    return texts_by_key((dump.tobytes() for dump in some), slot, self._cfg.slot_ids()[slot])

@@ -6,7 +6,6 @@ from trainer import config
 from trainer.data.features import dense_stats
 from trainer.data.prepared import PreparedPass
 from trainer.model.click_model import first_biases
-from trainer.retrieval.item_table import ItemTable
 from trainer.training.run_state import Progress
 from trainer.training.step import Step
 
@@ -16,11 +15,14 @@ BOUND = 3.0
 
 
 def set_statistics(
-  cfg: config.Config, step: Step, prepared: PreparedPass, items: ItemTable | None
+  cfg: config.Config, step: Step, prepared: PreparedPass, items: PreparedPass | None
 ) -> None:
   """Lets the statistics of a run's first pass standardise dense columns in all passes."""
   click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
-  measured = prepared.meta['dense'] | (items.dense if items is not None else {})
+  measured = dict(prepared.meta['dense'])
+  if items is not None:
+    of_items, columns = cfg.columns_of_items(), items.meta['dense'].items()
+    measured |= {name: figures for name, figures in columns if name in of_items}
   bound = BOUND if cfg.data.day_pattern or cfg.data.stream else 0.0
   step.dense.embedding.stats.assign(dense_stats(cfg.data.dense, measured, click_rate, bound))
 

@@ -25,7 +25,6 @@ from trainer.job.stop_request import StopRequest
 from trainer.job.stream import End, EndDay, Stream, TrainPass, Wait
 from trainer.reporting import closing
 from trainer.reporting.status import Status
-from trainer.retrieval.item_table import ItemTable
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
 from trainer.tools import drift
@@ -279,7 +278,9 @@ class Job:
       self._go_back(placed(e, prepared), in_pass=True)
       return True
 
-  def _begin_pass(self, action: TrainPass, prepared: PreparedPass, items: ItemTable | None) -> None:
+  def _begin_pass(
+    self, action: TrainPass, prepared: PreparedPass, items: PreparedPass | None
+  ) -> None:
     cfg, progress, is_new = self.cfg, self.progress, self.progress.batch == 0
     if not action.late:
       progress.day = action.data_pass.day if cfg.data.day_pattern else None
@@ -292,7 +293,7 @@ class Job:
     progress.unvalidated = True
     if is_new:
       self.validation.pass_begins(prepared)
-    self.step.dense.begin_pass(prepared, items, self.step.store, is_new)
+    self.step.dense.begin_pass(prepared, self.step.store, is_new)
 
   def _end_pass(self, action: TrainPass, prepared: PreparedPass, meter: PassMeter) -> None:
     cfg, progress, name = self.cfg, self.progress, action.data_pass.name

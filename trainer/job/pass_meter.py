@@ -12,7 +12,6 @@ from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.model.metrics import State, result
 from trainer.plain_data import JsonObject
 from trainer.reporting.live_line import short_name
-from trainer.retrieval.item_table import ItemTable
 from trainer.tools import gate
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text
@@ -38,7 +37,7 @@ def _dense(prepared: PreparedPass) -> dict[str, dict[str, float]]:
 class PassMeter:
   """Reports the training on one pass. Every process calls each method; metrics cover all processes.
 
-  `name` is the name of the pass in the reports; `items` is the content of data.items.
+  `name` is the name of the pass in the reports; `items` is the table data.items.
   """
 
   def __init__(
@@ -48,7 +47,7 @@ class PassMeter:
     log: RunLog,
     prepared: PreparedPass,
     name: str,
-    items: ItemTable | None = None,
+    items: PreparedPass | None = None,
   ):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
     self._inputs, self._progress, self._log = inputs, progress, log
@@ -108,10 +107,10 @@ class PassMeter:
     dense = _dense(self._prepared)
     if self._items is not None:
       # The log does not have these columns.
-      table, of_items = self._items.prepared, self._cfg.columns_of_items()
-      in_table = gate.presence(self._cfg, table, _MOST_CHUNKS_FOR_BLANKS)
+      of_items = self._cfg.columns_of_items()
+      in_table = gate.presence(self._cfg, self._items, _MOST_CHUNKS_FOR_BLANKS)
       present |= {slot: share for slot, share in in_table.items() if slot in of_items}
-      dense |= {name: of for name, of in _dense(table).items() if name in of_items}
+      dense |= {name: of for name, of in _dense(self._items).items() if name in of_items}
     for slot, share in present.items():
       slots.setdefault(slot, {})['blank'] = 1 - share
     fields = values | self._step.traffic() | self._place | self._rate() | further

@@ -8,13 +8,12 @@ from trainer import config, runtime
 from trainer.comm.communicator import SingleProcess
 from trainer.data.passes import passes
 from trainer.errors import BadPass
-from trainer.evaluation.evaluators import evaluation_of
+from trainer.evaluation.task import task_of
 from trainer.files import UNFINISHED
 from trainer.job.initial_values import set_biases, set_statistics
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_state import RunState
-from trainer.training.step import TrainStep
 
 
 def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) -> float | None:
@@ -25,7 +24,8 @@ def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) 
   """
   folder = os.path.join(cfg.run_dir, 'prepared', 'race', f'log{UNFINISHED}')
   communicator, never = SingleProcess(), lambda: False
-  step = TrainStep(cfg, communicator)
+  task = task_of(cfg)
+  step = task.step(cfg, communicator)
   inputs = Inputs(cfg, communicator, step, progress_made, folder)
   state = RunState(cfg, communicator, step)
   calls = {'save': never, 'stop_requested': never, 'on_step': progress_made}
@@ -41,11 +41,11 @@ def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) 
       for prepared in train:
         if state.progress.unset_biases:
           set_biases(cfg, step, prepared, state.progress)
-        step.dense.begin_pass(prepared, None, step.store, True)
+        step.dense.begin_pass(prepared, step.store, True)
         batches = inputs.staged(prepared, epoch, cfg.data.shuffle, ready=step.dense.for_step)
         train_in_lockstep(inputs, state, batches, **calls)
         step.consolidate()
-    values = dict(evaluation_of(inputs).figures(valid))
+    values = dict(task.evaluator(inputs).figures(valid))
   except BadPass:
     return None
   finally:

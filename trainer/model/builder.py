@@ -1,4 +1,4 @@
-"""Builds the model of a config: a CTRModel or, with model.retrieval, a RetrievalModel."""
+"""Builds the model of a config: a CTRModel or, with model.retrieval, the model of that wing."""
 
 import importlib
 import inspect
@@ -12,7 +12,7 @@ from trainer.config import BUILT_IN, Config, Interaction
 from trainer.embedding.layer_inputs import NEEDS, HistoryVectors, LayerInputs, with_fields
 from trainer.errors import UserError, nearest, one_line
 from trainer.model.click_model import CTRModel
-from trainer.retrieval.model import RetrievalModel, build_retrieval
+from trainer.wings import wing
 
 # Constructor arguments of layers that the builder passes; the config cannot set them.
 PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width')
@@ -214,7 +214,7 @@ def build(
   cfg: Config,
   sum_across_ranks: Callable[[tf.Tensor], tf.Tensor] | None = None,
   dense_dtype: str | None = None,
-) -> CTRModel | RetrievalModel:
+) -> tf.keras.Model:
   """Builds the model of a config, with all its variables; UserError if a layer fails.
 
   Args:
@@ -223,7 +223,7 @@ def build(
     dense_dtype: of matrix products in training steps; None: `train.dense_dtype`.
   """
   if cfg.model.retrieval is not None:
-    return build_retrieval(cfg, empty_inputs(cfg, {'factors', 'histories'}))
+    return wing('retrieval.model')(cfg, empty_inputs(cfg, {'factors', 'histories'}))
   model, builder, embedding = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype), None
   if (kind := model.dense_embedding) is not None:
     embedding, fields = builder.layer(kind, 'model.dense_embedding')

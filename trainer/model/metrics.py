@@ -68,10 +68,10 @@ class MetricSums:
   """
 
   def __init__(self, cfg: Config, buckets: int = 100_000):
-    of_clicks = 'losses' if cfg.model.retrieval else 'clicks'
-    kinds = ['squared_error' if x.loss == 'squared_error' else of_clicks for x in cfg.labels]
     prefixes = [f'{label.name}/' for label in cfg.labels] if len(cfg.labels) > 1 else ['']
-    self._tasks = [_Sums(kind, buckets, prefix) for kind, prefix in zip(kinds, prefixes)]
+    self._tasks = [
+      _Sums(kind, buckets, prefix) for kind, prefix in zip(cfg.kinds_of_labels, prefixes)
+    ]
     self._state = {
       prefix + key: variable
       for prefix, sums in zip(prefixes, self._tasks)

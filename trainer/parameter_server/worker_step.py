@@ -71,7 +71,7 @@ class WorkerStep(Step):
     self._refresh()
     batch, deduped = staged
     rows, _, _ = self.servers.pull(deduped.unique.numpy(), False)
-    known = self._known(rows).numpy()
+    known = self.dense.known(rows).numpy()
     probabilities = self._forward(batch, deduped, tf.nest.map_structure(to_tensor, rows))
     return probabilities.numpy(), known[deduped.inverse.numpy()]
 

@@ -57,7 +57,7 @@ def close(cfg: config.Config, run_dir: str) -> None:
 
 def print_table(run: RecordedRun) -> None:
   """Prints a table of the metrics on each split, and of those of a constant on its last pass."""
-  of_rankings = [(name, name, '.4f') for name in run.ranking_metrics]
+  of_rankings = [(name, name, '.4f') for name in run.cfg.ranking_metrics]
   fields = [*TABLE_COLUMNS, *of_rankings]
   names = [field for _, field, _ in fields]
   shown = run.events.reindex(columns=['event', 'split', 'pass', 'rmse', 'ctr', *names])
@@ -132,7 +132,7 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
     yield f'kept: the last state, after {short_name(trained.iloc[-1]["pass"], NAME_WIDTH)}'
   for run_of_task in run.by_task():
     for _, test in run_of_task.evaluated('test').tail(1).iterrows():
-      names = [n for n in (*config.METRICS, *run.ranking_metrics) if pd.notna(test.get(n))]
+      names = [n for n in (*config.METRICS, *run.cfg.ranking_metrics) if pd.notna(test.get(n))]
       several = bool(run_of_task.task)
       values = [f'{n} {metric_text(n, test[n])}{plus_minus(n, test, several)}' for n in names]
       yield f'test: {run_of_task.task} {", ".join(values)}'.replace('  ', ' ')
@@ -154,7 +154,7 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
   yield 'next:'
   directory = shlex.quote(run_dir)
   yield f'  ctr-evaluate --run_dir {directory} --data FILE'
-  if run.cfg.model.retrieval:
+  if run.cfg.ranking_metrics:
     yield f'  ctr-predict --run_dir {directory} --data FILE --k 20 --out recommendations.csv'
     return
   yield f'  ctr-predict --run_dir {directory} --data FILE --out probabilities.txt'

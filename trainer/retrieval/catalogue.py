@@ -32,7 +32,7 @@ class Catalogue:
   Attributes:
     keys: the keys of the items, int64 [C], ascending.
     shows: float64 [C], in the order of `keys`.
-    table: the content of data.items; the caller sets it. None if the config has no data.items.
+    table: the content of data.items; the owner sets it. None if the config has no data.items.
     field: the index in Config.ordered_slots of the slot that holds the items.
   """
 

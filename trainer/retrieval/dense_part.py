@@ -37,7 +37,7 @@ class RetrievalPart(DensePart):
 
   def __init__(self, cfg: config.Config, communicator: Communicator):
     super().__init__(cfg, communicator.all_reduce_with_gradient)
-    self._communicator = communicator
+    self._cfg, self._communicator = cfg, communicator
     self._settings = cfg.model.retrieval
     self._in_batch = self._settings.loss == 'in_batch_softmax'
     self._of_pass = self._settings.own_positives == 'pass' and not self._in_batch
@@ -45,12 +45,14 @@ class RetrievalPart(DensePart):
     self.catalogue = Catalogue(cfg)
     self.for_step = self.catalogue.for_step
 
-  def begin_pass(
-    self, prepared: PreparedPass, items: ItemTable | None, store: RowTable, is_new: bool
-  ) -> None:
+  def read_items(self, table: PreparedPass) -> None:
+    known = self.catalogue.table
+    if known is None or known.meta != table.meta:
+      self.catalogue.table = ItemTable(self._cfg, table)
+
+  def begin_pass(self, prepared: PreparedPass, store: RowTable, is_new: bool) -> None:
     """Does what the base class does; the catalogue gets the items and positives of the pass."""
-    super().begin_pass(prepared, items, store, is_new)
-    self.catalogue.table = items
+    super().begin_pass(prepared, store, is_new)
     if is_new:
       self.catalogue.refresh(store, self._communicator, prepared)
     self.catalogue.learn_positives(prepared)
@@ -107,6 +109,10 @@ class RetrievalPart(DensePart):
   def load_state(self, arrays: dict[str, np.ndarray]) -> None:
     super().load_state(arrays)
     self.catalogue.load(arrays)
+
+  def known(self, rows: PulledRows) -> tf.Tensor:
+    """Returns which features have factors, bool [u]: towers read nothing else of a row."""
+    return tf.greater(rows.offsets[1:], rows.offsets[:-1])
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
     """Returns the vectors of each sample's query and of its item, float32 [B, 2, d]."""

@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from trainer.data.values import places
-from trainer.retrieval.items import PROBES, Change, Items, has_faiss, import_faiss
+from trainer.retrieval.items import INDEX, PROBES, Change, Items, has_faiss, import_faiss, read
 from trainer.storage.chain import RowExport
 
 EXACT_UP_TO = 100_000  # items; to search so many exactly takes some milliseconds
@@ -49,10 +49,10 @@ class ItemSearch:
   @classmethod
   def of_base(cls, export: RowExport, exact_up_to: int = EXACT_UP_TO) -> 'ItemSearch':
     """Returns the ItemSearch of a base export; its index is left out without faiss."""
-    unsorted = export.items().items
+    unsorted = read(export).items
     items, data = unsorted.by_key(), None
     if has_faiss() and len(items.keys) > exact_up_to:
-      data = export.index()
+      data = export.content(INDEX)
     if data is None:
       return cls(items, None, exact_up_to)
     lists = import_faiss().deserialize_index(np.frombuffer(data, np.uint8))
@@ -102,6 +102,11 @@ class ItemSearch:
     found, scores = np.append(found, self._others[other]), np.append(scores, of_other)
     order = np.lexsort((found, -scores))[:k]
     return found[order], scores[order]
+
+
+def search_after(export: RowExport, before: ItemSearch | None) -> ItemSearch:
+  """Returns the search of the items after an export, which follows `before` or is a base."""
+  return ItemSearch.of_base(export) if export.begins_chain else before.changed(read(export))
 
 
 def _best(

@@ -6,7 +6,6 @@ import numpy as np
 
 from trainer import config
 from trainer.data import values
-from trainer.data.conversion import config_of_table
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError, short
@@ -14,25 +13,12 @@ from trainer.errors import UserError, short
 _ITEMS_AT_ONCE = 65536
 
 
-def config_of_items(cfg: config.Config) -> config.Config:
-  """Returns a config that reads data.items as if it were a log to predict for.
-
-  The two towers are swapped: the columns of items are read, and those of queries are blank.
-  """
-  retrieval, id_slot, path = cfg.model.retrieval, cfg.item_slot, cfg.data.items
-  swapped = {'query': retrieval.item, 'item': retrieval.query}
-  model = cfg.model.model_copy(update={'retrieval': retrieval.model_copy(update=swapped)})
-  changes = {'label': None, 'weight': None, 'day_pattern': None, 'keep_texts': [id_slot.name]}
-  cfg = config_of_table(cfg, path, [id_slot.column or id_slot.name], changes | {'items': None})
-  return cfg.model_copy(update={'model': model})
-
-
 class ItemTable:
   """The C items of data.items; UserError if two lines hold the same item, or a line holds none.
 
   Args:
     cfg: the config of the run.
-    prepared: the table as a prepared pass, converted with `config_of_items`.
+    prepared: the table as a prepared pass, as Inputs.items returned it.
 
   Attributes:
     meta: the meta.json of `prepared`.

@@ -18,6 +18,7 @@ import importlib.util
 import io
 import logging
 import os
+from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -28,8 +29,9 @@ import pyarrow.parquet as pq
 from trainer import files
 from trainer.data.values import places
 from trainer.errors import DataLoss
+from trainer.storage.chain import ITEMS, Replay, RowExport
 
-ITEMS, INDEX = 'items.parquet', 'items.faiss'
+INDEX = 'items.faiss'
 PROBES = 128  # the number of lists that a search reads by default
 
 
@@ -48,12 +50,44 @@ class Items(NamedTuple):
     """Returns the items in ascending order of their keys."""
     return self.take(np.argsort(self.keys))
 
+  @property
+  def told(self) -> str:
+    """What a base has of them, for the user."""
+    index = f'and {INDEX}' if self.has_index else "no index: pip install 'ctr-trainer[index]'"
+    return f'{len(self.keys):,} items, {index}'
+
+  @property
+  def has_index(self) -> bool:
+    return has_faiss()
+
+  def since(self, links: Sequence[str], replay: Replay) -> 'Change':
+    """Returns the change from the items of a chain; all items if `links` is empty."""
+
+    def added(items: Items | None, export: RowExport) -> Items:
+      change = read(export)
+      return change.items.by_key() if items is None else change.applied(items)
+
+    before = replay.replayed('items', links, None, lambda: None, added)
+    if before is None:
+      return Change(self, np.zeros([0], np.int64))
+    return Change.between(before, self)
+
+  def save_index(self, directory: str) -> None:
+    """Writes an index of the items, if there are any and faiss is installed."""
+    if len(self.keys) and has_faiss():
+      files.write(os.path.join(directory, INDEX), index_of(self.vectors))
+
 
 class Change(NamedTuple):
   """How the items of a run differ from those of an earlier export."""
 
   items: Items  # new items, and items with another vector
   gone: np.ndarray  # int64 [n], the keys of the items that left the catalogue
+
+  @property
+  def keys(self) -> np.ndarray:
+    """The keys of `items`."""
+    return self.items.keys
 
   @classmethod
   def between(cls, before: Items, now: Items) -> 'Change':
@@ -70,30 +104,23 @@ class Change(NamedTuple):
       return kept
     return Items(*map(np.concatenate, zip(kept, self.items))).by_key()
 
-
-def save(change: Change, path: str) -> None:
-  """Writes a catalogue, or its change since an earlier export, into the directory `path`."""
-  items, gone = change
-  count, width = items.vectors.shape
-  offsets = np.arange(count + 1) * width
-  vectors = pa.LargeListArray.from_arrays(offsets, pa.array(items.vectors.reshape(-1)))
-  left = [pa.nulls(len(gone), kind) for kind in (pa.string(), vectors.type)]
-  table = pa.table(
-    {
-      'item': pa.concat_arrays([pa.array(items.texts, pa.string()), left[0]]),
-      'key': np.concatenate([items.keys, gone]),
-      'vector': pa.concat_arrays([vectors, left[1]]),
-    }
-  )
-  out = io.BytesIO()
-  pq.write_table(table, out)
-  files.write(os.path.join(path, ITEMS), out.getvalue())
-
-
-def save_index(items: Items, path: str) -> None:
-  """Writes an index of items, if there are any and faiss is installed, into a directory."""
-  if len(items.keys) and has_faiss():
-    files.write(os.path.join(path, INDEX), index_of(items.vectors))
+  def save(self, directory: str) -> None:
+    """Writes the change, which may be all items, into a directory."""
+    items, gone = self
+    count, width = items.vectors.shape
+    offsets = np.arange(count + 1) * width
+    vectors = pa.LargeListArray.from_arrays(offsets, pa.array(items.vectors.reshape(-1)))
+    left = [pa.nulls(len(gone), kind) for kind in (pa.string(), vectors.type)]
+    table = pa.table(
+      {
+        'item': pa.concat_arrays([pa.array(items.texts, pa.string()), left[0]]),
+        'key': np.concatenate([items.keys, gone]),
+        'vector': pa.concat_arrays([vectors, left[1]]),
+      }
+    )
+    out = io.BytesIO()
+    pq.write_table(table, out)
+    files.write(os.path.join(directory, ITEMS), out.getvalue())
 
 
 def index_of(vectors: np.ndarray) -> bytes:
@@ -107,10 +134,10 @@ def index_of(vectors: np.ndarray) -> bytes:
   return faiss.serialize_index(index).tobytes()
 
 
-def read(data: bytes, where: str) -> Change:
-  """Returns what `save` wrote into an items.parquet, of its bytes; `where` is for messages."""
+def read(export: RowExport) -> Change:
+  """Returns the items of an export: all items of a base, or those that differ in a delta."""
   try:
-    table = pq.read_table(io.BytesIO(data)).combine_chunks()
+    table = pq.read_table(io.BytesIO(export.content(ITEMS))).combine_chunks()
     left = table['vector'].is_null().to_numpy()
     keys, texts = (table[name].to_numpy() for name in ('key', 'item'))
     vectors = table['vector'].drop_null().combine_chunks()
@@ -118,6 +145,7 @@ def read(data: bytes, where: str) -> Change:
     vectors = flat.reshape(len(vectors), -1) if len(vectors) else np.zeros([0, 0], np.float32)
     return Change(Items(keys[~left], texts[~left], vectors), keys[left])
   except (pa.ArrowException, OSError, ValueError, KeyError) as e:
+    where = os.path.join(export.path, ITEMS)
     raise DataLoss(f'{where}: is damaged: {" ".join(str(e).split())}') from None
 
 

@@ -8,8 +8,8 @@ from trainer.config import Config
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError, one_line
 from trainer.model.layers.dnn import dropout
-from trainer.model.layers.sasrec import SASRec
-from trainer.model.layers.vector_tower import SlotPlace, VectorTower
+from trainer.retrieval.sasrec import SASRec
+from trainer.retrieval.vector_tower import SlotPlace, VectorTower
 
 
 class RetrievalModel(tf.keras.Model):

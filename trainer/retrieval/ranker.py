@@ -12,7 +12,7 @@ from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
 from trainer.data.values import ranges
 from trainer.errors import UserError
-from trainer.model import ranking
+from trainer.retrieval import ranking
 from trainer.training.inputs import Inputs
 
 _SAMPLES_AT_ONCE = 65536
@@ -42,7 +42,7 @@ class Ranker:
 
   def refresh(self, key: str | None = None, k: int = 0) -> None:
     """Reads the catalogue anew; a UserError names `key` if it has fewer than k items."""
-    self.catalogue.table = self._inputs.items()
+    self._inputs.items()  # of which it tells the catalogue
     self.catalogue.refresh(self._step.store, self._communicator)
     if k > (count := len(self.catalogue.keys)):
       raise UserError(f'{key}: found {k}; wanted at most {count:,}, the items of the catalogue')

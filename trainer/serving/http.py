@@ -8,7 +8,7 @@ import hmac
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import prometheus_client
@@ -20,13 +20,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from trainer.errors import UserError, nearest
-from trainer.retrieval.recommend import Recommender
 from trainer.serving import rest
 from trainer.serving.limits import Limits, Refused
 from trainer.serving.processes import Member, summed
 from trainer.serving.scorer import BadRequest
 from trainer.serving.service import NotAnswered, NotReady, Service
 from trainer.serving.sparing_log import SparingLog
+from trainer.wings import wing
 
 _BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5)  # seconds
 _BYTES_TOGETHER = 64 << 10  # of bodies scored in one batch; more would gain nothing
@@ -70,11 +70,12 @@ class App:
     name: str,
     limits: Limits,
     token: str | None = None,
-    recommender: Recommender | None = None,
+    recommender: Any = None,
     member: Member | None = None,
   ):
     self._member = member
-    self._recommender, self._ranks = recommender or Recommender(service), recommender is not None
+    self._recommender = recommender or wing('retrieval.recommender')(service)
+    self._ranks = recommender is not None
     self._service, self._name, self.limits, self._token = service, name, limits, token
     self._under_way = 0  # requests that are scored or wait
     self._long_under_way = 0  # those of them that are long

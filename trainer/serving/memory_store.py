@@ -6,12 +6,11 @@ Copies and old row stores are freed with the last view.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ops.row_store import RowStore
-from trainer.retrieval.item_search import ItemSearch
 from trainer.serving.served_rows import ServedRows
 from trainer.serving.versioned_store import (
   LookedUpRows,
@@ -22,6 +21,7 @@ from trainer.serving.versioned_store import (
   replace,
 )
 from trainer.storage.chain import RowExport, Rows
+from trainer.wings import wing
 
 
 class _Replaced(NamedTuple):
@@ -106,8 +106,8 @@ def _checked(rows: ServedRows, export: RowExport) -> Iterator[Rows]:
     yield batch
 
 
-def _items(exports: Sequence[RowExport], before: ItemSearch | None) -> ItemSearch | None:
+def _items(exports: Sequence[RowExport], before: Any) -> Any:
   """Returns the items, if any, of exports after those `before`, None where the first is a base."""
   for export in exports if exports[-1].has_items else ():
-    before = ItemSearch.of_base(export) if export.begins_chain else before.changed(export.items())
+    before = wing('retrieval.search')(export, before)
   return before

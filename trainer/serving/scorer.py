@@ -57,7 +57,8 @@ class Scorer:
   """A model that computes scores; `load` sets its dense variables.
 
   `text` is an export's resolved config. `own_layers` are dotted paths of layers that it may import;
-  others than built-in ones and these are a UserError. With `retrieval`, the columns are a query's.
+  others than built-in ones and these are a UserError. With model.retrieval, the columns are a
+  query's.
   """
 
   def __init__(self, text: str, own_layers: Collection[str] = ()):
@@ -73,8 +74,7 @@ class Scorer:
     self._slot_names = {i: name for name, i in reversed(cfg.slot_ids().items())}
     self._num_slots = len(cfg.data.slots)
     self._cfg = cfg
-    self._plain = None if cfg.model.retrieval else PlainColumns(cfg)
-    self.retrieval = cfg.model.retrieval
+    self._plain = None if cfg.predicts_for_users else PlainColumns(cfg)
     # name -> whether its values are strings; columns of strings come first
     columns = sorted(cfg.data.log_columns(without=cfg.only_of_items()).items())
     self._columns = dict(sorted(columns, key=lambda item: not item[1]))
@@ -225,7 +225,7 @@ class Scorer:
 
   def _read(self, columns: dict[str, pa.Array], size: int) -> Samples:
     """Reads columns of the log, each with `size` values."""
-    if self.retrieval:  # items seen are named by the request, not looked up by user
+    if self._cfg.predicts_for_users:  # items seen are named by the request, not looked up by user
       columns.setdefault(self._cfg.data.group, pa.nulls(size))
     parsed = parse(self._cfg, Block(columns, np.arange(size), lambda i: '', []), labelled=False)
     if parsed.bad:
@@ -247,9 +247,10 @@ class Scorer:
   # Items, of a model with model.retrieval
 
   @property
-  def item_column(self) -> str:
-    """The column of the log that holds the item's id."""
-    return self._cfg.item_slot.column or self._cfg.item_slot.name
+  def item_column(self) -> str | None:
+    """The column of the log that holds the item's id; None if the model finds no items."""
+    slot = self._cfg.item_slot
+    return slot and (slot.column or slot.name)
 
   def item_keys(self, items: Sequence[Json]) -> np.ndarray:
     """Returns the keys of the items that a request leaves out, int64 [n]."""

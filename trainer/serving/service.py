@@ -107,7 +107,7 @@ class Service:
   def item_column(self) -> str | None:
     """The column of the log that holds the items to find; None if the model computes scores."""
     with self._use() as served:
-      return served.scorer.item_column if served.scorer.retrieval else None
+      return served.scorer.item_column
 
   def cost_of_query(self, k: int) -> int:
     """Returns what it costs to find k items for a query, in samples."""

@@ -21,7 +21,6 @@ import numpy as np
 from ops.row_store import RowStore
 from trainer.data.values import places, ranges
 from trainer.errors import UserError, fit_to_print
-from trainer.retrieval.item_search import ItemSearch
 from trainer.storage.chain import RowExport, Rows
 
 _TRIES = 3  # to read a row store that changes
@@ -89,14 +88,14 @@ class View(abc.ABC):
   Attributes:
     config: the resolved config as YAML.
     dense: {name: the value of a dense variable}; `dense_stats` is among them.
-    items: the items of a model with model.retrieval; else None.
+    items: the search of the items of a model with model.retrieval; else None.
     row_store: with rows of this version; None if only `look_up` can read them, and before a later
       version changes the row store.
     changes: another number after each change of `row_store`. It is read before and after the row
       store is, and once a change that has begun is complete.
   """
 
-  items: ItemSearch | None = None
+  items: Any = None
   row_store: RowStore | None = None
   changes = 0
 

@@ -25,8 +25,8 @@ from trainer import files
 from trainer.data.features import HASH_BITS
 from trainer.errors import DataLoss
 from trainer.plain_data import JsonObject
-from trainer.retrieval import items as item_files
 
+ITEMS = 'items.parquet'  # a file beside rows, of a model that finds items
 ROW_KINDS = ('base', 'delta', 'items')
 FOLDERS = ('saved_model', 'items')  # kinds whose versions lie in a directory of their own
 CONFIG = 'config.yaml'
@@ -154,7 +154,7 @@ class RowExport:
     self.num_rows: int = self._manifest['rows']
     self.num_tombstones: int = self._manifest['tombstones']
     self.left_out = LeftOut(**self._manifest['left_out'])
-    self.has_items = item_files.ITEMS in self._manifest['files']
+    self.has_items = ITEMS in self._manifest['files']
     self.checksum = files.checksum(path)
     self.done_at = os.path.getmtime(os.path.join(path, files.DONE))
 
@@ -171,16 +171,11 @@ class RowExport:
     """Returns the resolved config as YAML."""
     return files.read_checked(self.path, CONFIG, self._manifest['files']).decode()
 
-  def items(self) -> item_files.Change:
-    """Returns the items that changed; for a base, all items."""
-    data = files.read_checked(self.path, item_files.ITEMS, self._manifest['files'])
-    return item_files.read(data, os.path.join(self.path, item_files.ITEMS))
-
-  def index(self) -> bytes | None:
-    """Returns the faiss index of the items; None for a delta, or an export made without faiss."""
-    if item_files.INDEX not in self._manifest['files']:
+  def content(self, name: str) -> bytes | None:
+    """Returns what a file of the export holds; None if it has no such file."""
+    if name not in self._manifest['files']:
       return None
-    return files.read_checked(self.path, item_files.INDEX, self._manifest['files'])
+    return files.read_checked(self.path, name, self._manifest['files'])
 
   def rows(self) -> Iterator[Rows]:
     """Yields batches of rows by logical shard, then key; verifies each file's checksum first."""
@@ -340,7 +335,7 @@ class Replay:
   def __init__(self):
     self.noted: tuple[str, int] | None = None
     self._known: dict[str, tuple[int, JsonObject]] = {}  # by path: `_done_at` and the manifest
-    # By name: the exports that `_replayed` has read, and its result.
+    # By name: the exports that `replayed` has read, and its result.
     self._results: dict[str, tuple[list[tuple], Result]] = {}
 
   def scan(self, directory: str) -> tuple[list[StoredExport], dict[str, JsonObject], list[str]]:
@@ -379,18 +374,9 @@ class Replay:
       live.add(rows)
       return live
 
-    return self._replayed('keys', links, shards, KeySet, added)
+    return self.replayed('keys', links, shards, KeySet, added)
 
-  def items(self, links: Sequence[str]) -> item_files.Items | None:
-    """Replays a chain on process 0; returns its items by key, or None of an empty chain."""
-
-    def added(items: item_files.Items | None, export: RowExport) -> item_files.Items:
-      change = export.items()
-      return change.items.by_key() if items is None else change.applied(items)
-
-    return self._replayed('items', links, None, lambda: None, added)
-
-  def _replayed(
+  def replayed(
     self,
     name: str,
     links: Sequence[str],

@@ -14,6 +14,7 @@ from ops.row_store import to_float32
 from ops.sharding import SHARDS, owner_of, shard_of, within
 from trainer import config, files
 from trainer.data.columns import cross
+from trainer.data.conversion import config_of_items
 from trainer.data.features import HASH_BITS, hash_keys
 from trainer.data.schema import briefly
 from trainer.data.texts import texts_of
@@ -22,7 +23,6 @@ from trainer.embedding.slot_statistics import SlotStatistics
 from trainer.errors import UserError, nearest
 from trainer.model.builder import build
 from trainer.plain_data import JsonObject
-from trainer.retrieval.item_table import config_of_items
 from trainer.storage import chain, checkpoint, checkpoint_rows
 from trainer.storage.kept_texts import texts_by_key
 

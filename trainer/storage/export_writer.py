@@ -71,7 +71,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -82,14 +82,40 @@ from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.embedding.row_table import RowTable
 from trainer.errors import UserError, one_line
 from trainer.plain_data import JsonObject
-from trainer.retrieval import items as item_files
-from trainer.retrieval.items import Change, Items
 from trainer.storage import chain, export_rows, saved_model
 from trainer.storage.chain import ROW_KINDS, name_of, part_name, path_of
 from trainer.storage.row_files import COUNTED_SCHEMA, SCHEMA
 
 LOCK = 'exports.lock'  # in the run_dir, held by the process that exports
 PATIENCE = 600.0  # seconds that an export waits for another one
+
+
+class Change(Protocol):
+  """The items of a base, or those that differ from the items of the chain that a delta follows."""
+
+  @property
+  def keys(self) -> np.ndarray:
+    """Of these items, int64 [n]; a delta has the rows of these keys too."""
+
+  def save(self, directory: str) -> None: ...
+
+
+class Items(Protocol):
+  """The items of a model that finds some, which exports hold beside rows (trainer.retrieval)."""
+
+  @property
+  def told(self) -> str:
+    """What a base has of them, for the user."""
+
+  @property
+  def has_index(self) -> bool:
+    """Whether `save_index` writes one."""
+
+  def since(self, links: Sequence[str], replay: chain.Replay) -> Change:
+    """Returns how they differ from those of a chain; all of them if `links` is empty."""
+
+  def save_index(self, directory: str) -> None:
+    """Writes an index of the items, to search them, beside a base."""
 
 
 class WrittenExport(NamedTuple):
@@ -272,16 +298,10 @@ def write(
       The path may be its twin's, if that is the same; None if not and another chain is to be tried.
       """
 
-      def change_of_items() -> Change | None:
-        if items is None:
-          return None
-        before = replay.items(links) if kind == 'delta' else None
-        return Change(items, none) if before is None else Change.between(before, items)
-
       changed = none
-      change = communicator.together(what, change_of_items)
-      if kind == 'delta' and cfg.model.retrieval is not None:
-        changed = communicator.broadcast(none if change is None else change.items.keys)
+      change = communicator.together(what, lambda: items and items.since(links, replay))
+      if kind == 'delta':
+        changed = communicator.broadcast(none if change is None else change.keys)
 
       def write_part() -> tuple[export_rows.Part, dict[str, np.ndarray]]:
         is_noted = links and chain.stamp_of(links[-1]) == noted
@@ -308,7 +328,7 @@ def write(
         dense['dense_stats'] = np.asarray(dense_stats)
         files.write(os.path.join(unfinished, chain.DENSE), files.to_npz(dense))
         if change is not None:
-          item_files.save(change, unfinished)
+          change.save(unfinished)
         contents = {name: entry['crc32'] for name, entry in files.entries(unfinished).items()}
         made_of = zlib.crc32(files.to_json(contents))
         if plan.twin and files.read_manifest(plan.twin)['made_of'] == made_of:
@@ -317,7 +337,7 @@ def write(
         if links != plan.chains[-1][0]:
           return None
         if kind == 'items':
-          item_files.save_index(items, unfinished)
+          items.save_index(unfinished)
         if kind == 'saved_model':
           given = cfg, model, dense_stats, integer_slots
           serving_of = functools.partial(saved_model.Serving, *given)

@@ -15,13 +15,14 @@ from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass, also_trained, announced, in_order, passes
 from trainer.data.prepared import PreparedPass, same_samples
 from trainer.errors import BadPass
+from trainer.evaluation.task import task_of
 from trainer.evaluation.validation import SAME_SAMPLES
 from trainer.reporting.live_line import WIDTH
 from trainer.reporting.metric_text import counted
 from trainer.training.advice import few_clicks
 from trainer.training.inputs import TWICE, Inputs
 from trainer.training.ledger import Ledger, entry_of
-from trainer.training.step import TrainStep
+from trainer.training.step import Step
 
 SHOWN_PASSES = 12  # the most passes of a split to list; those in the middle are left out
 UNIQUE = 0.9  # a slot with more distinct values per sample teaches nothing
@@ -33,7 +34,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
 
   Raw passes are converted into run_dir/prepared, where the run itself then finds them.
   """
-  step = TrainStep(cfg, SingleProcess())
+  step = task_of(cfg).step(cfg, SingleProcess())
   folder = os.path.join(cfg.run_dir, 'prepared')
   inputs = Inputs(cfg, SingleProcess(), step, lambda: None, folder)
   distinct: dict[int, np.ndarray] = {}
@@ -92,8 +93,8 @@ def tell(cfg: config.Config) -> Iterator[str]:
       yield from textwrap.wrap(few, WIDTH, initial_indent='  ', subsequent_indent='    ')
   of_items = cfg.columns_of_items()
   if (items := inputs.items()) is not None:
-    yield f'data.items: {len(items.keys):,} items'
-    _count(cfg, items.prepared, distinct)
+    yield f'data.items: {items.num_samples:,} items'
+    _count(cfg, items, distinct)
   if not samples and cfg.data.stream:
     return  # the passes that will come are not known
   yield 'slots (distinct values in the passes to train on):'
@@ -164,9 +165,7 @@ def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:
   yield from lines if more <= 0 else [*lines[:half], f'  … {more:,} more', *lines[-half:]]
 
 
-def _parameter_lines(
-  cfg: config.Config, step: TrainStep, features: dict[int, int]
-) -> Iterator[str]:
+def _parameter_lines(cfg: config.Config, step: Step, features: dict[int, int]) -> Iterator[str]:
   layers = collections.Counter()
   for variable in step.dense.trainable:
     layers[variable.name.partition('/')[0].partition(':')[0]] += int(np.prod(variable.shape))

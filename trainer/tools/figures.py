@@ -89,7 +89,7 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
 
 def ranking(run: RecordedRun) -> go.Figure | None:
   """Draws, with model.retrieval, the metric that chooses the best epoch."""
-  return quality(run.metric, run.metric)(run) if run.cfg.model.retrieval else None
+  return quality(run.metric, run.metric)(run) if run.cfg.ranking_metrics else None
 
 
 def _zoomed(figure: go.Figure) -> go.Figure:

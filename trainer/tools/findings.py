@@ -349,7 +349,7 @@ def constant(run: RecordedRun) -> Iterator[str]:
 def finds_less(run: RecordedRun) -> Iterator[str]:
   scores = [run.scores.get(split, {}) for split in ('valid', 'test')]
   found = [(of.get(run.metric), of.get('queries')) for of in scores]
-  if not run.cfg.model.retrieval or any(None in pair for pair in found):
+  if not run.cfg.ranking_metrics or any(None in pair for pair in found):
     return
   (before, _), (now, _) = found
   # Means over users of values between 0 and 1, whose variance is at most p (1 − p) for a mean of p.

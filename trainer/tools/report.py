@@ -122,7 +122,7 @@ def _figures(run: RecordedRun) -> Iterator[_Card]:
 
 def _rows_of(run: RecordedRun, split: str, score: pd.Series) -> Iterator[dict[str, str | None]]:
   """Yields the rows of one split: the run, a constant and, if known, the true probabilities."""
-  names = (*config.METRICS, *run.ranking_metrics, 'calibration')
+  names = (*config.METRICS, *run.cfg.ranking_metrics, 'calibration')
   true = {name: run.reachable(score['pass'], name) for name in names}
   place = {'pass': short_name(score['pass'], 24), 'samples': f'{score["examples"]:,.0f}'}
   constant = run.constants.loc[score.name]

@@ -60,11 +60,6 @@ class RecordedRun:
     """This run with the metrics of `deciding_task`."""
     return next(r for r in self.by_task() if r.task == self.deciding_task)
 
-  @property
-  def ranking_metrics(self) -> list[str]:
-    """Such as recall@20; [] without model.retrieval."""
-    return self.cfg.model.retrieval.metrics() if self.cfg.model.retrieval else []
-
   def by_task(self) -> list['RecordedRun']:
     """Returns a copy of this run for each task, with its metrics; [self] if there is one label."""
     if not self.cfg.data.labels:

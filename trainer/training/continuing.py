@@ -143,7 +143,7 @@ def check_continues(before: config.Config, cfg: config.Config, where: str) -> No
   if not mine & others:
     names = ', '.join(sorted(others))
     raise OtherModel(f'{other}: data.slots has none of its slots, {names}; wanted some, {wanted}')
-  was, now = ('interactions' if x.model.retrieval is None else 'retrieval' for x in (before, cfg))
+  was, now = before.model.section, cfg.model.section
   if was != now:
     differs = f'its config.yaml has model.{was}, this config model.{now}'
     raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')

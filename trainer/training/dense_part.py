@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ops.dedupe import Deduped
 from ops.library import TensorLike
-from ops.row_store import PulledRows
+from ops.row_store import PulledRows, has_row
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
@@ -20,7 +20,6 @@ from trainer.errors import UserError
 from trainer.model.builder import build
 from trainer.model.losses import per_sample_loss, task_losses
 from trainer.model.metrics import MetricSums
-from trainer.retrieval.item_table import ItemTable
 from trainer.runtime import HOST, dense_device
 from trainer.training.schedule import Rates
 
@@ -93,9 +92,10 @@ class DensePart:
   def trainable(self) -> list[tf.Variable]:
     return self.model.trainable_variables
 
-  def begin_pass(
-    self, prepared: PreparedPass, items: ItemTable | None, store: RowTable, is_new: bool
-  ) -> None:
+  def read_items(self, table: PreparedPass) -> None:
+    """Is told the content of data.items, which a subclass reads."""
+
+  def begin_pass(self, prepared: PreparedPass, store: RowTable, is_new: bool) -> None:
     """Prepares for training on a pass, from its first batch on if `is_new`.
 
     Every process calls it. A subclass adds what it learns from the whole pass.
@@ -176,6 +176,10 @@ class DensePart:
     logits = self.model(inputs, training=True)
     loss = tf.reduce_sum(weights * self._loss(batch.label, logits))
     return loss, self.model.probability(self.model.mean_of_members(logits), in_log=True)
+
+  def known(self, rows: PulledRows) -> tf.Tensor:
+    """Returns which features the model was trained on, bool [u]: those that have a row."""
+    return has_row(rows.linear)
 
   def predict(self, batch: SlotBatch, deduped: Deduped, rows: PulledRows) -> tf.Tensor:
     """Returns probabilities, float32 [B]; [B, T] with several tasks. It changes no state."""

@@ -14,6 +14,7 @@ from absl import logging
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import (
+  config_of_items,
   is_prepared_from,
   join_parts,
   look_at,
@@ -30,7 +31,6 @@ from trainer.errors import UserError
 from trainer.files import UNFINISHED
 from trainer.plain_data import Plain
 from trainer.reporting.live_line import short_name
-from trainer.retrieval.item_table import ItemTable, config_of_items
 from trainer.training.ledger import TRAINED, Ledger
 from trainer.training.step import Staged, Step
 
@@ -68,7 +68,6 @@ class Inputs:
     self._converted_ahead = itertools.count()
     # {prepared path: conversion in the background by this process}
     self._ahead: dict[str, concurrent.futures.Future] = {}
-    self._items: ItemTable | None = None
     self._samples_ahead = 0  # how many samples the running background conversion has converted
     # A training step has precedence; conversion takes the processor time that it leaves. On Linux
     # each thread has a priority of its own, which the threads that it starts inherit.
@@ -117,8 +116,8 @@ class Inputs:
         logging.warning(TWICE, *reversed(twins))
     return prepared
 
-  def items(self) -> ItemTable | None:
-    """Returns the content of data.items; None if the config has no data.items.
+  def items(self) -> PreparedPass | None:
+    """Returns the table data.items, which the dense part reads too; None if the config has none.
 
     The file is read again only if it has changed. Every process calls it.
     """
@@ -133,9 +132,8 @@ class Inputs:
     cfg = self.communicator.together('cannot read data.items', look)
     table = Pass('items', self.cfg.data.items)
     (prepared,) = self.read_by(cfg).prepared([table], 'items', labelled=False)
-    if self._items is None or self._items.meta != prepared.meta:
-      self._items = ItemTable(self.cfg, prepared)
-    return self._items
+    self.step.dense.read_items(prepared)
+    return prepared
 
   def _shareable(
     self, passes: Sequence[Pass], paths: Sequence[str], labelled: bool

@@ -86,8 +86,8 @@ class RunState:
 
   def __init__(self, cfg: config.Config, communicator: Communicator, step: Step):
     self._cfg, self._communicator, self._step = cfg, communicator, step
-    is_ranking = cfg.model.retrieval is not None
-    self.progress = Progress(unset_biases=[] if is_ranking else [x.name for x in cfg.labels])
+    kinds = zip(cfg.labels, cfg.kinds_of_labels)
+    self.progress = Progress(unset_biases=[x.name for x, kind in kinds if kind != 'losses'])
     self.ledger = Ledger()
     ids = {name: cfg.slot_ids()[name] for name in cfg.data.keep_texts}
     self.texts = KeptTexts(ids, communicator, step.store)

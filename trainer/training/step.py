@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from ops.dedupe import DEDUPED_SPEC, Deduped
-from ops.row_store import PulledRows, has_row
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.comm.communicator import Communicator, SingleProcess
@@ -19,7 +18,6 @@ from trainer.embedding.exchange import Routing, rows_of
 from trainer.embedding.row_table import RowTable
 from trainer.embedding.stores import make_store
 from trainer.errors import BadPass
-from trainer.retrieval.dense_part import RetrievalPart
 from trainer.runtime import HOST
 from trainer.training.advice import huge_value, lower_rates
 from trainer.training.dense_part import DensePart
@@ -130,12 +128,6 @@ class Step(abc.ABC):
     Returns the result of `predict`; and bool [nnz], true for each feature that is known.
     """
 
-  def _known(self, rows: PulledRows) -> tf.Tensor:
-    """Returns which features are known, bool [u]: those with a row; for retrieval, with factors."""
-    if self._cfg.model.retrieval:
-      return tf.greater(rows.offsets[1:], rows.offsets[:-1])
-    return has_row(rows.linear)
-
   def consolidate(self) -> None:
     """Prepares the state to be read, saved or exported. Every process calls it.
 
@@ -231,18 +223,15 @@ class TrainStep(Step):
   losses, one allreduce adds them up, and they are then divided, once, by the weight of all samples.
 
   Args:
-    dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
+    dense: the layers with their loss and optimizer; None: those of a model that predicts labels.
   """
 
   in_lockstep = True
 
   def __init__(
-    self, cfg: config.Config, communicator: Communicator, dense_dtype: str | None = None
+    self, cfg: config.Config, communicator: Communicator, dense: DensePart | None = None
   ):
-    if cfg.model.retrieval is None:
-      dense = DensePart(cfg, communicator.all_reduce_with_gradient, dense_dtype)
-    else:
-      dense = RetrievalPart(cfg, communicator)
+    dense = dense or DensePart(cfg, communicator.all_reduce_with_gradient)
     super().__init__(cfg, communicator, dense)
     self.store = make_store(cfg, self.dense.embedding)
     self._spans = Spans()
@@ -333,5 +322,5 @@ class TrainStep(Step):
 
   def _predict_graph(self, batch: SlotBatch, deduped: Deduped) -> tuple[tf.Tensor, tf.Tensor]:
     rows = self._rows.pull(deduped, self._rows.route(deduped, batch.weight), train=False)
-    known = tf.gather(self._known(rows), deduped.inverse)
+    known = tf.gather(self.dense.known(rows), deduped.inverse)
     return self.dense.predict(batch, deduped, rows), known

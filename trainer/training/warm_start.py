@@ -34,7 +34,7 @@ class Fate(NamedTuple):
 def layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
   layers = cfg.model.all_interactions().items()
   needs = {need for key, layer in layers for need in layer_class(layer.kind, key).needs}
-  specs = table_specs(cfg, needs if cfg.model.retrieval is None else {'factors'})
+  specs = table_specs(cfg, needs if layers else {'factors'})  # without layers there are towers
   return {spec.name: spec for spec in specs}
 
 
@@ -218,12 +218,10 @@ def _inputs(cfg: config.Config) -> dict[str, list[str]]:
   for name in histories:
     parts = ('event', 'candidate', 'difference', 'product')
     inputs[f'unit of {name}'] = [f'{part} {i}' for part in parts for i in range(widths[name])]
-  if (retrieval := cfg.model.retrieval) is not None:
-    for side in ('query', 'item'):
-      tower = getattr(retrieval, side)
-      encoded = histories if getattr(tower, 'encoder', None) is not None else []
-      read = [name for name in tower.slots if name not in encoded]
-      inputs[side] = columns(read) + tower.dense + columns([n for n in tower.slots if n in encoded])
+  for side, tower in cfg.model.towers.items():
+    encoded = histories if getattr(tower, 'encoder', None) is not None else []
+    read = [name for name in tower.slots if name not in encoded]
+    inputs[side] = columns(read) + tower.dense + columns([n for n in tower.slots if n in encoded])
   return inputs
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from ops.float32 import product
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.model.layers.dnn import DNN
-from trainer.model.layers.sasrec import SASRec
+from trainer.retrieval.sasrec import SASRec
 
 
 class SlotPlace(NamedTuple):

@@ -1,0 +1,56 @@
+"""Judges a model with model.retrieval: ranks the whole catalogue."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from trainer.data.prepared import PreparedPass
+from trainer.errors import UserError
+from trainer.evaluation.evaluators import Evaluator
+from trainer.plain_data import Json
+from trainer.retrieval.ranker import Ranker
+from trainer.retrieval.ranking import judge
+from trainer.training.inputs import Inputs
+
+
+class RankingEvaluation(Evaluator):
+  """Ranks the whole catalogue for the users of passes, and measures the rankings."""
+
+  def __init__(self, inputs: Inputs):
+    self._eval_at, self._ranker = inputs.cfg.model.retrieval.eval_at, Ranker(inputs)
+
+  def figures(
+    self, prepared: Sequence[PreparedPass], in_log: bool = False
+  ) -> Iterator[tuple[str, Json]]:
+    """Yields how high the rankings place the positives that users have in the passes.
+
+    The items that a user has as positives in other passes of data.train and data.valid are neither
+    ranked for the user nor counted as positives. With data.watch, all items are ranked.
+
+    The figures are the metrics of trainer.retrieval.ranking.judge, and three counts: `queries`
+    (users), `items` (of the catalogue) and `examples` (positives). `in_log` has no effect.
+
+    Raises:
+      UserError: if a K of model.retrieval.eval_at is above the size of the catalogue, or if no
+        positive is left.
+    """
+    ranker, most = self._ranker, max(self._eval_at)
+    ranker.refresh('model.retrieval.eval_at', most)
+    seen = ranker.seen(prepared)
+    merged = ranker.pairs(prepared).merge(seen, 'left', indicator='source')
+    wanted = merged[merged['source'] == 'left_only']
+    if not len(wanted):
+      where = ', '.join(data_pass.name for data_pass in prepared)
+      raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
+    users, counts = np.unique(wanted['user'], return_counts=True)
+    queries = ranker.query_vectors(prepared, users)
+    ranked, _ = ranker.rank(queries, ranker.left_out(users, seen), most, ranker.item_vectors())
+    catalogue, of_query = ranker.catalogue, np.searchsorted(users, wanted['user'])
+    place = catalogue.places(wanted['item'].to_numpy())
+    pairs = of_query[place >= 0], place[place >= 0]
+    yield from judge(ranked, pairs, counts, catalogue.shows, self._eval_at).items()
+    yield from {
+      'queries': len(users),
+      'items': len(catalogue.keys),
+      'examples': len(wanted),
+    }.items()
