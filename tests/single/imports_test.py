@@ -35,7 +35,7 @@ ORDER = (
 WINGS = 'tools', 'parameter_server', 'retrieval', 'serving', 'topics'
 # The house of each command that is not the core's. A command is imported by nothing.
 COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
-  ('doctor', 'inspect', 'reference', 'report', 'resolve', 'split', 'tune'), 'tools'
+  ('doctor', 'evaluate', 'inspect', 'reference', 'report', 'resolve', 'split', 'tune'), 'tools'
 )
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
@@ -52,32 +52,21 @@ trainer.api trainer.retrieval.recommendations
 trainer.api trainer.tools.importance
 trainer.api trainer.tools.paired
 trainer.api trainer.tools.report
-trainer.cli.evaluate trainer.tools.evaluated
-trainer.cli.evaluate trainer.tools.slices
 trainer.cli.export trainer.retrieval.items
 trainer.cli.export trainer.retrieval.recommendations
 trainer.cli.predict trainer.retrieval.recommendations
 trainer.data.conversion trainer.topics.topic
 trainer.evaluation.evaluators trainer.retrieval.ranker
-trainer.evaluation.validation trainer.tools.gate
-trainer.evaluation.validation trainer.tools.importance
 trainer.job.exporter trainer.retrieval.items
 trainer.job.exporter trainer.retrieval.ranker
 trainer.job.exporter trainer.retrieval.recommendations
 trainer.job.initial_values trainer.retrieval.item_table
 trainer.job.job trainer.retrieval.item_table
-trainer.job.job trainer.tools.drift
 trainer.job.pass_meter trainer.retrieval.item_table
-trainer.job.pass_meter trainer.tools.gate
 trainer.job.ready_passes trainer.topics.topic_passes
 trainer.job.source trainer.tools.trackers
 trainer.job.stream trainer.topics.topic_passes
 trainer.model.builder trainer.retrieval.model
-trainer.reporting.closing trainer.tools.findings
-trainer.reporting.closing trainer.tools.report
-trainer.reporting.closing trainer.tools.runs
-trainer.reporting.events trainer.tools.trackers
-trainer.reporting.metric_text trainer.tools.slice_metrics
 trainer.run trainer.parameter_server.cluster
 trainer.run trainer.parameter_server.membership
 trainer.run trainer.parameter_server.run
