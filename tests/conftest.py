@@ -27,9 +27,9 @@ os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [ROOT, os.environ.get('P
 def _no_reports(request):
   """Jobs draw no report.html, a third of a small one's time, where a file of tests names none."""
   with pytest.MonkeyPatch.context() as patch:
-    closing = sys.modules.get('trainer.reporting.closing')
+    closing = sys.modules.get('trainer.tools.closing')
     if closing and 'report.html' not in request.path.read_text(encoding='utf-8'):
-      patch.setattr(closing, 'write_report', lambda cfg: None)
+      patch.setattr(closing, 'write_report', lambda run_dir: None)
     yield
 
 

@@ -7,6 +7,8 @@ import importlib
 from typing import Any
 
 _PLACES: dict[str, str] = {
+  # What judges and explains a run while it trains: trainer.reporting.listener.Listener.
+  'listeners': 'trainer.tools.listeners:listeners',
   # Runs this process's part of a job on parameter servers.
   'servers': 'trainer.parameter_server.membership:train',
   # Of a config with model.retrieval: its model (trainer.model.builder.build), and its task

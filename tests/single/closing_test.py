@@ -14,8 +14,9 @@ import yaml
 
 from tests.support import runs
 from trainer import config
-from trainer.reporting import closing, live_line
+from trainer.reporting import live_line
 from trainer.reporting.live_line import LiveLine
+from trainer.tools import closing
 from trainer.tools.runs import read_run
 
 CONFIG = {

@@ -107,7 +107,7 @@ class EventLogTest(tf.test.TestCase):
 
   def test_a_full_disk_is_told_once(self):
     log = self.open(0)
-    log.report_to(config.parse(CONFIG, 'a test', run_dir=self.run_dir))
+    log.tell([TensorBoard(config.parse(CONFIG, 'a test', run_dir=self.run_dir))])
     full = OSError(28, 'No space left on device')
     with mock.patch.object(log, '_write_line', side_effect=full):
       log.write('train', 1)

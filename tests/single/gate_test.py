@@ -14,9 +14,10 @@ from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError
 from trainer.job.job import Job
+from trainer.job.pass_meter import presence
 from trainer.reporting.events import read_events
 from trainer.storage import chain
-from trainer.tools.gate import judge, presence
+from trainer.tools.gate import judge
 from trainer.training.run_state import Progress
 from trainer.training.step import TrainStep
 
@@ -28,8 +29,7 @@ class GateTest(tf.test.TestCase):
 
   def withheld(self, value, metric='auc', **present):
     gate, present = Gate(metric=metric, tolerance=0.002), {'user': 1.0, 'tags': 0.6} | present
-    judge(gate, self.progress, {metric: value}, present)
-    return self.progress.withheld
+    return judge(gate, self.progress, {metric: value}, present)
 
   def test_a_fall_beyond_the_tolerance(self):
     for value in (0.75, 0.752, 0.749, 0.7495):
@@ -67,7 +67,7 @@ class GateTest(tf.test.TestCase):
       with open(path, 'w', encoding='utf-8') as f:
         f.write('label,a,b,c\n1,x|y,,z\n0,x,,z\n1,,,z\n0,x,w,z\n')
       prepare_pass(cfg, path, path + '.pass')
-      found = presence(cfg, PreparedPass(path + '.pass', cfg))
+      found = presence(cfg.ordered_slots, PreparedPass(path + '.pass', cfg))
       self.assertEqual(found, {'a': 0.75, 'b': 0.25, 'c': 1.0})
 
   def test_a_bad_pass_is_trained_on_and_the_next_good_one_exports_its_changes(self):

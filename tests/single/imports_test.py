@@ -35,7 +35,7 @@ ORDER = (
 WINGS = 'tools', 'parameter_server', 'retrieval', 'serving', 'topics'
 # The house of each command that is not the core's. A command is imported by nothing.
 COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
-  ('doctor', 'inspect', 'reference', 'report', 'resolve', 'split', 'tune'), 'tools'
+  ('doctor', 'evaluate', 'inspect', 'reference', 'report', 'resolve', 'split', 'tune'), 'tools'
 )
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
@@ -51,21 +51,10 @@ CROSSINGS = """
 trainer.api trainer.tools.importance
 trainer.api trainer.tools.paired
 trainer.api trainer.tools.report
-trainer.cli.evaluate trainer.tools.evaluated
-trainer.cli.evaluate trainer.tools.slices
 trainer.data.conversion trainer.topics.topic
-trainer.evaluation.validation trainer.tools.gate
-trainer.evaluation.validation trainer.tools.importance
-trainer.job.job trainer.tools.drift
-trainer.job.pass_meter trainer.tools.gate
 trainer.job.ready_passes trainer.topics.topic_passes
 trainer.job.source trainer.tools.trackers
 trainer.job.stream trainer.topics.topic_passes
-trainer.reporting.closing trainer.tools.findings
-trainer.reporting.closing trainer.tools.report
-trainer.reporting.closing trainer.tools.runs
-trainer.reporting.events trainer.tools.trackers
-trainer.reporting.metric_text trainer.tools.slice_metrics
 trainer.run trainer.tools.dry_run
 trainer.topics.topic_store trainer.serving.versioned_store
 trainer.training.ledger trainer.topics.topic

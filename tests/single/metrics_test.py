@@ -8,8 +8,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from ops import library
 from trainer.model.metrics import MetricSums, group_auc_sums, result
-from trainer.reporting.metric_text import clicks_of
-from trainer.tools.slice_metrics import auc_interval_of
+from trainer.reporting.metric_text import auc_interval_of, clicks_of
 
 
 def config(loss='log_loss'):

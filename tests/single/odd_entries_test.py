@@ -24,7 +24,7 @@ from trainer.errors import BadPass
 from trainer.files import to_json
 from trainer.job import stream
 from trainer.job.job import Job
-from trainer.reporting import closing
+from trainer.tools import closing
 from trainer.training import inputs
 from trainer.training.step import TrainStep
 
@@ -170,7 +170,7 @@ class OddEntriesTest(tf.test.TestCase):
     printed = io.TextIOWrapper(io.BytesIO(), 'utf-8')
     with stopped_when_it_waits(one), contextlib.redirect_stdout(printed):
       self.assertEqual(0, one.run())
-      closing.write_report(one.cfg)
+      closing.write_report(one.cfg.run_dir)
       printed.flush()
       return printed.buffer.getvalue().decode()
 

@@ -12,9 +12,9 @@ from tests.support.threads import on_threads
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
+from trainer.reporting.metric_text import auc_interval
 from trainer.tools.evaluated import in_words, json_text, slice_table, warnings
-from trainer.tools.slice_metrics import auc_interval, slice_errors, slice_figures
-from trainer.tools.slices import ALL, BLANK, OTHER, slices
+from trainer.tools.slices import ALL, BLANK, OTHER, slice_errors, slice_figures, slices
 
 
 def sigmoid(x):

@@ -14,6 +14,7 @@ import yaml
 from trainer import config
 from trainer.errors import UserError
 from trainer.reporting.events import EventLog
+from trainer.reporting.tensorboard import TensorBoard
 from trainer.tools import trackers
 
 BIN = {'name': 'bin', 'from': {'bins': 'price', 'quantiles': 3}}
@@ -39,7 +40,10 @@ class TrackersTest(tf.test.TestCase):
     cfg = config.parse(text, 'a test', run_dir=self.run_dir, measured=MEASURED)
     config.write_of_run(cfg)
     log = EventLog(self.run_dir, active, None)
-    log.report_to(cfg)
+    run_log = mock.Mock(events=log, status=mock.Mock(progress=is_waiting))
+    by_name = {'tensorboard': TensorBoard, 'mlflow': lambda cfg: trackers.Mlflow(cfg, run_log)}
+    listeners = [by_name[name](cfg) for name in to]
+    log.tell(listeners)
     tasks = {'tasks': {'click': {'auc': 0.7}, 'buy (paid)': {'auc': 0.6}}}
     log.write('train', 10, auc=0.75, examples=99, **{'pass': 'day_1.csv'})
     log.write('eval', 10, split='valid', auc=0.7, logloss=None, **tasks)
@@ -49,7 +53,8 @@ class TrackersTest(tf.test.TestCase):
     log.write('eval', 30, split='test', auc=0.71)
     log.write('importance', 30, split='test', auc=0.79, slots={})
     log.write('end', 30, status=status)
-    log.close(is_waiting)
+    for listener in listeners:
+      listener.close(True)
     return log
 
   def test_mlflow(self):

@@ -14,8 +14,6 @@ from trainer.evaluation.task import task_of
 from trainer.files import to_json
 from trainer.plain_data import JsonObject
 from trainer.reporting.metric_text import no_judge, worse_than_constant
-from trainer.tools import gate
-from trainer.tools.importance import MOST_AT_END, slot_importance
 from trainer.training.advice import FEW_STEPS, few_clicks, why_worse_than_constant
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text
@@ -55,13 +53,13 @@ class Validation:
   def judge(self, prepared: PreparedPass, name: str) -> None:
     """Evaluates the next pass before the model trains on it.
 
-    If the pass fails the check of export.gate, exports are withheld after it.
+    If a listener objects, exports are withheld after it.
     """
-    values, rule = self._evaluate([prepared], 'next', name), self._cfg.export.gate
-    if rule and self._step.steps:
-      progress = self._state.progress
-      gate.judge(rule, progress, values, gate.presence(self._cfg, prepared))
-      if reason := progress.withheld:
+    values = self._evaluate([prepared], 'next', name)
+    if self._step.steps:
+      reasons = [listener.predicted(prepared, values) for listener in self._log.listeners]
+      self._state.progress.withheld = reason = next(filter(None, reasons), None)
+      if reason:
         self._log.write('withheld', reason=reason, **{'pass': name})
         self._log.show(f'no export after {name}: {reason}', keep=True)
 
@@ -143,7 +141,7 @@ class Validation:
     return judged | {'valid': valid, 'samples': samples}
 
   def finish(self, took_best: bool) -> JsonObject:
-    """Evaluates data.test with the state that the run keeps; measures the importance of columns.
+    """Evaluates data.test with the state that the run keeps, and tells the listeners.
 
     `took_best` says that this state is an earlier one than the last. Returns the metrics of
     data.test or, without it, those of data.valid for this state; {} if not evaluated here.
@@ -155,10 +153,8 @@ class Validation:
       self.trained_auc = self._trained_auc_of_best
     if test:
       values = self._evaluate(test, 'test')
-    if (scored := test or valid) and self._evaluation.scores_samples:
-      with self._log.clock.of('evaluate'):
-        importance = slot_importance(self._inputs, scored, MOST_AT_END)
-      self._log.write('importance', split='test' if test else 'valid', **importance)
+    for listener in self._log.listeners if test or valid else ():
+      listener.finished(test or valid, 'test' if test else 'valid')
     return values
 
   def _evaluate(

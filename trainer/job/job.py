@@ -23,11 +23,10 @@ from trainer.job.job_status import JobStatus
 from trainer.job.pass_meter import PassMeter
 from trainer.job.stop_request import StopRequest
 from trainer.job.stream import End, EndDay, Stream, TrainPass, Wait
-from trainer.reporting import closing
 from trainer.reporting.status import Status
+from trainer.reporting.tensorboard import TensorBoard
 from trainer.storage.bucket import Bucket
 from trainer.storage.run_lock import RunLock
-from trainer.tools import drift
 from trainer.training.advice import nothing_left, placed
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
@@ -35,6 +34,7 @@ from trainer.training.run_log import RunLog
 from trainer.training.run_state import Progress, RunState, check_run_dir
 from trainer.training.save_policy import SavePolicy
 from trainer.training.step import Step
+from trainer.wings import wing
 
 SECONDS_BETWEEN_LOOKS = 0.5  # between looks at the watched directory
 
@@ -76,6 +76,11 @@ class Job:
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
     self._shown = JobStatus(cfg, self.stream, self.log, figures)
     self.exporter = Exporter(self.inputs, self.state, self.log)
+    shown = bucket.run_dir if bucket else cfg.run_dir
+    self.log.listeners = [
+      *([TensorBoard(cfg)] if 'tensorboard' in cfg.report.to else ()),
+      *wing('listeners')(self.inputs, self.state, self.log, shown),
+    ]
     self.lock = RunLock(cfg.run_dir)
     self.stop_request = StopRequest()
     goes_back = bool(self.stream.limit)
@@ -153,7 +158,7 @@ class Job:
     self.communicator.on_first(what, lambda: config.write_of_run(self.cfg))
     self.state.keep_best()
     self.log.open(self._is_reporter, self.progress.metrics_position)
-    self.log.events.report_to(self.cfg)
+    self.log.events.tell(self.log.listeners)
     if begins_with:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
     place = {'epoch': self.progress.epoch, 'day': self.progress.day}
@@ -167,18 +172,13 @@ class Job:
       self.log.show(f'continuing after step {p.step}: epoch {p.epoch} has trained {trained}', True)
 
   def close(self) -> list[str]:
-    """On process 0, prints the closing table, writes report.html and ends experiment tracking.
-
-    Returns a line for the user for each report that could not be written.
-    """
+    """Ends the reports of process 0; returns a line for each that could not be written."""
     if self._is_reporter:
-      with self.log.events.guarded('report.html'):
-        if self._nothing_left is None:
-          closing.close(self.cfg, self._bucket.run_dir if self._bucket else self.cfg.run_dir)
-        else:
-          print(wrapped(self._nothing_left))
-          closing.write_report(self.cfg)
-      self.log.events.close(self.progress_made)
+      if self._nothing_left:
+        print(wrapped(self._nothing_left))
+      for listener in self.log.listeners:
+        with self.log.events.guarded(listener.what):
+          listener.close(self._nothing_left is None)
       if self._bucket:
         self._bucket.upload()
     return self.log.events.troubles
@@ -301,10 +301,8 @@ class Job:
     figures = meter.finish(lag | action.of_topic if cfg.data.stream else {})
     self.validation.trained_auc = figures.get('auc')
     self.state.texts.learn(prepared)
-    if progress.epoch == 0:
-      drift.count(cfg, progress, prepared, self.step.dense.embedding.stats.numpy())
-      if cfg.data.day_pattern is None:
-        drift.compare_day(progress, self.log, self._is_reporter, **{'pass': name})
+    for listener in self.log.listeners:
+      listener.trained(prepared, name)
     self.stream.trained(prepared.meta)
     progress.done, progress.last, progress.batch = progress.done + 1, name, 0
     self._export(lambda: self.exporter.export_pass(action.data_pass.marker))
@@ -391,11 +389,10 @@ class Job:
   def _end_day(self, ended: EndDay) -> None:
     """Exports, then decays, evicts and ages features. Every process calls it once a day.
 
-    In a stream (data.watch), it also evaluates data.valid and data.test, and writes report.html.
+    In a stream (data.watch), it also evaluates data.valid and data.test.
     """
     if not ended.is_empty:
       self._export(self.exporter.export_day)
-      drift.compare_day(self.progress, self.log, self._is_reporter, day=ended.day)
       self._upload()
     end_day(self.inputs, self.log, ended.day, ended.is_empty)
     self.stream.day_ended(ended)
@@ -403,9 +400,8 @@ class Job:
     if self.cfg.data.stream:
       if not ended.is_empty:
         self.validation.evaluate_day(ended.day)
-      if self._is_reporter:
-        with self.log.events.guarded('report.html'):
-          closing.write_report(self.cfg)
+    for listener in self.log.listeners:
+      listener.day_ended(ended.day, ended.is_empty)
 
   def _end_epoch(self) -> None:
     values = self.validation.evaluate_epoch()

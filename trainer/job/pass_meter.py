@@ -1,24 +1,42 @@
 """Measures and reports the training on one pass."""
 
+import collections
 import math
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
 from ops.sharding import shards_of
+from trainer import config
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.row_table import table_counts
 from trainer.embedding.slot_statistics import SlotStatistics, shards_to_read
 from trainer.model.metrics import State, result
 from trainer.plain_data import JsonObject
 from trainer.reporting.live_line import short_name
-from trainer.tools import gate
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text
 from trainer.training.run_state import Progress
 
 WAITING_TOLD = 0.1  # if input takes at least this share of the time, the live line says so
 _MOST_CHUNKS_FOR_BLANKS = 8
+
+
+def presence(
+  slots: Sequence[config.Slot], prepared: PreparedPass, most_chunks: int | None = None
+) -> dict[str, float]:
+  """Returns {slot: share of a pass's samples that have a feature in the slot}.
+
+  It reads at most `most_chunks` chunks of samples, from the first on. `slots` is ordered_slots.
+  """
+  present, samples = collections.Counter(), 0
+  for chunk in range(prepared.num_chunks)[:most_chunks]:
+    for i, slot in enumerate(slots):
+      of_fields, features, _ = prepared.fields(chunk, i)
+      present[slot.name] += int(of_fields[features > 0].sum())
+    samples += int(of_fields.sum())
+  return {slot.name: present[slot.name] / max(samples, 1) for slot in slots}
 
 
 def _dense(prepared: PreparedPass) -> dict[str, dict[str, float]]:
@@ -103,12 +121,13 @@ class PassMeter:
       told += f' · {further["lag"]:,} messages behind'
     self._log.show(f'epoch {self._progress.epoch} · {told}', keep=True)
     slots = self._slot_statistics(values['features'])
-    present = gate.presence(self._cfg, self._prepared, _MOST_CHUNKS_FOR_BLANKS)
+    slots_of_log = self._cfg.ordered_slots
+    present = presence(slots_of_log, self._prepared, _MOST_CHUNKS_FOR_BLANKS)
     dense = _dense(self._prepared)
     if self._items is not None:
       # The log does not have these columns.
       of_items = self._cfg.columns_of_items()
-      in_table = gate.presence(self._cfg, self._items, _MOST_CHUNKS_FOR_BLANKS)
+      in_table = presence(slots_of_log, self._items, _MOST_CHUNKS_FOR_BLANKS)
       present |= {slot: share for slot, share in in_table.items() if slot in of_items}
       dense |= {name: of for name, of in _dense(self._items).items() if name in of_items}
     for slot, share in present.items():

@@ -1,4 +1,4 @@
-"""Writes the events of a run to metrics.jsonl, and their metrics to TensorBoard and MLflow."""
+"""Writes the events of a run to metrics.jsonl, and gives their metrics to listeners."""
 
 import contextlib
 import errno
@@ -6,20 +6,19 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import numpy as np
 import pandas as pd
 from absl import logging
 
-from trainer.config import METRICS, RANKING_METRICS, Config
+from trainer.config import METRICS, RANKING_METRICS
 from trainer.errors import one_line
 from trainer.plain_data import Json, JsonObject
-from trainer.reporting.tensorboard import TensorBoard
-from trainer.tools import trackers
+from trainer.reporting.listener import Listener
 
-# The fields that TensorBoard and MLflow show.
+# The fields that listeners hear of.
 SCALARS = (
   *(*METRICS, 'calibration', 'loss', 'examples_per_second', 'learning_rate_factor'),
   *('features', 'admitted', 'evicted', 'table_bytes'),
@@ -30,7 +29,7 @@ OF_THE_JOB = ('start', 'save', 'lost', 'heartbeat')
 
 
 class EventLog:
-  """Writes the events of a run to metrics.jsonl, TensorBoard and MLflow.
+  """Writes the events of a run to metrics.jsonl, and gives their metrics to listeners.
 
   A failure to write (a full disk, a file that was removed or cut, a server out of reach) never ends
   the training. It is reported once; `troubles` has a line for each.
@@ -42,6 +41,7 @@ class EventLog:
 
   Attributes:
     note: called with each event that this process writes.
+    ending: the status in the event `end`; 'unfinished' before it.
   """
 
   def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
@@ -50,9 +50,8 @@ class EventLog:
     self._lock = threading.Lock()  # guards the file
     self._file: BinaryIO | None = None
     self._size = 0  # bytes of metrics.jsonl after the last write
-    self._board: TensorBoard | None = None
-    self._mlflow: trackers.InBackground | None = None
-    self._status = 'unfinished'
+    self._listeners: Sequence[Listener] = ()
+    self.ending = 'unfinished'
     self._validated: JsonObject = {}  # the last evaluation of data.valid
     if not active:
       return
@@ -61,20 +60,16 @@ class EventLog:
       self._file = open(self._path, 'ab', buffering=0)
     self.cut(keep_bytes)
 
-  def report_to(self, cfg: Config) -> None:
-    if not self.active:
-      return
-    if 'tensorboard' in cfg.report.to:
-      self._board = TensorBoard(os.path.join(cfg.run_dir, 'tensorboard'))
-      with self.guarded('tensorboard/'):
-        self._board.describe(cfg)
-    if 'mlflow' in cfg.report.to:
-      self._mlflow = trackers.InBackground(cfg, self.guarded)
+  def tell(self, listeners: Sequence[Listener]) -> None:
+    """Gives what is written from now on to `listeners`."""
+    if self.active:
+      self._listeners = listeners
+      self._each(lambda listener: listener.begin())
 
-  def close(self, is_waiting: Callable[[], None]) -> None:
-    """Ends the run in MLflow. Calls `is_waiting` every second of the wait for it."""
-    if self._mlflow is not None:
-      self._mlflow.close(self._status, is_waiting)
+  def _each(self, call: Callable[[Listener], None]) -> None:
+    for listener in self._listeners:
+      with self.guarded(listener.what):
+        call(listener)
 
   @contextlib.contextmanager
   def guarded(self, what: str) -> Iterator[None]:
@@ -120,14 +115,14 @@ class EventLog:
         self._write_line(record)
 
   def write(self, event: str, step: int, **fields: Json) -> None:
-    """Writes an event, without fields that are None, and its metrics to TensorBoard and MLflow."""
+    """Writes an event, without fields that are None; listeners get its metrics."""
     if not self.active:
       return
     known = {name: value for name, value in fields.items() if value is not None}
     record = {'event': event, 'step': step, **known}
     self.append(record)
     if event == 'end':
-      self._status = record['status']
+      self.ending = record['status']
     if event == 'importance':  # its metrics are of fewer samples than those of `eval`
       return
     kind = record.get('split', event)
@@ -144,13 +139,8 @@ class EventLog:
       for task, figures in {'': record, **of_tasks}.items()
       if isinstance(figures.get(name), (int, float))
     }
-    if not values:
-      return
-    if self._board is not None:
-      with self.guarded('tensorboard/'):
-        self._board.scalars(kind, step, values)
-    if self._mlflow is not None:
-      self._mlflow.call(lambda to: to.scalars(kind, step, values))
+    if values:
+      self._each(lambda listener: listener.scalars(kind, step, values))
 
   def append(self, record: Mapping[str, Json]) -> None:
     """Writes one event to metrics.jsonl only. Any thread may call this."""
@@ -167,9 +157,7 @@ class EventLog:
     return 0
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
-    if self._board is not None:
-      with self.guarded('tensorboard/'):
-        self._board.histograms(kind, step, histograms)
+    self._each(lambda listener: listener.histograms(kind, step, histograms))
 
   def _write_line(self, record: Mapping[str, Json]) -> None:
     """Appends a line to metrics.jsonl. If the file was removed or replaced, it starts a new one."""

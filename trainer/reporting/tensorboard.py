@@ -15,33 +15,34 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
 from trainer.config import Config
+from trainer.reporting.listener import Listener
 
 
-class TensorBoard:
+class TensorBoard(Listener):
   """Writes metrics for TensorBoard without TensorFlow ops, because calls of them leak memory.
 
   TensorBoard draws a metric that is in several folders as one card, with a curve for each folder.
   """
 
-  def __init__(self, folder: str):
-    self._folder = folder
+  what = 'tensorboard/'
+
+  def __init__(self, cfg: Config):
+    self._cfg, self._folder = cfg, os.path.join(cfg.run_dir, 'tensorboard')
     self._writers: dict[str, RecordWriter] = {}
 
-  def describe(self, cfg: Config) -> None:
+  def begin(self) -> None:
     """Writes the settings of the run for the HParams tab, which compares runs."""
-    settings = cfg.settings().items()
+    settings = self._cfg.settings().items()
     values = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in settings}
-    self._write('', 0, hparams.hparams_pb(values, trial_id=cfg.run_dir))
+    self._write('', 0, hparams.hparams_pb(values, trial_id=self._cfg.run_dir))
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-    """Writes the metrics of `kind`, a split or event."""
     summary = Summary()
     for name, value in values.items():
       summary.MergeFrom(scalar_pb(name, value))
     self._write(kind, step, summary)
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
-    """Writes {name: float64 [n, 3]}: the left edge, the right edge and the count of each bin."""
     metadata = create_summary_metadata('', '')
     summary = Summary()
     for name, bins in histograms.items():

@@ -1,6 +1,6 @@
 """Detects drift: compares the bins and dense columns of each day with those of the first one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from absl import logging
@@ -10,12 +10,45 @@ from trainer.data.columns import bins
 from trainer.data.features import hash_keys, transform_dense
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import Json, JsonObject
+from trainer.reporting.listener import Listener
+from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog
-from trainer.training.run_state import Progress
+from trainer.training.run_state import Progress, RunState
 
 TOLD = 0.25  # a population stability index above it is usually called a significant change
 TOLD_BEYOND = 0.25  # the share of a dense column's values that `standardise` cuts
 _MOST_CHUNKS = 8  # how many chunks of a pass are counted
+
+
+class Drift(Listener):
+  """Compares days or, without days, passes of the first epoch."""
+
+  def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
+    self._inputs, self._state, self._log = inputs, state, log
+
+  def trained(self, prepared: PreparedPass, name: str) -> None:
+    progress, cfg = self._state.progress, self._inputs.cfg
+    if progress.epoch == 0:
+      count(cfg, progress, prepared, self._inputs.step.dense.embedding.stats.numpy())
+      if cfg.data.day_pattern is None:
+        self._compare(**{'pass': name})
+
+  def day_ended(self, day: int, is_empty: bool) -> None:
+    if not is_empty:
+      self._compare(day=day)
+
+  def _compare(self, **place: Json) -> None:
+    """Compares the finished day, or pass, with the first one, and writes an event `drift`.
+
+    On process 0 it warns of slots and columns that have drifted far.
+    """
+    if (found := compared(self._state.progress.bins)) is None:
+      return
+    slots, beyond = found
+    self._log.write('drift', slots=slots, beyond=beyond, **place)
+    if self._inputs.communicator.rank == 0:
+      for text in _warnings(slots, beyond, next(iter(place.values()))):
+        logging.warning('%s', text)
 
 
 def count(
@@ -64,43 +97,45 @@ def _count_beyond(
     counts[name] = np.add(counts.get(name, [0, 0]), of_pass).tolist()
 
 
-def compare_day(progress: Progress, log: RunLog, warns: bool, **place: Json) -> None:
-  """Compares a finished day's counts with those of the first day, and writes an event `drift`.
+def compared(bins: JsonObject) -> tuple[JsonObject, dict[str, float]] | None:
+  """Compares the counts of today in `bins`, which it removes, with those of the first day.
 
-  The event has three figures for each slot:
+  On the first day there is nothing to compare; its counts are kept for later days.
+
+  Returns:
+    None if there is nothing to compare. Else {slot: figures}, and {dense column: the share of its
+    values that are cut to its bound}. The figures of a slot are
 
     psi      the population stability index over the bins, Σ (p − q) ln(p / q). Here p is a bin's
              share of this day's samples, q its share of the first day's. A count below half a
              sample is taken as half a sample.
     first    the shares of the first day's samples.
     last     the shares of this day's samples.
-
-  Its field `beyond` has {dense column: the share of its values that are cut to its bound}. On the
-  first day there is nothing to compare; its counts are kept for later days. If `warns`, it warns of
-  slots whose psi is above TOLD, and of columns whose share is above TOLD_BEYOND. `place` is the
-  field `day` or, without days, `pass`.
   """
-  today, cut_and_all = progress.bins.pop('today', {}), progress.bins.pop('beyond', {})
-  first = progress.bins.setdefault('first', today)
+  today, cut_and_all = bins.pop('today', {}), bins.pop('beyond', {})
+  first = bins.setdefault('first', today)
   if first is today:
-    return
-  drifts = {n: _compared(first[n], counts) for n, counts in today.items() if n in first}
+    return None
+  slots = {n: _compared(first[n], counts) for n, counts in today.items() if n in first}
   beyond = {name: cut / total for name, (cut, total) in cut_and_all.items() if total}
-  if drifts or beyond:
-    log.write('drift', slots=drifts, beyond=beyond, **place)
-  for name, of in drifts.items():
-    if warns and of['psi'] > TOLD:
-      logging.warning(
-        "slot '%s': on %s its bins have other shares of the samples than on the first day: "
-        'population stability index %.2f, above %g',
-        *(name, next(iter(place.values())), of['psi'], TOLD),
+  return (slots, beyond) if slots or beyond else None
+
+
+def _warnings(
+  slots: Mapping[str, JsonObject], beyond: Mapping[str, float], when: Json
+) -> Iterator[str]:
+  for name, of in slots.items():
+    if of['psi'] > TOLD:
+      yield (
+        f"slot '{name}': on {when} its bins have other shares of the samples than on the first "
+        f'day: population stability index {of["psi"]:.2f}, above {TOLD:g}'
       )
   for name, share in beyond.items():
-    if warns and share > TOLD_BEYOND:
-      logging.warning(
-        "dense column '%s': on %s %.0f %% of its values are so far from those of the first pass "
-        'that standardise cuts them, which makes them alike; a new run measures the column anew',
-        *(name, next(iter(place.values())), 100 * share),
+    if share > TOLD_BEYOND:
+      yield (
+        f"dense column '{name}': on {when} {100 * share:.0f} % of its values are so far from those "
+        'of the first pass that standardise cuts them, which makes them alike; a new run measures '
+        'the column anew'
       )
 
 

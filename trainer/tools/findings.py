@@ -10,6 +10,9 @@ import pandas as pd
 from trainer import config
 from trainer.errors import ConfigError
 from trainer.reporting.metric_text import (
+  Z,
+  auc_interval_of,
+  class_sizes,
   clicks_of,
   counted,
   is_miscalibrated,
@@ -20,7 +23,6 @@ from trainer.reporting.metric_text import (
   worse_than_constant,
 )
 from trainer.tools.runs import RecordedRun, importances
-from trainer.tools.slice_metrics import Z, auc_interval_of, class_sizes
 
 # Thresholds beyond which a fault is reported.
 FEW_ADMITTED = 0.05  # of the features seen

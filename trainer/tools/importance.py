@@ -11,13 +11,27 @@ from trainer.data.values import ranges
 from trainer.model import influence
 from trainer.model.influence import Measured
 from trainer.plain_data import JsonObject
-from trainer.tools.slice_metrics import Z
+from trainer.reporting.listener import Listener
+from trainer.reporting.metric_text import Z
 from trainer.training.inputs import Inputs
+from trainer.training.run_log import RunLog
 
 # The most predictions to make, on request and at the end of a job. They limit time and memory.
 MOST_PREDICTIONS, MOST_AT_END = 1 << 22, 1 << 18
 MOST_REPETITIONS = 5  # the most permutations of a column
 _LEAST_BATCH = 1024
+
+
+class Importance(Listener):
+  """Measures the kept state of a run."""
+
+  def __init__(self, inputs: Inputs, log: RunLog):
+    self._inputs, self._log = inputs, log
+
+  def finished(self, prepared: Sequence[PreparedPass], split: str) -> None:
+    with self._log.clock.of('evaluate'):
+      importance = slot_importance(self._inputs, prepared, MOST_AT_END)
+    self._log.write('importance', split=split, **importance)
 
 
 def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.evaluation.finished_run import FinishedRun
 from trainer.model import influence
-from trainer.tools.slice_metrics import Z
+from trainer.reporting.metric_text import Z
 
 Scored = dict[tuple[str, bool], np.ndarray]
 

@@ -18,10 +18,9 @@ from markupsafe import Markup
 from trainer import config, files
 from trainer.reporting.events import SCALARS
 from trainer.reporting.live_line import short_name
-from trainer.reporting.metric_text import clicks_of, metric_text
+from trainer.reporting.metric_text import Z, auc_interval_of, clicks_of, metric_text
 from trainer.tools import comparison, figures, findings, summary
 from trainer.tools.runs import RecordedRun, read_run
-from trainer.tools.slice_metrics import Z, auc_interval_of
 
 
 class _Card(NamedTuple):

@@ -1,5 +1,6 @@
 """Evaluates slices separately; a slice is the samples with the same value in a slot or column."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -8,8 +9,9 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.parse import BLANK_GROUP
+from trainer.model.metrics import group_auc_sums
 from trainer.plain_data import JsonObject
-from trainer.tools.slice_metrics import slice_errors, slice_figures
+from trainer.reporting.metric_text import Z, auc_interval
 
 # In place of a key: samples without a value, samples whose value has no own slice, and all samples.
 BLANK, OTHER, ALL = -1, -2, -3
@@ -57,7 +59,8 @@ def slices(
       samples with other values form the slice OTHER.
   Returns:
     {name: slices}. A slice has `key` (a key, or BLANK, OTHER or ALL), `task` (None if there is only
-    one) and the figures of trainer.tools.slice_metrics.
+    one) and the figures of `slice_figures` or
+    `slice_errors`.
 
     For each task the worst slices come first. For clicks, a slice is worse if the upper confidence
     limit of its AUC is lower; so no slice is first just because it is small. For squared error, it
@@ -132,3 +135,60 @@ def _most_frequent(keys: np.ndarray, communicator: Communicator, most: int) -> n
   totals[all_keys == BLANK] = 0
   first = np.argsort(-totals, kind='stable')[:most]
   return np.unique(np.append(all_keys[first], BLANK))
+
+
+def slice_figures(
+  labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray
+) -> dict[str, float | int | None]:
+  """Returns the metrics of a slice, {metric: value}, None where its samples do not define one.
+
+  They are samples, clicks, ctr, auc, auc_low, auc_high, logloss, calibration (Σ predicted / Σ
+  clicked), calibration_low and calibration_high. The last interval assumes that the predictions are
+  right up to a constant factor, so only the randomness of clicks makes calibration vary, and that
+  its logarithm is normally distributed. All arguments are float [n]; the labels are 0 or 1, and
+  samples of weight 0 do not count.
+  """
+  known = weights > 0
+  y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, probabilities, weights))
+  values: dict[str, float | int | None] = {'samples': len(y), 'clicks': float(w @ y)}
+  total, clicks, predicted = w.sum(), w @ y, w @ p
+  won, pairs_weight = group_auc_sums(y, p, np.zeros(len(y), np.int64), w)
+  auc = won / pairs_weight if pairs_weight > 0 else None
+  low = high = None
+  if auc is not None:
+    # The effective number of samples of unequal weights (Kish 1965).
+    low, high = auc_interval(auc, *(c.sum() ** 2 / (c @ c) for c in [w[y > 0.5], w[y <= 0.5]]))
+  inside = np.clip(p, 1e-15, 1 - 2.0**-25)
+  loss = -w @ (y * np.log(inside) + (1 - y) * np.log1p(-inside))
+  values |= {'ctr': clicks / total if total else None, 'auc': auc, 'auc_low': low, 'auc_high': high}
+  values['logloss'] = loss / total if total else None
+  ratio = predicted / clicks if clicks and predicted else None
+  values |= {'calibration': ratio, 'calibration_low': None, 'calibration_high': None}
+  if ratio:
+    error = math.sqrt((w * w) @ np.square(y - p / ratio)) / clicks
+    values['calibration_low'] = ratio * math.exp(-Z * error)
+    values['calibration_high'] = ratio * math.exp(Z * error)
+  return values
+
+
+def slice_errors(
+  labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray
+) -> dict[str, float | int | None]:
+  """Returns the metrics of a slice of a task with squared error, as `slice_figures`.
+
+  They are samples, rmse, error (the mean of predicted − true), error_low and error_high (its 95 %
+  interval by the normal distribution).
+  """
+  known = weights > 0
+  y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, predictions, weights))
+  values: dict[str, float | int | None] = dict.fromkeys(
+    ['samples', 'rmse', 'error', 'error_low', 'error_high']
+  )
+  values['samples'] = len(y)
+  if len(y):
+    error = w @ (p - y) / w.sum()
+    values |= {'rmse': math.sqrt(w @ np.square(p - y) / w.sum()), 'error': error}
+    if len(y) > 1:
+      half = Z * math.sqrt((w * w) @ np.square(p - y - error)) / w.sum()
+      values |= {'error_low': error - half, 'error_high': error + half}
+  return values

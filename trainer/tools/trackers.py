@@ -9,11 +9,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from trainer import files
 from trainer.config import Config
 from trainer.errors import UserError, one_line
 from trainer.plain_data import Json
+from trainer.reporting.listener import Listener
+
+if TYPE_CHECKING:  # importing TensorFlow takes seconds
+  from trainer.training.run_log import RunLog
 
 _MOST_PARAMS = 100  # params in one request
 _MOST_WAITING = 10_000  # calls that may wait for a slow server
@@ -135,33 +140,43 @@ def check_mlflow() -> None:
     ) from None
 
 
-class InBackground:
+class Mlflow(Listener):
   """Calls MlflowTracker in a thread of its own, so that training never waits for a server."""
 
-  def __init__(self, cfg: Config, guarded: Callable[[str], contextlib.AbstractContextManager]):
-    self._cfg, self._guarded = cfg, guarded
+  what = 'mlflow'
+
+  def __init__(self, cfg: Config, log: 'RunLog'):
+    self._cfg, self._log = cfg, log
     self._calls: queue.Queue = queue.Queue(_MOST_WAITING)
     self._has_failed = False
+    self._thread: threading.Thread | None = None
+
+  def begin(self) -> None:
     self._thread = threading.Thread(target=self._run, name='mlflow', daemon=True)
     self._thread.start()
 
-  def call(self, action: Callable[[MlflowTracker], None]) -> None:
-    """Queues `action` for the thread, which runs the actions in order."""
+  def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    self._call(lambda tracker: tracker.scalars(kind, step, values))
+
+  def _call(self, action: Callable[[MlflowTracker], None] | None) -> None:
+    """Queues `action` for the thread, which runs the actions in order; None ends it."""
     with self._told_once():
       self._calls.put_nowait(action)
 
-  def close(self, status: str, is_waiting: Callable[[], None]) -> None:
-    """Uploads the run's files, ends it in MLflow, and waits, with `is_waiting` every second."""
-    run_dir = self._cfg.run_dir
+  def close(self, has_trained: bool) -> None:
+    """Uploads the run's files, ends it in MLflow, and waits for that."""
+    if self._thread is None:
+      return
+    run_dir, is_finished = self._cfg.run_dir, self._log.events.ending == 'finished'
     paths = [os.path.join(run_dir, name) for name in (*_FILES, 'exports')]
     there = [path for path in paths if os.path.exists(path)]
-    self.call(lambda tracker: tracker.end(status == 'finished', there))
-    self.call(None)
+    self._call(lambda tracker: tracker.end(is_finished, there))
+    self._call(None)
     for _ in range(SECONDS_TO_END):
       self._thread.join(1)
       if not self._thread.is_alive():
         return
-      is_waiting()
+      self._log.status.progress()
     with self._told_once():
       raise TimeoutError(f'did not take everything within {SECONDS_TO_END} s')
 
@@ -192,5 +207,5 @@ class InBackground:
     except Exception:
       was_told, self._has_failed = self._has_failed, True
       if not was_told:
-        with self._guarded('mlflow'):
+        with self._log.events.guarded(self.what):
           raise

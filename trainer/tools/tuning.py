@@ -337,7 +337,7 @@ def _evaluations(run_dir: str, metric: str) -> pd.DataFrame:
 
 def _table(study: optuna.Study, folder: str) -> pd.DataFrame:
   """Returns the table that `tune` returns, and writes it to trials.csv."""
-  from trainer.tools.slice_metrics import auc_interval_of
+  from trainer.reporting.metric_text import auc_interval_of
 
   rows, metric = [], study.user_attrs['metric']
   sign = config.direction(metric)

@@ -1,10 +1,11 @@
 """Reports on a running job: events, a live line, and the time that each part of the work takes."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainer import command_line, runtime
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.events import EventLog
+from trainer.reporting.listener import Listener
 from trainer.reporting.live_line import LiveLine
 from trainer.reporting.metric_text import metric_text
 from trainer.reporting.status import Status
@@ -16,7 +17,8 @@ class RunLog:
   """The log of a run. Every process has one, but only process 0 writes anything.
 
   Attributes:
-    events: writes metrics.jsonl and TensorBoard's files.
+    events: writes metrics.jsonl.
+    listeners: who hears of the run.
     clock: measures the seconds that each part of the work takes.
     status: the figures that the run tells from outside.
   """
@@ -24,6 +26,7 @@ class RunLog:
   def __init__(self, run_dir: str, step: Step, status: Status):
     self._run_dir, self._step, self.status = run_dir, step, status
     self.clock = Stopwatch()
+    self.listeners: Sequence[Listener] = ()
     self.open(active=False)
 
   def open(self, active: bool, keep_bytes: int | None = None) -> None:

@@ -51,9 +51,9 @@ class Progress:
   refused_in_a_row: int = 0  # passes refused since one was trained on
   # When the last pass was trained on, in seconds since 1970; for data.close_day_after_hours.
   last_time: float | None = None
-  withheld: str | None = None  # why nothing is exported (trainer.tools.gate)
-  gate_reference: JsonObject | None = None  # what the next pass is compared with
-  bins: JsonObject = dataclasses.field(default_factory=dict)  # samples by bin (evaluation.drift)
+  withheld: str | None = None  # why nothing is exported (Listener.predicted)
+  gate_reference: JsonObject | None = None  # what export.gate compares the next pass with
+  bins: JsonObject = dataclasses.field(default_factory=dict)  # samples by bin (trainer.tools.drift)
   first_step: int = 0  # steps of the run of --init_from, which train.schedule does not count
   # The model in which the weights were trained, as trainer.training.continuing.parts describes it.
   trained: dict[str, JsonObject | None] = dataclasses.field(default_factory=dict)

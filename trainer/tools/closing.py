@@ -1,4 +1,4 @@
-"""Prints the closing table of a finished run, and writes its report.html."""
+"""Prints the closing table of a run, and writes its report.html."""
 
 import os
 import shlex
@@ -11,11 +11,13 @@ import rich.console
 import rich.table
 
 from trainer import config, files
+from trainer.reporting.listener import Listener
 from trainer.reporting.live_line import short_name, shortened
 from trainer.reporting.metric_text import decimals, half_interval, metric_text, plus_minus
 from trainer.tools import report
 from trainer.tools.findings import faults
 from trainer.tools.runs import RecordedRun, read_run
+from trainer.training.run_log import RunLog
 
 # The columns of the closing table: title, field of the event, format.
 TABLE_COLUMNS = (
@@ -36,23 +38,36 @@ SHOWN_FIRST, SHOWN_LAST = 2, 8  # rows of a group; metrics.jsonl has the rest
 SHOWN_MEGABYTES = 0.05  # the smallest file or directory of the run_dir that is listed
 
 
-def write_report(cfg: config.Config) -> None:
-  """Writes report.html from the events so far; only process 0 calls it."""
-  report.write([cfg.run_dir], os.path.join(cfg.run_dir, 'report.html'))
-
-
-def close(cfg: config.Config, run_dir: str) -> None:
-  """Prints the closing table and writes report.html; only process 0 calls it.
+class Closing(Listener):
+  """Prints the closing table, and writes report.html, in a stream at the end of each day too.
 
   Args:
-    run_dir: as it is shown to the user: a URL if it is in a bucket. `cfg.run_dir` is a copy then.
+    shown: the run_dir as the user gave it: a URL if it is in a bucket, of which run_dir is a copy.
   """
-  run = read_run(cfg.run_dir)
-  for of_task in run.by_task():
-    print_table(of_task)
-  write_report(cfg)
-  for line in last_lines(run, run_dir):
-    print(line)
+
+  what = 'report.html'
+
+  def __init__(self, cfg: config.Config, log: RunLog, shown: str):
+    self._run_dir, self._is_stream = cfg.run_dir, cfg.data.stream
+    self._log, self._shown = log, shown
+
+  def day_ended(self, day: int, is_empty: bool) -> None:
+    if self._is_stream and self._log.events.active:
+      with self._log.events.guarded(self.what):
+        write_report(self._run_dir)
+
+  def close(self, has_trained: bool) -> None:
+    run = read_run(self._run_dir)
+    for of_task in run.by_task() if has_trained else ():
+      print_table(of_task)
+    write_report(self._run_dir)
+    for line in last_lines(run, self._shown) if has_trained else ():
+      print(line)
+
+
+def write_report(run_dir: str) -> None:
+  """Writes report.html from the events so far."""
+  report.write([run_dir], os.path.join(run_dir, 'report.html'))
 
 
 def print_table(run: RecordedRun) -> None:

@@ -1,0 +1,51 @@
+"""The interface of what hears of a run: TensorBoard, and what judges and explains a run."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from trainer.plain_data import Json
+
+if TYPE_CHECKING:  # importing TensorFlow takes seconds
+  from trainer.data.prepared import PreparedPass
+
+
+class Listener:
+  """Hears of a run. A subclass overrides the methods that it needs.
+
+  Process 0 alone calls `begin`, `scalars`, `histograms` and `close`, and tells the user once if one
+  of them raises an error. All processes call the others, which may communicate.
+
+  Attributes:
+    what: names what it writes, for the user.
+  """
+
+  what = ''
+
+  def begin(self) -> None:
+    """Called once the run_dir is open, before the first event."""
+
+  def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    """Called with the metrics of an event; `kind` is a split or the name of the event."""
+
+  def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
+    """Called with {name: float64 [n, 3]}: the left edge, right edge and count of each bin."""
+
+  def predicted(self, prepared: 'PreparedPass', values: Mapping[str, Json]) -> str | None:
+    """Called before a pass is trained on, with the metrics of its predictions by then.
+
+    Returns why nothing may be exported until the next pass, or None.
+    """
+
+  def trained(self, prepared: 'PreparedPass', name: str) -> None:
+    """Called after a pass."""
+
+  def day_ended(self, day: int, is_empty: bool) -> None:
+    """Called after the end of a day; an empty one had no pass."""
+
+  def finished(self, prepared: Sequence['PreparedPass'], split: str) -> None:
+    """Called with the passes of data.test or, without them, of data.valid, for the kept state."""
+
+  def close(self, has_trained: bool) -> None:
+    """Called at the very end; `has_trained` is False if nothing was left to train."""

@@ -1,0 +1,23 @@
+"""What hears of a run in order to judge and explain it: see trainer.reporting.listener."""
+
+from trainer.reporting.listener import Listener
+from trainer.tools.closing import Closing
+from trainer.tools.drift import Drift
+from trainer.tools.gate import ExportGate
+from trainer.tools.importance import Importance
+from trainer.tools.trackers import Mlflow
+from trainer.training.inputs import Inputs
+from trainer.training.run_log import RunLog
+from trainer.training.run_state import RunState
+
+
+def listeners(inputs: Inputs, state: RunState, log: RunLog, shown: str) -> list[Listener]:
+  """Returns those that a config asks for; `shown` is that of Closing."""
+  cfg = inputs.cfg
+  return [
+    *([ExportGate(cfg, state)] if cfg.export.gate else ()),
+    Drift(inputs, state, log),
+    *([] if cfg.model.retrieval else [Importance(inputs, log)]),
+    Closing(cfg, log, shown),
+    *([Mlflow(cfg, log)] if 'mlflow' in cfg.report.to else ()),
+  ]
