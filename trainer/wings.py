@@ -6,7 +6,11 @@ The core has the interface of each, and imports none of them.
 import importlib
 from typing import Any
 
-_PLACES: dict[str, str] = {}
+_PLACES: dict[str, str] = {
+  'topic_parts': 'trainer.topics.topic:parts',
+  'topic_passes': 'trainer.topics.topic_passes:TopicPasses',
+  'topic_store': 'trainer.topics.topic_store:TopicStore',
+}
 
 
 def wing(name: str) -> Any:

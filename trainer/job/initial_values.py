@@ -21,7 +21,7 @@ def set_statistics(
   """Lets the statistics of a run's first pass standardise dense columns in all passes."""
   click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
   measured = prepared.meta['dense'] | (items.dense if items is not None else {})
-  bound = BOUND if cfg.data.day_pattern or cfg.data.stream else 0.0
+  bound = BOUND if cfg.data.has_days or cfg.data.stream else 0.0
   step.dense.embedding.stats.assign(dense_stats(cfg.data.dense, measured, click_rate, bound))
 
 

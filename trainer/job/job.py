@@ -281,7 +281,7 @@ class Job:
   def _begin_pass(self, action: TrainPass, prepared: PreparedPass, items: ItemTable | None) -> None:
     cfg, progress, is_new = self.cfg, self.progress, self.progress.batch == 0
     if not action.late:
-      progress.day = action.data_pass.day if cfg.data.day_pattern else None
+      progress.day = action.data_pass.day if cfg.data.has_days else None
     if self.step.steps == 0:
       set_statistics(cfg, self.step, prepared, items)
     if progress.unset_biases:
@@ -301,7 +301,7 @@ class Job:
     self.state.texts.learn(prepared)
     if progress.epoch == 0:
       drift.count(cfg, progress, prepared, self.step.dense.embedding.stats.numpy())
-      if cfg.data.day_pattern is None:
+      if not cfg.data.has_days:
         drift.compare_day(progress, self.log, self._is_reporter, **{'pass': name})
     self.stream.trained(prepared.meta)
     progress.done, progress.last, progress.batch = progress.done + 1, name, 0
