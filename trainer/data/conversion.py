@@ -18,6 +18,7 @@ from absl import logging
 
 from trainer import config
 from trainer.data import csv_format, file_system, parquet_format
+from trainer.data.arrays import one_each
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
@@ -27,7 +28,7 @@ from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.prepared_writer import Writer
 from trainer.data.schema import reading, schema, wanted_columns
 from trainer.data.spans import Spans
-from trainer.data.values import as_text, canonical, one_each, trim
+from trainer.data.values import as_text, canonical, trim
 from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, crc32_of_stream, sync_directory
 from trainer.plain_data import JsonObject
@@ -114,11 +115,16 @@ def _is_blank(file: LogFile) -> bool:
 
 
 def raw_blocks(
-  cfg: config.Config, file: LogFile, wanted: dict[str, str], part: Part = WHOLE
+  cfg: config.Config,
+  file: LogFile,
+  wanted: dict[str, str],
+  part: Part = WHOLE,
+  as_written: bool = False,
 ) -> Iterator[Callable[[], Block]]:
   """Yields functions that return blocks of a raw file; paths as dt=31/part.csv give columns too.
 
-  A blank part of a directory, as many programs write it beside others, has no blocks.
+  A blank part of a directory, as many programs write it beside others, has no blocks. `as_written`
+  is that of `csv_format.blocks`.
   """
   if file.below and _is_blank(file):
     return
@@ -131,8 +137,11 @@ def raw_blocks(
     warn_once(f"{where}: column '{name}': the files have it; the folder {folder} does not count")
   given = {name: above[name] for name in above.keys() - both} | inside
   of_file = {name: wanted[name] for name in wanted if name not in given.keys() - both}
-  of_part = () if part == WHOLE else (part,)  # not all readers can begin in the middle
-  for read in reader(format_of(cfg.data, file.path)).blocks(file.path, cfg.data, of_file, *of_part):
+  kind = format_of(cfg.data, file.path)
+  options = {} if part == WHOLE else {'part': part}  # not all readers can begin in the middle
+  if as_written and kind in ('csv', 'jsonl'):  # in others, values have types
+    options['as_written'] = True
+  for read in reader(kind).blocks(file.path, cfg.data, of_file, **options):
     yield functools.partial(_with_folders, read, file.path, given) if given else read
 
 

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import files
-from trainer.data.values import places
+from trainer.data.arrays import places
 from trainer.errors import DataLoss
 
 ITEMS, INDEX = 'items.parquet', 'items.faiss'

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ops.row_store import RowStore
-from trainer.data.values import places, ranges
+from trainer.data.arrays import places, ranges
 from trainer.errors import UserError, fit_to_print
 from trainer.retrieval.item_search import ItemSearch
 from trainer.storage.chain import RowExport, Rows

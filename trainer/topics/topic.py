@@ -100,7 +100,10 @@ def client(what: str) -> ModuleType:
 
 
 def raise_error(what: str, error: 'confluent_kafka.KafkaError') -> None:
-  """Raises UserError for a mistake in the settings or a refusal, else Away, for `what`."""
+  """Raises the UserError for an error of the client; its message begins with `what`.
+
+  It is Away, which may pass, unless the cluster refuses us or a setting is wrong.
+  """
   text = f'{what}: {" ".join(error.str().split())}'
   raise UserError(text) if error.name() in _REFUSALS else Away(text)
 
