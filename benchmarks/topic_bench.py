@@ -45,7 +45,7 @@ def main() -> None:
   os.sched_setaffinity(child.pid, cores[:1])
   from trainer import config
   from trainer.data.conversion import prepare_pass
-  from trainer.topics.topic import Span, Spans
+  from trainer.data.spans import Span, Spans
 
   data = {
     'topic': {'brokers': brokers, 'topic': 'log'},
@@ -54,12 +54,12 @@ def main() -> None:
     'dense': [{'name': 'price'}],
   }
   cfg = config.Config.model_validate({'data': data, 'model': {'interactions': ['linear']}})
-  path = Spans('log', None, {str(p): Span(0, MESSAGES // 4) for p in range(4)}).path
+  spans = Spans('log', None, {str(p): Span(0, MESSAGES // 4) for p in range(4)})
   rates = []
   for _ in range(ROUNDS):
     with tempfile.TemporaryDirectory() as folder:
       began = time.process_time()
-      samples = prepare_pass(cfg, path, f'{folder}/out')['samples']
+      samples = prepare_pass(cfg, spans, f'{folder}/out')['samples']
       rates.append(samples / (time.process_time() - began))
   rate = statistics.median(rates)
   print(f'topic of JSON   {MESSAGES:>9,} messages   {rate:>9,.0f} messages/s of one core')

@@ -17,6 +17,9 @@ _PLACES: dict[str, str] = {
   'retrieval.task': 'trainer.retrieval.task:RETRIEVAL',
   'retrieval.search': 'trainer.retrieval.item_search:search_after',
   'retrieval.recommender': 'trainer.retrieval.recommend:Recommender',
+  'topic_parts': 'trainer.topics.topic:parts',
+  'topic_passes': 'trainer.topics.topic_passes:TopicPasses',
+  'topic_store': 'trainer.topics.topic_store:TopicStore',
 }
 
 

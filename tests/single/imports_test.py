@@ -32,14 +32,14 @@ ORDER = (
   'errors',
 )
 # Wings stand on the core, and on the wings below them.
-WINGS = 'tools', 'parameter_server', 'retrieval', 'serving', 'topics'
+WINGS = 'tools', 'parameter_server', 'retrieval', 'topics', 'serving'
 # The house of each command that is not the core's. A command is imported by nothing.
 COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
   ('doctor', 'evaluate', 'inspect', 'reference', 'report', 'resolve', 'split', 'tune'), 'tools'
 )
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
-  'core': 27_850,
+  'core': 27_960,
   'serving': 4_250,
   'tools': 4_800,
   'parameter_server': 2_310,
@@ -51,13 +51,8 @@ CROSSINGS = """
 trainer.api trainer.tools.importance
 trainer.api trainer.tools.paired
 trainer.api trainer.tools.report
-trainer.data.conversion trainer.topics.topic
-trainer.job.ready_passes trainer.topics.topic_passes
 trainer.job.source trainer.tools.trackers
-trainer.job.stream trainer.topics.topic_passes
 trainer.run trainer.tools.dry_run
-trainer.topics.topic_store trainer.serving.versioned_store
-trainer.training.ledger trainer.topics.topic
 """
 
 

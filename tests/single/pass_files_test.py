@@ -311,10 +311,10 @@ class PassFilesTest(tf.test.TestCase):
     one = Pass('log', self.path('log'))
     before = ledger.entry_of(one, 0)
     self.assertAllEqual(next(self.prepare(one.path, cfg).batches(9)).label, [1, 1])
-    self.assertTrue(before.is_of(ledger.stamp(one.path)))
+    self.assertTrue(before.is_of(ledger.stamp(one)))
     self.write('log/part-0.csv', 'user,item,click\n1,0,0\n')
     os.utime(self.path('log/part-0.csv'), (200, 200))
-    self.assertFalse(before.is_of(ledger.stamp(one.path)))
+    self.assertFalse(before.is_of(ledger.stamp(one)))
     self.assertAllEqual(next(self.prepare(one.path, cfg).batches(9)).label, [0, 1])
     os.rename(self.path('log/part-0.csv'), self.path('log/part-2.csv'))
     self.assertAllEqual(next(self.prepare(one.path, cfg).batches(9)).label, [1, 0])
@@ -327,7 +327,7 @@ class PassFilesTest(tf.test.TestCase):
     entry = dataclasses.asdict(ledger.entry_of(one, 0)) | {'fate': 'trained'}
     del entry['files']
     old = ledger.Ledger({'entries': [entry], 'folded': {}, 'epoch': 0, 'marks': ''})
-    self.assertTrue(old.of(one, 0).is_of(ledger.stamp(one.path)))
+    self.assertTrue(old.of(one, 0).is_of(ledger.stamp(one)))
     self.assertIn('its content', old.trained_before(ledger.entry_of(one, 0), False))
     self.assertEqual(json.loads(json.dumps(old.state()))['entries'][0]['files'], None)
 

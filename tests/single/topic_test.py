@@ -23,13 +23,13 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data import file_system, values
 from trainer.data.conversion import prepare_pass
-from trainer.data.file_system import refusing
+from trainer.data.passes import Pass
+from trainer.data.spans import Span, Spans
 from trainer.errors import BadPass, ConfigError, UserError
-from trainer.job import stop_request, stream
+from trainer.job import stop_request
 from trainer.job.callback import Callback
 from trainer.job.job import Job
 from trainer.topics import topic
-from trainer.topics.topic import Span, Spans
 from trainer.topics.topic_passes import TopicPasses, shared
 from trainer.training.step import TrainStep
 
@@ -107,8 +107,8 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     self.cluster.send(self.name, values, partition=2)
     cfg = self.config({'format': kind})
     messages = -(-len(some) // 7) if kind == 'arrow' else len(some)
-    path = Spans(self.name, None, {'2': Span(0, messages)}).path
-    prepare_pass(cfg, path, f'{self.folder}/of_topic')
+    spans = Spans(self.name, None, {'2': Span(0, messages)})
+    prepare_pass(cfg, spans, f'{self.folder}/of_topic')
     with open(f'{self.folder}/log.jsonl', 'wb') as f:
       f.writelines(topics.as_json(record) + b'\n' for record in some)
     prepare_pass(cfg, f'{self.folder}/log.jsonl', f'{self.folder}/of_file')
@@ -239,7 +239,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     """It does not know by what the topic is known again; its cuts.json has no checksum."""
     cut = {'pass': {'records': 100}}
     self.cluster.send(self.name, map(topics.as_json, topics.records(300)))
-    with mock.patch.object(stream, 'note_read', lambda *_: None):
+    with mock.patch.object(TopicPasses, 'trained', lambda *_: None):
       self.train({'pass': {'records': 200}})
     (place,) = state_of(self.run_dir)['progress']['topics'].values()
     self.assertEqual(place.keys(), {'offsets', 'time'})
@@ -316,6 +316,15 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
         ('train', 20241005, 150, 8),
       ],
     )
+
+  def test_a_config_of_0_2_0_has_the_same_days(self):
+    cfg, pattern = self.config({'days': True}), r'/(\d{4}-\d\d-\d\d)T'
+    self.assertEqual(self.config({'days': True}, {'day_pattern': pattern}), cfg)
+    self.assertTrue(cfg.data.has_days)
+    self.assertNotIn('day_pattern', config.dump(cfg))  # 0.2.0 reads it as its own
+    self.assertEqual(config.parse(config.dump(cfg), 'a run'), cfg)
+    with self.assertRaisesRegex(ConfigError, 'data.day_pattern.*wanted what finds the days of'):
+      self.config({'days': True}, {'train': ['log.csv']})
 
   def test_windows_by_the_time_of_messages(self):
     some = topics.records(300)
@@ -438,19 +447,20 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     cfg = self.config({'days': True, 'on_expired': 'skip'}, {'late': 'fail'})
     spans = Spans(self.name, begin + 24 * 3600 * 1000, {'0': Span(0, 100)})
     told = rf"{self.name}:0:0: its day is over; data.late is 'fail'"
-    with self.assertRaisesRegex(UserError, told), refusing(spans.path):
-      prepare_pass(cfg, spans.path, f'{self.folder}/late')
+    with self.assertRaisesRegex(UserError, told), Pass('late', spans.path).refusing():
+      prepare_pass(cfg, spans, f'{self.folder}/late')
     for _ in range(50):
       self.cluster.send(self.name, [b' ' * 1000 + topics.as_json(topics.records(1)[0])] * 400, 1)
     (low, end) = topic.Topic(cfg.data.topic).bounds()['1']
     self.assertGreater(low, 50)
-    path = Spans(self.name, None, {'1': Span(50, end)}).path
-    with self.assertRaisesRegex(UserError, 'wanted offset 50, which has') as e, refusing(path):
-      prepare_pass(self.config(), path, f'{self.folder}/expired')
+    spans = Spans(self.name, None, {'1': Span(50, end)})
+    expired, told = Pass('expired', spans.path), 'wanted offset 50, which has'
+    with self.assertRaisesRegex(UserError, told) as e, expired.refusing():
+      prepare_pass(self.config(), expired.raw, f'{self.folder}/expired')
     self.assertNotIsInstance(e.exception, BadPass)
-    meta = prepare_pass(self.config({'on_expired': 'skip'}), path, f'{self.folder}/expired')
+    meta = prepare_pass(self.config({'on_expired': 'skip'}), spans, f'{self.folder}/expired')
     self.assertEqual((meta['lost'], meta['samples']), (low - 50, end - low))
-    beyond = Spans(self.name, None, {'1': Span(end + 9, end + 10)}).path
+    beyond = Spans(self.name, None, {'1': Span(end + 9, end + 10)})
     with self.assertRaisesRegex(UserError, 'the topic was made anew'):
       prepare_pass(self.config(), beyond, f'{self.folder}/beyond')
 

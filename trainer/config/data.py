@@ -4,6 +4,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
+import pydantic
+
 from trainer.config.columns import Bins, Expression, Made, NumberOfBins
 from trainer.config.formats import FORMATS
 from trainer.config.section import (
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
   from trainer.config.schema import Config
 
 MAX_SLOTS = 2047  # a slot id takes the 11 bits of a key below the sign bit
+_DAY_OF_SPAN = r'/(\d{4}-\d\d-\d\d)T'  # which 0.2.0 wrote into configs with topic.days
 DAY_GROUPS = 'year', 'month', 'day'  # the names that groups of day_pattern may have
 
 
@@ -130,6 +133,12 @@ class Data(Section):
   """How many converted passes are kept in run_dir/prepared after they were trained on. The default
   is 2 with data.watch or data.topic; null: all."""
 
+  @pydantic.field_validator('day_pattern')
+  @classmethod
+  def _not_of_0_2_0(cls, pattern: str | None, others: pydantic.ValidationInfo) -> str | None:
+    topic = others.data.get('topic')
+    return None if topic and topic.days and pattern == _DAY_OF_SPAN else pattern
+
   def mistakes(self, cfg: 'Config') -> Rules:
     text = self.thousands
     if text is not None and (len(text) != 1 or text.isalnum() or text in f'+-%{self.decimal}'):
@@ -159,8 +168,11 @@ class Data(Section):
       yield 'group', 'found null; model.retrieval wants the column of the user'
     if not self.stream and not self.train:
       yield 'train', 'found []; wanted files, or data.watch set to a directory'
-    if self.topic and self.topic.days and self.day_pattern is None:
-      yield 'topic.days', 'found true without data.day_pattern; wanted it left out'
+    if self.topic and self.topic.days and self.train and self.day_pattern is None:
+      yield (
+        'day_pattern',
+        'found null; wanted what finds the days of data.train: data.topic has days',
+      )
     if self.watch and self.topic:
       yield 'topic', 'found beside data.watch; wanted one of the two'
 
@@ -219,7 +231,7 @@ class Data(Section):
       yield 'labels', f'found click {shares}; wanted shares that sum to at most 1'
 
   def _wrong_days(self) -> Rules:
-    if self.day_pattern is None:
+    if not self.has_days:
       for key, off, what in (
         ('close_day_after_hours', None, 'what a day is'),
         ('max_days_ahead', None, 'what a day is'),
@@ -228,6 +240,7 @@ class Data(Section):
         found = getattr(self, key)
         if found != off:
           yield key, f'found {found!r}; it needs data.day_pattern, which says {what}'
+    if self.day_pattern is None:
       return
     pattern, found = re.compile(self.day_pattern), f'found {self.day_pattern!r}'
     if not pattern.groups:
@@ -262,6 +275,11 @@ class Data(Section):
   def idle(self, cfg: 'Config') -> Rules:
     if why := cfg.model.why_dense_is_idle():
       yield 'dense', why
+
+  @property
+  def has_days(self) -> bool:
+    """Whether each pass is of a day, which ends."""
+    return self.day_pattern is not None or (self.topic is not None and self.topic.days)
 
   @property
   def stream(self) -> str | None:

@@ -24,7 +24,6 @@ _OF_A_STREAM = {
   ('data', 'keep_prepared_passes'): 2,
   ('export', 'keep'): 3,
 }
-DAY_OF_SPAN = r'/(\d{4}-\d\d-\d\d)T'  # in the path of a pass of a topic
 _OF_MODES = {
   ('admission', 'score'): {'admission_threshold': 10.0},
   ('admission', 'count'): {'admission_count': 10.0},
@@ -78,7 +77,7 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   """
   tree = _Tree(cfg)
   data = cfg.data
-  is_static = data.valid and not data.stream and not data.day_pattern
+  is_static = data.valid and not data.stream and not data.has_days
   recipe, bare = None, _bare_dnns(cfg) if is_static else []
   if bare:  # null is that of runs that began before there were recipes
     recipe = tree.default(('model', 'recipe'), 'ensemble', 'data.valid') or 'ensemble'
@@ -99,13 +98,11 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
     metric = METRICS.get(cfg.deciding_metric)  # of retrieval: None
     least = LEAST_GAIN if metric and not metric.of_numbers else 0.0
     tree.default(('train', 'plateau', 'min_delta'), least, 'train.plateau.metric')
-  if data.topic and data.topic.days:
-    tree.default(('data', 'day_pattern'), DAY_OF_SPAN, 'data.topic.days')
   if data.topic:  # a bad message can never be mended, and would cost its pass all others
     tree.default(('data', 'max_bad_share'), 0.01, 'data.topic')
   if data.stream:
     for key, value in _OF_A_STREAM.items():
-      if key[-1] != 'max_days_ahead' or tree.values['data'].get('day_pattern'):
+      if key[-1] != 'max_days_ahead' or data.has_days:
         tree.default(key, value, 'data.topic' if data.topic else 'data.watch')
   _of_lifecycle(cfg, tree)
   _of_columns(cfg, tree, recipe is not None)

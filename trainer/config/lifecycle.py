@@ -66,7 +66,7 @@ class Thresholds(Section):
       for key, reader in modes.items():
         if mode != reader and (key, mode) != ('delete_after_unseen_days', 'score'):
           yield key, f"with lifecycle.{kind} '{mode}'"
-    if cfg.data.day_pattern is None:
+    if not cfg.data.has_days:
       yield 'decay', 'without data.day_pattern: it happens at the end of each day'
 
 

@@ -247,7 +247,10 @@ def with_measured(cfg: Config, measured: Mapping[str, Json], given: Sequence[str
 
 def dump(cfg: Config) -> str:
   """Returns the whole config, with defaults, as YAML text that begins with a checksum."""
-  return _stamped(cfg.model_dump())
+  tree = cfg.model_dump()
+  if cfg.data.day_pattern is None and cfg.data.has_days:
+    del tree['data']['day_pattern']  # 0.2.0, whose servers may read this, refuses null here
+  return _stamped(tree)
 
 
 def _stamped(tree: Json) -> str:

@@ -58,7 +58,7 @@ class Topic(Section):
   """What one pass is."""
   days: bool = False
   """Whether the stream has days, by the messages' timestamps in UTC. Each pass then lies in one
-  day; data.day_pattern, which finds the day, is set for you."""
+  day; files of data.train want data.day_pattern for theirs."""
   lateness_seconds: NonNegative = 60.0
   """How late a message may come. A day or window is over once every partition has a message that is
   newer than its end by so many seconds, or has had no new message for so long. data.late says what

@@ -13,12 +13,11 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from trainer import config
+from trainer.data.arrays import one_each
 from trainer.data.conversion import format_of, raw_blocks
 from trainer.data.file_system import first_line
 from trainer.data.jsonl_format import json_text
 from trainer.data.pass_files import files_of
-from trainer.data.schema import CARRIED
-from trainer.data.values import one_each
 from trainer.errors import UserError
 
 
@@ -35,14 +34,14 @@ def carried_tables(
   Args:
     passes: the path of each pass, and the number of its predictions.
   """
-  is_typed = suffix in PARQUET_SUFFIXES
+  is_typed, wanted = suffix in PARQUET_SUFFIXES, dict.fromkeys(columns, '--columns')
 
   def read() -> Iterator[dict[str, pa.Array]]:
     for path, predictions in passes:
       records = 0
       for file in files_of(path):
         is_tfrecord = format_of(cfg.data, file.path) == 'tfrecord'
-        for block in (f() for f in raw_blocks(cfg, file, dict.fromkeys(columns, CARRIED))):
+        for block in (f() for f in raw_blocks(cfg, file, wanted, as_written=True)):
           if block.malformed:
             raise UserError(f'--columns: {block.malformed[0]._replace(path=file.path)}')
           arrays = {c: _plain(block.columns[c], is_tfrecord) for c in columns}

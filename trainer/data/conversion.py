@@ -18,6 +18,7 @@ from absl import logging
 
 from trainer import config
 from trainer.data import csv_format, file_system, parquet_format
+from trainer.data.arrays import one_each
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, LogFile, Part
 from trainer.data.parse import MAX_EXAMPLES, Parsed, parse
@@ -26,11 +27,12 @@ from trainer.data.passes import pass_day
 from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.prepared_writer import Writer
 from trainer.data.schema import reading, schema, wanted_columns
-from trainer.data.values import as_text, canonical, one_each, trim
+from trainer.data.spans import Spans
+from trainer.data.values import as_text, canonical, trim
 from trainer.errors import BadPass, UserError, plain_errors
 from trainer.files import UNFINISHED, crc32_of_stream, sync_directory
 from trainer.plain_data import JsonObject
-from trainer.topics import topic
+from trainer.wings import wing
 
 # Threads that parse; reading and writing go on beside them.
 THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
@@ -38,6 +40,9 @@ THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
 BLANK_BYTES = 4096  # a larger file holds records
 
 OnBlock = Callable[[int], None]
+# The parts of a pass, files or partitions: what messages call each, and functions that return its
+# blocks. A wing has those of a topic, which also notes in meta.json what it has read.
+Parts = Iterator[tuple[str, Iterator[Callable[[], Block]]]]
 
 
 def format_of(data: config.Data, path: str) -> str:
@@ -124,11 +129,16 @@ def _is_blank(file: LogFile) -> bool:
 
 
 def raw_blocks(
-  cfg: config.Config, file: LogFile, wanted: dict[str, str], part: Part = WHOLE
+  cfg: config.Config,
+  file: LogFile,
+  wanted: dict[str, str],
+  part: Part = WHOLE,
+  as_written: bool = False,
 ) -> Iterator[Callable[[], Block]]:
   """Yields functions that return blocks of a raw file; paths as dt=31/part.csv give columns too.
 
-  A blank part of a directory, as many programs write it beside others, has no blocks.
+  A blank part of a directory, as many programs write it beside others, has no blocks. `as_written`
+  is that of `csv_format.blocks`.
   """
   if file.below and _is_blank(file):
     return
@@ -141,8 +151,11 @@ def raw_blocks(
     warn_once(f"{where}: column '{name}': the files have it; the folder {folder} does not count")
   given = {name: above[name] for name in above.keys() - both} | inside
   of_file = {name: wanted[name] for name in wanted if name not in given.keys() - both}
-  of_part = () if part == WHOLE else (part,)  # not all readers can begin in the middle
-  for read in reader(format_of(cfg.data, file.path)).blocks(file.path, cfg.data, of_file, *of_part):
+  kind = format_of(cfg.data, file.path)
+  options = {} if part == WHOLE else {'part': part}  # not all readers can begin in the middle
+  if as_written and kind in ('csv', 'jsonl'):  # in others, values have types
+    options['as_written'] = True
+  for read in reader(kind).blocks(file.path, cfg.data, of_file, **options):
     yield functools.partial(_with_folders, read, file.path, given) if given else read
 
 
@@ -242,14 +255,25 @@ def look_at(cfg: config.Config, raw_path: str) -> None:
         next(blocks, None)
 
 
+def _file_parts(
+  cfg: config.Config, files: Sequence[LogFile], wanted: dict[str, str], writer: Writer
+) -> Parts:
+  filled = []
+  for file in files:
+    before = writer.samples
+    yield file.path, raw_blocks(cfg, file, wanted)
+    filled += [file] * (writer.samples > before)
+  _warn_of_twins(filled)
+
+
 def prepare_pass(
   cfg: config.Config,
-  raw_path: str,
+  raw: str | Spans,
   out_dir: str,
   labelled: bool = True,
   on_block: OnBlock = lambda samples: None,
 ) -> JsonObject:
-  """Converts one raw pass, a file or a directory of files; returns the meta.json of `out_dir`.
+  """Converts one raw pass, files at a path or messages; returns the meta.json of `out_dir`.
 
   Nothing is done if `out_dir` was converted from the same files (by size and time) with the same
   settings. Memory is bounded. `out_dir` appears once the pass is complete.
@@ -263,30 +287,27 @@ def prepare_pass(
       data.max_bad_share. Below that, bad records are dropped with a warning.
     UserError: if there is no such file, or it lacks a column.
   """
-  is_span = file_system.is_span(raw_path)
-  files = [] if is_span else files_of(raw_path)
-  meta = _meta(cfg, raw_path, files, labelled)
+  of_topic = isinstance(raw, Spans)
+  path, files = (raw.path, []) if of_topic else (raw, files_of(raw))
+  meta = _meta(cfg, path, files, labelled)
+  if of_topic and cfg.data.topic.days:
+    meta['day'] = raw.day
   if done := _done(out_dir, meta):
     try:
       PreparedPass(out_dir)
       return done
     except BadPass as e:
       logging.warning('%s; now converted again', e)
-  with _writing(cfg, raw_path, out_dir) as (writer, bad):
-    filled = []
-    for file in files:
-      before, reads = writer.samples, raw_blocks(cfg, file, wanted_columns(cfg, labelled))
-      _convert(cfg, file.path, reads, labelled, writer, bad, on_block)
-      filled += [file] * (writer.samples > before)
-    _warn_of_twins(filled)
-    if is_span:
+  with _writing(cfg, path, out_dir) as (writer, bad):
+    wanted = wanted_columns(cfg, labelled)
+    if of_topic:
       waits = lambda: on_block(writer.samples)
-      with contextlib.closing(topic.PassReader(cfg, raw_path, waits)) as messages:
-        for p in messages.spans.parts:
-          reads = messages.blocks(p, wanted_columns(cfg, labelled))
-          _convert(cfg, f'{messages.spans.topic}:{p}', reads, labelled, writer, bad, on_block)
-        kept = 'late', 'lost', 'absent', 'known', 'cluster'
-        meta |= {name: getattr(messages, name) for name in kept}
+      parts: Parts = wing('topic_parts')(cfg.data, raw, wanted, waits, meta)
+    else:
+      parts = _file_parts(cfg, files, wanted, writer)
+    with contextlib.closing(parts):
+      for name, reads in parts:
+        _convert(cfg, name, reads, labelled, writer, bad, on_block)
     writer.close(meta | {'bad': bad.checked(writer.samples)})
   return read_meta(out_dir)
 

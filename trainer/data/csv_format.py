@@ -25,7 +25,7 @@ import pyarrow.csv
 from trainer import config
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, Part, suffix_of
-from trainer.data.schema import CARRIED, check_columns
+from trainer.data.schema import check_columns
 from trainer.data.text_blocks import MAX_LINE_BYTES, text_blocks
 from trainer.data.values import float_or_none
 from trainer.errors import BadPass, UserError, printable
@@ -130,7 +130,9 @@ def _to_arrow(
   if not raw:
     return {name: pa.array([], pa.binary()) for name in wanted}, 0
   quoted = dialect.is_quoted and b'"' in raw
-  if quoted:  # one more line: an open quote would join it, and a row would be missing
+  if quoted:
+    # A quote that is left open joins its line with the next. The line that is added here shows
+    # whether the last one has such a quote: then a row is missing.
     raw += dialect.delimiter * (len(names) - 1) + b'0\n'
   block_size = len(raw) + 1 if quoted or parsed_bytes is None else parsed_bytes
   fields, quote = [str(i) for i in range(len(names))], '"' if quoted else False
@@ -324,7 +326,7 @@ def _numbers(data: config.Data, wanted: dict[str, str]) -> set[str]:
   if data.missing_values or data.thousands is not None:
     return set()
   numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
-  return numbers - {data.group, *(c for c, key in wanted.items() if key == CARRIED)}
+  return numbers - {data.group}
 
 
 def of_messages(values: Sequence[bytes], data: config.Data, wanted: dict[str, str]) -> Block:
@@ -344,7 +346,11 @@ def of_messages(values: Sequence[bytes], data: config.Data, wanted: dict[str, st
 
 
 def blocks(
-  path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
+  path: str,
+  data: config.Data,
+  wanted: dict[str, str],
+  part: Part = WHOLE,
+  as_written: bool = False,
 ) -> Iterator[Callable[[], Block]]:
   """Reads a text file in blocks of bounded size.
 
@@ -353,6 +359,7 @@ def blocks(
       repeats several names is skipped.
     wanted: {column: the config key that asks for it}.
     part: the lines to read.
+    as_written: whether columns have any values, to be copied; else those that the config reads.
   Yields:
     Functions without arguments that return one Block each, in file order; they may run in parallel.
   Raises:
@@ -368,7 +375,7 @@ def blocks(
     )
   if data.columns is not None:
     check_columns('data.columns', data.columns, wanted, data.made)
-  numbers = _numbers(data, wanted)
+  numbers = set() if as_written else _numbers(data, wanted)
   dialect, to_arrow = _Dialect(delimiter, data.quoting), None
   for lines, raw in text_blocks(path, part):
     if to_arrow is None:

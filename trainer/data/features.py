@@ -108,13 +108,16 @@ def dense_stats(
   click_rate: float | None = None,
   bound: float = 0.0,
 ) -> np.ndarray:
-  """Returns the means, standard deviations and bounds for `transform_dense`, float32 [3, Dn].
+  """Returns what `transform_dense` reads, float32 [3, Dn]: a mean, deviation and bound a column.
 
-  `measured` has {name: [count, mean, Σ (x − mean)²]} of the values x that are not missing, after
-  log1p if the transform has it. A column that is not standardised gets mean 0 and deviation 1; a
-  constant one deviation 1. `bound` is that of the standardised ones; 0: none. With `click_rate`,
-  clicks of a sample, for slots with `counts`, one more column is added last: the log-odds of this
-  rate, 1 and 0.
+  A column that is not standardised has the mean 0 and the deviation 1, a constant the deviation 1.
+
+  Args:
+    measured: {column: [count, mean, Σ (x − mean)²]} of its values x that are not missing, after
+      log1p if the transform has it.
+    click_rate: clicks of a sample, if a slot has `counts`. A column is then added behind the
+      others: the log-odds of this rate, 1 and 0.
+    bound: of the standardised columns; 0: none.
   """
   stats = np.zeros([3, len(columns)], np.float32)
   stats[1] = 1

@@ -23,7 +23,6 @@ from trainer.files import patient, temporary_directory
 # The format of a file by its suffix; with any other suffix it is CSV.
 SUFFIXES = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
 CODECS = {'.gz': 'gzip', '.zst': 'zstd', '.bz2': 'bz2', '.lz4': 'lz4'}
-SPAN = 'kafka://'  # begins the path of messages of a topic
 # Attempts to use a remote file. Each waits at most 3 s for an answer of S3, 10 s for one of gs.
 ATTEMPTS = 6
 SECONDS_BETWEEN_ATTEMPTS = 1.0
@@ -296,11 +295,11 @@ def infos_below(
 
 
 @contextlib.contextmanager
-def refusing(path: str) -> Iterator[None]:
+def refusing(path: str, of_topic: bool = False) -> Iterator[None]:
   """Turns an error in reading a pass into a BadPass that names the pass.
 
   Errors of another cause stay: a full disk, too many open files, another file, no connection, or
-  that of a topic.
+  that of the topic itself (`of_topic`).
   """
   try:
     yield
@@ -312,20 +311,13 @@ def refusing(path: str) -> Iterator[None]:
       is_of_another = bool(cause.filename) and not str(cause.filename).startswith(path)
       if is_remote(path) or is_of_another or cause.errno in _OF_THE_MACHINE:
         raise
-    if is_span(path) and isinstance(e, UserError) and not isinstance(e, BadPass):
+    if of_topic and isinstance(e, UserError) and not isinstance(e, BadPass):
       raise
     text = str(e) if isinstance(e, UserError) else one_line(e)
     raise BadPass(printable(text if path in text else f'{path}: {text}')) from e
 
 
-def is_span(path: str) -> bool:
-  """Returns whether a path is that of messages of a topic (trainer.topics.topic)."""
-  return path.startswith(SPAN)
-
-
 def exists(path: str) -> bool:
-  if is_span(path):
-    return True
   return info_of(path).type != pa.fs.FileType.NotFound if is_remote(path) else os.path.exists(path)
 
 

@@ -18,11 +18,12 @@ import pyarrow as pa
 import pyarrow.json
 
 from trainer import config
+from trainer.data.arrays import column_at
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, Part
-from trainer.data.schema import CARRIED, check_columns
+from trainer.data.schema import check_columns
 from trainer.data.text_blocks import text_blocks
-from trainer.data.values import WHOLE_NUMBER, column_at
+from trainer.data.values import WHOLE_NUMBER
 from trainer.plain_data import Json, JsonObject
 
 # {column: whether it is read as a slot, else as a number; None: any value, as a text of JSON}
@@ -272,7 +273,7 @@ def _block(raw: bytes, first_line: int, wanted: Wanted, decimal: str) -> Block:
 def _kinds(data: config.Data, wanted: dict[str, str]) -> Wanted:
   numbers = [data.label, data.weight, *(label.column or label.name for label in data.labels)]
   texts = dict.fromkeys(numbers, False) | data.log_columns() | {data.group: True}
-  return {n: None if key == CARRIED else texts.get(n, True) for n, key in wanted.items()}
+  return {name: texts.get(name, True) for name in wanted}
 
 
 def of_messages(values: Sequence[bytes], data: config.Data, wanted: dict[str, str]) -> Block:
@@ -282,10 +283,19 @@ def of_messages(values: Sequence[bytes], data: config.Data, wanted: dict[str, st
 
 
 def blocks(
-  path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
+  path: str,
+  data: config.Data,
+  wanted: dict[str, str],
+  part: Part = WHOLE,
+  as_written: bool = False,
 ) -> Iterator[Callable[[], Block]]:
-  """Reads a JSON lines file in blocks; arguments and results are those of `csv_format.blocks`."""
+  """Reads a JSON lines file in blocks; arguments and results are those of `csv_format.blocks`.
+
+  Columns `as_written` are texts of JSON.
+  """
   kinds, unseen, names = _kinds(data, wanted), dict(wanted), []
+  if as_written:
+    kinds = dict.fromkeys(wanted)
   for lines, raw in text_blocks(path, part):
     if not names:
       names = next(filter(None, map(_names, raw.split(b'\n', 10)[:10])), [])

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 from absl import logging
 
 from trainer import config
+from trainer.data.arrays import offsets_of, texts_from
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import WHOLE, Part
 from trainer.data.text_blocks import text_blocks
-from trainer.data.values import offsets_of, texts_from
 from trainer.errors import UserError
 
 FEATURES, QUERY = 'features', 'qid'

@@ -13,10 +13,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 
 from trainer import config
+from trainer.data.arrays import column_at, has_column, offsets_of
 from trainer.data.block import Block
 from trainer.data.file_system import WHOLE, Part, open_table
 from trainer.data.schema import check_columns
-from trainer.data.values import column_at, has_column, offsets_of
 from trainer.errors import UserError
 
 BLOCK_ROWS = 65536

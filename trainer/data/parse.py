@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from ops.keys import NO_FEATURE
 from ops.tensors import aligned
 from trainer import config
+from trainer.data.arrays import is_nested, one_each, ranges
 from trainer.data.block import BadRecord, Block
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.schema import blank_columns
@@ -32,11 +33,8 @@ from trainer.data.values import (
   float_or_none,
   floats,
   holds_floats,
-  is_nested,
   label_text,
   label_writings,
-  one_each,
-  ranges,
   trim,
   whole_numbers,
 )

@@ -4,19 +4,14 @@ import collections
 import contextlib
 import dataclasses
 import datetime
+import functools
 import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 
 from trainer.config import DAY_GROUPS, Config
-from trainer.data.file_system import (
-  is_remote,
-  natural_key,
-  normal,
-  refusing,
-  walk,
-)
+from trainer.data.file_system import exists, is_remote, natural_key, normal, refusing, walk
 from trainer.data.pass_files import (
   SUFFIX,
   fixed_folder,
@@ -27,6 +22,7 @@ from trainer.data.pass_files import (
   tell_left_out,
 )
 from trainer.data.prepared import META, is_prepared, read_meta
+from trainer.data.spans import Spans
 from trainer.errors import BadPass, ConfigError, UserError, printable
 
 DONE_MARKER = '.done'  # NAME.done announces the pass NAME beside it
@@ -38,10 +34,11 @@ _FOLDER_BYTES = 150  # of a folder's name; file systems allow 255, but suffixes 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-  """A unit of input: a file or directory of the log, or a directory of converted samples.
+  """A unit of input: a file or directory of the log, converted samples, or messages of a topic.
 
   Attributes:
     name: identifies the pass in reports; it has no suffix.
+    path: where it lies, or the text that names its messages.
     day: a whole number; YYYYMMDD for a date.
     marker: the file in data.watch that announced the pass, if one did.
   """
@@ -50,6 +47,23 @@ class Pass:
   path: str
   day: int = 0
   marker: str | None = None
+
+  @functools.cached_property
+  def spans(self) -> Spans | None:
+    """The messages of the pass; None if it lies in files."""
+    return Spans.of(self.path)
+
+  @property
+  def raw(self) -> str | Spans:
+    """What is read: the path of files, or messages."""
+    return self.spans or self.path
+
+  def exists(self) -> bool:
+    return self.spans is not None or exists(self.path)
+
+  def refusing(self) -> contextlib.AbstractContextManager[None]:
+    """Turns an error in reading the pass into a BadPass, as `file_system.refusing` says."""
+    return refusing(self.path, of_topic=self.spans is not None)
 
 
 def folder_name(name: str) -> str:

@@ -18,11 +18,11 @@ from ops.keys import MAX_SAMPLES
 from ops.library import PATH, load
 from ops.samples import SampleArrays
 from trainer import config
+from trainer.data.arrays import ranges
 from trainer.data.features import SlotBatch
 from trainer.data.file_system import is_remote
 from trainer.data.parse import Parsed
 from trainer.data.schema import schema
-from trainer.data.values import ranges
 from trainer.errors import BadPass, UserError
 from trainer.files import crc32_of_stream, to_json
 from trainer.plain_data import JsonObject
@@ -162,11 +162,14 @@ class PreparedPass:
     return len(self._arrays['bases'])
 
   def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Counts the distinct fields of a slot in a chunk, much faster than by gathering samples.
+    """Returns what the samples of a chunk hold in a slot, without gathering each sample.
 
-    A field is what a slot holds in one sample: no feature, one or several. Returns for each of the
-    C distinct fields the number of samples that have it, int64 [C], and of its features, int64 [C];
-    then the keys of these, int64, field by field.
+    A sample holds a field there: no feature, one or several. The chunk has C distinct fields.
+
+    Returns:
+      How many samples hold each field, int64 [C].
+      How many features each field has, int64 [C].
+      The keys of these features, int64, field by field.
     """
     samples = np.bincount(self._arrays['codes'][chunk * CHUNK : (chunk + 1) * CHUNK, slot])
     splits, first = self._arrays['bases'][chunk, slot].tolist()

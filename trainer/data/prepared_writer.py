@@ -11,10 +11,10 @@ import numpy as np
 from ops.keys import NO_FEATURE, encode_fields
 from ops.tensors import aligned
 from trainer import config
+from trainer.data.arrays import text_buffers
 from trainer.data.features import has_log1p
 from trainer.data.parse import Parsed
 from trainer.data.prepared import CHUNK, META, TEXTS, PreparedPass
-from trainer.data.values import text_buffers
 from trainer.files import NpyWriter, to_json, write_synced
 from trainer.plain_data import JsonObject
 

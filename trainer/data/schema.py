@@ -9,7 +9,6 @@ from trainer.data.features import HASH_NAME, has_log1p
 from trainer.errors import UserError, nearest
 from trainer.plain_data import JsonObject
 
-CARRIED = '--columns'  # the flag that asks for columns to copy beside predictions
 _SHOWN = 8  # the most names of missing columns in a message
 # From this difflib ratio on, a missing column is a misspelt column that is made from others.
 _ALIKE = 0.85

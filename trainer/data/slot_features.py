@@ -12,15 +12,13 @@ import pyarrow.compute as pc
 
 from ops.keys import NO_FEATURE
 from trainer import config
+from trainer.data.arrays import is_list, is_nested, of_union
 from trainer.data.values import (
   Writing,
   as_text,
   feature_keys,
   floats,
   holds_texts,
-  is_list,
-  is_nested,
-  of_union,
   trim,
   whole_numbers,
 )

@@ -15,10 +15,10 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 
 from trainer import config
+from trainer.data.arrays import offsets_of, texts_from
 from trainer.data.block import BadRecord, Block
 from trainer.data.file_system import codec_of, first_line, local_copy, open_stream
 from trainer.data.schema import check_columns
-from trainer.data.values import offsets_of, texts_from
 from trainer.errors import BadPass
 
 BLOCK_RECORDS = 16384

@@ -23,7 +23,7 @@ def set_statistics(
   if items is not None:
     of_items, columns = cfg.columns_of_items(), items.meta['dense'].items()
     measured |= {name: figures for name, figures in columns if name in of_items}
-  bound = BOUND if cfg.data.day_pattern or cfg.data.stream else 0.0
+  bound = BOUND if cfg.data.has_days or cfg.data.stream else 0.0
   step.dense.embedding.stats.assign(dense_stats(cfg.data.dense, measured, click_rate, bound))
 
 

@@ -283,7 +283,7 @@ class Job:
   ) -> None:
     cfg, progress, is_new = self.cfg, self.progress, self.progress.batch == 0
     if not action.late:
-      progress.day = action.data_pass.day if cfg.data.day_pattern else None
+      progress.day = action.data_pass.day if cfg.data.has_days else None
     if self.step.steps == 0:
       set_statistics(cfg, self.step, prepared, items)
     if progress.unset_biases:

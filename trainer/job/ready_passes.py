@@ -1,20 +1,20 @@
-"""The passes that a run may train on now, as process 0 finds them in data.train and data.watch."""
+"""The passes that a run may train on now, as process 0 finds them in data.train and a stream."""
 
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from absl import logging
 
 from trainer import config
-from trainer.data.file_system import is_remote, is_span, modified
+from trainer.data.file_system import is_remote, modified
 from trainer.data.passes import Pass, announced, days_ahead, in_order, is_date, passes
 from trainer.errors import UserError, printable
-from trainer.plain_data import JsonObject
-from trainer.topics.topic_passes import TopicPasses
+from trainer.plain_data import Json, JsonObject
 from trainer.training.ledger import TRAINED, Entry, entry_of, refused_entry, stamp, stamp_if_any
 from trainer.training.run_state import RunState
+from trainer.wings import wing
 
 SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
 # A look at a local directory is followed by the next one after this many times its own duration, or
@@ -23,106 +23,167 @@ SECONDS_BETWEEN_REMOTE_LOOKS = 10.0
 DURATIONS_BETWEEN_LOOKS = 50
 
 
-class ReadyPasses:
-  """Looks at the files of data.train and data.watch. Only process 0 calls its methods."""
+class Source:
+  """What a run follows beside data.train. This one has nothing; a wing has that of a topic.
+
+  Only process 0 calls `look`, `since` and `figures`.
+
+  Attributes:
+    waiting_for: what the run waits for, for the user.
+    misnamed: {path: the mistake in its name} of passes that were found.
+  """
+
+  waiting_for, misnamed = '', {}
 
   def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
     self._cfg, self._state, self._clock = cfg, state, clock
-    self._listed: list[Pass] | None = None
-    self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
     self._said: set[str] = set()
+
+  def look(self) -> list[Pass] | None:
+    """Returns passes in order, the ledger's too; None: it cannot be reached, so none is ready."""
+    return []
+
+  def since(self, ready: Sequence[Pass]) -> float | None:
+    """Returns when the oldest of some passes was announced; None if none was."""
+    del ready
+    return None
+
+  def figures(self, data_pass: Pass) -> JsonObject:
+    """Returns fields of the event of a pass."""
+    del data_pass
+    return {}
+
+  def settled(self) -> None:
+    """Hears that passes of the ledger have their fate. Every process calls it."""
+
+  def trained(self, meta: Mapping[str, Json]) -> None:
+    """Hears of the meta.json of a pass that was trained on. Every process calls it."""
+
+  def forget(self) -> None:
+    """Forgets what it knows from the ledger, which is another one now."""
+
+  def say(self, text: str) -> None:
+    """Warns, once in a run."""
+    if text not in self._said:
+      self._said.add(text)
+      logging.warning('%s', text)
+
+
+class Watch(Source):
+  """Follows the directory data.watch."""
+
+  def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
+    super().__init__(cfg, state, clock)
+    self.waiting_for = f"a pass in '{cfg.data.watch}'"
     self._look_again = -math.inf  # when the result of the last look counts no longer
     self._announcement: tuple[list[Pass], list[str], dict[str, str]] = [], [], {}
     self._announced_at: dict[str, float | None] = {}  # the times of markers of ready passes
+    # By directory, the names of those passes there of which the ledger keeps a hash only.
+    self._settled: dict[str, set[str]] = {}
+
+  def forget(self) -> None:
+    self._settled = {}
+
+  def look(self) -> list[Pass] | None:
+    """Does what `Source.look` does; the result of an earlier look is used again for a while."""
+    began, ledger, epoch = self._clock(), self._state.ledger, self._state.progress.epoch
+    if not self._look_again - SECONDS_BETWEEN_REMOTE_LOOKS <= began < self._look_again:
+      is_settled = lambda path: ledger.has_folded(path, epoch)
+      try:
+        self._announcement = announced(self._cfg, is_settled, self._settled)
+      except OSError as e:
+        self.say(f'{self._cfg.data.watch}: {e.strerror}; waiting for it')
+        return None
+      pause = SECONDS_BETWEEN_REMOTE_LOOKS
+      if not is_remote(self._cfg.data.watch):
+        pause = min(pause, DURATIONS_BETWEEN_LOOKS * (self._clock() - began))
+      self._look_again = self._clock() + pause
+    watched, missing, self.misnamed = self._announcement
+    for path in missing:
+      if ledger.of(Pass('', path), epoch) is None:  # trained passes may be deleted
+        self.say(f'{path}: is announced but not there; waiting for it')
+    return watched
+
+  def since(self, ready: Sequence[Pass]) -> float | None:
+    markers = [data_pass.marker for data_pass in ready if data_pass.marker is not None]
+    if is_remote(self._cfg.data.watch):  # looking costs a request; the first is likely oldest
+      markers = markers[:1]
+    known = self._announced_at
+    self._announced_at = {m: known[m] if m in known else modified(m) for m in markers}
+    return min((t for t in self._announced_at.values() if t is not None), default=None)
+
+
+class ReadyPasses:
+  """Looks at data.train and at what the run follows. Only process 0 calls its methods."""
+
+  def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
+    self._cfg, self._state, self._clock = cfg, state, clock
+    kind = wing('topic_passes') if cfg.data.topic else Watch if cfg.data.watch else Source
+    self.source: Source = kind(cfg, state, clock)
+    self._listed: list[Pass] | None = None
+    self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
     self._checked: set[str] = set()  # paths of remote passes, found unchanged since training
     # Stamp and content of files that have changed, by path.
     self._read: dict[str, tuple[tuple, tuple]] = {}
-    # By directory, the names of those passes there of which the ledger keeps a hash only.
-    self._settled: dict[str, set[str]] = {}
-    self._topic = TopicPasses(cfg, state, clock) if cfg.data.topic else None
 
   def begin_epoch(self) -> None:
-    self._listed, self._settled = None, {}
+    self._listed = None
+    self.source.forget()
 
   def went_back(self) -> None:
     """Forgets what it knows from the ledger, which is an earlier one now."""
-    self._settled, self._checked = {}, set()
+    self._checked = set()
+    self.source.forget()
 
   def look(self) -> tuple[list[Pass], list[Entry]]:
     """Returns the passes that may be trained on now, in order, and entries for misnamed passes.
 
     A pass may be trained on if it is not in the ledger, or was refused and has since been repaired.
     """
-    cfg, epoch = self._cfg, self._state.progress.epoch
+    cfg, ledger, epoch = self._cfg, self._state.ledger, self._state.progress.epoch
     if self._listed is None:
-      wrong = self._mistakes if self._cfg.data.max_refused_passes else None
+      wrong = self._mistakes if cfg.data.max_refused_passes else None
       self._listed = passes(cfg, cfg.data.train, 'data.train', wrong)
-    self._listed = [data_pass for data_pass in self._listed if not self._is_settled(data_pass.path)]
-    watched, mistakes = [], self._mistakes
-    if cfg.data.watch:
-      try:
-        watched, missing, misnamed = self._announced()
-      except OSError as e:
-        self._say(f'{cfg.data.watch}: {e.strerror}; waiting for it')
-        return [], []
-      mistakes = mistakes | misnamed
-      for path in missing:
-        if self._state.ledger.of(Pass('', path), epoch) is None:  # trained passes may be deleted
-          self._say(f'{path}: is announced but not there; waiting for it')
+    self._listed = [p for p in self._listed if not ledger.has_folded(p.path, epoch)]
+    if (followed := self.source.look()) is None:
+      return [], []
     wrong = []
-    for path, text in mistakes.items():
-      if self._state.ledger.of(Pass('', path), epoch) is None:
+    for path, text in (self._mistakes | self.source.misnamed).items():
+      if ledger.of(Pass('', path), epoch) is None:
         name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
         wrong.append(refused_entry(Pass(name, path), epoch, text))
-    by_path = {data_pass.path: data_pass for data_pass in (*watched, *self._listed)}
+    # Passes of data.train come before a topic's; those that are announced too count as its own.
+    by_path = {p.path: p for p in (*self._listed, *followed, *self._listed)}
     self._checked &= by_path.keys()
     for path in self._read.keys() - by_path.keys():
       del self._read[path]
     ready = []
     for data_pass in by_path.values():
-      known = self._state.ledger.of(data_pass, epoch)
+      known = ledger.of(data_pass, epoch)
       if known is None or (known.fate == 'refused' and self._is_repaired(data_pass, known)):
         ready.append(data_pass)
       elif known.fate in TRAINED:
         self._warn_if_changed(data_pass, known)
-    if self._topic:
-      ready += self._topic.look()
-    # What is announced is in order already.
+    # What a directory announces is in order already.
     return (in_order(ready) if cfg.data.watch and self._listed else ready), wrong
-
-  def _is_settled(self, path: str) -> bool:
-    """Returns whether the ledger keeps only a hash of the entry of this pass."""
-    return self._state.ledger.has_folded(path, self._state.progress.epoch)
-
-  def _announced(self) -> tuple[list[Pass], list[str], dict[str, str]]:
-    """Returns what data.watch announces: passes, absent paths, and {path: mistake in its name}.
-
-    The result of an earlier look is used again for a while.
-    """
-    began = self._clock()
-    if not self._look_again - SECONDS_BETWEEN_REMOTE_LOOKS <= began < self._look_again:
-      self._announcement = announced(self._cfg, self._is_settled, self._settled)
-      pause = SECONDS_BETWEEN_REMOTE_LOOKS
-      if not is_remote(self._cfg.data.watch):
-        pause = min(pause, DURATIONS_BETWEEN_LOOKS * (self._clock() - began))
-      self._look_again = self._clock() + pause
-    return self._announcement
 
   def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
     """Returns whether a refused pass has changed and its day is not too far ahead."""
     if self.too_far_ahead(data_pass):
       return False
     if refused.crc32 is None:
-      return not refused.is_of(stamp_if_any(data_pass.path))
+      return not refused.is_of(stamp_if_any(data_pass))
     return self._new_content(data_pass, refused) is not None
 
   def _warn_if_changed(self, data_pass: Pass, trained: Entry) -> None:
     if data_pass.path in self._checked:
       return
     if content := self._new_content(data_pass, trained):
-      lengths = f'{trained.size:,} bytes then, {content[0]:,} now'
+      changed = (
+        f'has changed since it was trained on ({trained.size:,} bytes then, {content[0]:,} now)'
+      )
       ignored = 'ignored, unless the state goes back to before it'
-      self._say(f'{data_pass.path}: has changed since it was trained on ({lengths}): {ignored}')
+      self.source.say(f'{data_pass.path}: {changed}: {ignored}')
 
   def _new_content(self, data_pass: Pass, known: Entry) -> tuple | None:
     """Returns the size and checksum of a pass that has changed since its entry was made.
@@ -131,7 +192,7 @@ class ReadyPasses:
     """
     path = data_pass.path
     try:
-      changed = stamp(path)
+      changed = stamp(data_pass)
       if known.is_of(changed):
         if is_remote(path) and known.fate in TRAINED:  # looking again would cost a request
           self._checked.add(path)
@@ -163,28 +224,6 @@ class ReadyPasses:
     return progress.closed_day if progress.day is None else progress.day
 
   def seconds_behind(self, ready: Sequence[Pass]) -> float | None:
-    """Returns how long ago the oldest of some passes was announced; None if nothing did."""
-    if self._topic:
-      cut = [self._topic.cut_at[p.name] for p in ready if p.name in self._topic.cut_at]
-      return round(max(0.0, self._clock() - min(cut)), 3) if cut else None
-    markers = [data_pass.marker for data_pass in ready if data_pass.marker is not None]
-    if is_remote(self._cfg.data.watch or ''):  # looking costs a request; the first is likely oldest
-      markers = markers[:1]
-    known = self._announced_at
-    self._announced_at = {m: known[m] if m in known else modified(m) for m in markers}
-    times = [time for time in self._announced_at.values() if time is not None]
-    return round(max(0.0, self._clock() - min(times)), 3) if times else None
-
-  @property
-  def waiting_for(self) -> str:
-    """What a stream waits for, for the user."""
-    return self._topic.waiting_for if self._topic else f"a pass in '{self._cfg.data.watch}'"
-
-  def of_topic(self, data_pass: Pass) -> JsonObject:
-    """Returns fields of the event of a pass of data.topic; {} for a file."""
-    return self._topic.figures(data_pass) if is_span(data_pass.path) else {}
-
-  def _say(self, text: str) -> None:
-    if text not in self._said:
-      self._said.add(text)
-      logging.warning('%s', text)
+    """Returns how long ago the oldest of some passes was announced; None if none was."""
+    since = self.source.since(ready)
+    return None if since is None else round(max(0.0, self._clock() - since), 3)

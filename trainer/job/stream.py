@@ -13,25 +13,12 @@ from collections.abc import Callable, Mapping
 from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.conversion import look_at
-from trainer.data.file_system import exists, refusing
-from trainer.data.passes import (
-  Pass,
-  day_after,
-  days_between,
-)
+from trainer.data.passes import Pass, day_after, days_between
 from trainer.data.prepared import is_prepared
 from trainer.errors import BadPass, UserError
 from trainer.job.ready_passes import ReadyPasses
 from trainer.plain_data import Json, JsonObject
-from trainer.topics.topic_passes import note_read, pass_over
-from trainer.training.ledger import (
-  TRAINED,
-  Entry,
-  Ledger,
-  entry_of,
-  refused_entry,
-  stamp,
-)
+from trainer.training.ledger import TRAINED, Entry, Ledger, entry_of, refused_entry, stamp
 from trainer.training.run_state import RunState
 
 # The beginning of a pass of this size or more is checked before all of it is read.
@@ -48,7 +35,7 @@ class TrainPass:
   late: bool = False  # its own day has ended, so it counts for the day that is open
   waiting: int = 0  # number of passes that are ready behind it
   seconds_behind: float | None = None  # how long ago the oldest ready pass was announced
-  # Fields of its event, if it is of data.topic.
+  # Fields of its event that the source adds.
   of_topic: JsonObject = dataclasses.field(default_factory=dict)
 
 
@@ -124,7 +111,7 @@ class Stream:
     what = f'cannot read {self._cfg.data.stream or "data.train"}'
     if begun is not None and self._trains is None:
       # A pass begun before the checkpoint: its entry is already in every process's ledger.
-      data_pass, self._trains = Pass(begun.name, begun.path, begun.day), begun
+      data_pass, self._trains = begun.data_pass, begun
       if not progress.batch:  # all of it will be trained on, as it is now
         renewed = self._communicator.on_first(what, lambda: self._renewed(data_pass, begun))
         self._trains = Entry(**renewed)
@@ -139,7 +126,7 @@ class Stream:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
       if entry.fate == 'refused':
         self._count_refused(entry)
-    self._pass_over()
+    self._passes.source.settled()
     # With any other action a pass is ready, and the run may go on if that pass is good.
     if (is_last := fields.get('is_finished', False)) or kind == 'Wait':
       self._check_refused(is_last)
@@ -156,8 +143,7 @@ class Stream:
     """
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
-    if self._cfg.data.topic:
-      note_read(self._cfg.data.topic.topic, progress, meta)
+    self._passes.source.trained(meta)
     progress.refused_in_a_row, self._refusal = 0, None
     if self._cfg.data.close_day_after_hours is not None:
       progress.last_time = self._clock()
@@ -169,8 +155,8 @@ class Stream:
     """
     if not self.limit:
       raise self.refusal_error(str(error))
-    path = self._trains.path
-    is_there = self._communicator.on_first(f'cannot read {path}', lambda: exists(path))
+    what = f'cannot read {self._trains.path}'
+    is_there = self._communicator.on_first(what, self._trains.data_pass.exists)
     if not is_there:  # once it is there again, it is trained on
       gone = {'size': None, 'crc32': None, 'modified': None}
       self._trains = dataclasses.replace(self._trains, **gone)
@@ -212,13 +198,9 @@ class Stream:
   def _settle(self, fate: str, reason: str) -> Entry:
     entry = dataclasses.replace(self._trains, fate=fate, reason=reason)
     self._state.ledger.put(entry)
-    self._pass_over()
+    self._passes.source.settled()
     self._trains = None
     return entry
-
-  def _pass_over(self) -> None:
-    if self._cfg.data.topic:
-      pass_over(self._cfg.data.topic.topic, self._state.progress, self._state.ledger)
 
   def _count_refused(self, entry: Entry) -> None:
     """Counts a refused pass, unless its file has vanished; BadPass if no pass may be refused."""
@@ -312,14 +294,15 @@ class Stream:
         settled.append(entry)
         continue
       try:
-        with refusing(data_pass.path):
-          if not is_prepared(cfg, data_pass.path) and stamp(data_pass.path)[0] >= LARGE_BYTES:
-            look_at(self._cfg, data_pass.path)  # a huge file that is no log is not read whole
+        with data_pass.refusing():
+          if data_pass.spans is None and not is_prepared(cfg, data_pass.path):
+            if stamp(data_pass).size >= LARGE_BYTES:  # if it is no log, it is not read whole
+              look_at(self._cfg, data_pass.path)
           entry = entry_of(data_pass, progress.epoch)
       except BadPass as e:
         settled.append(refused_entry(data_pass, progress.epoch, str(e)))
         continue
-      if how := self._state.ledger.trained_before(entry, by_name=cfg.day_pattern is not None):
+      if how := self._state.ledger.trained_before(entry, by_name=cfg.has_days):
         entry.fate, entry.reason = 'seen', f'{data_pass.path}: not trained on: {how}'
         settled.append(entry)
         continue
@@ -341,25 +324,25 @@ class Stream:
       settled.append(entry)
       self._following = ready[place + 1 :]
       behind = self._passes.seconds_behind(ready[place:])
-      waiting, of_topic = len(ready) - place - 1, self._passes.of_topic(data_pass)
+      waiting, of_topic = len(ready) - place - 1, self._passes.source.figures(data_pass)
       return decided(TrainPass(data_pass, late, waiting, behind, of_topic))
     self._following = []
     if (ending := self._ends(None)) is not None:
       return decided(ending)
     if cfg.stream:
-      return decided(Wait(f'waiting for {self._passes.waiting_for}'))
+      return decided(Wait(f'waiting for {self._passes.source.waiting_for}'))
     return decided(End(is_finished=True))
 
   def _renewed(self, data_pass: Pass, begun: Entry) -> JsonObject:
     """Returns the fields of the entry of a pass that was begun, with what the pass holds now."""
     with contextlib.suppress(OSError, UserError):  # who reads it next will tell
-      if not begun.is_of(stamp(data_pass.path)):
+      if not begun.is_of(stamp(data_pass)):
         begun = dataclasses.replace(entry_of(data_pass, begun.epoch), reason=begun.reason)
     return dataclasses.asdict(begun)
 
   def _is_late(self, data_pass: Pass) -> bool:
     progress = self._state.progress
-    if self._cfg.data.day_pattern is None:
+    if not self._cfg.data.has_days:
       return False
     if progress.day is not None:
       return data_pass.day < progress.day
@@ -375,7 +358,7 @@ class Stream:
   def _ends(self, following: Pass | None) -> EndDay | None:
     """Returns the day that must end before `following`, the next ready pass, or None."""
     cfg, progress = self._cfg.data, self._state.progress
-    if cfg.day_pattern is None:
+    if not cfg.has_days:
       return None
     hours, since = cfg.close_day_after_hours, progress.last_time
     came = following and f'a pass of day {following.day} came'

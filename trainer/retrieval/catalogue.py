@@ -7,7 +7,7 @@ from absl import logging
 
 from trainer import config
 from trainer.comm.communicator import Communicator
-from trainer.data import values
+from trainer.data import arrays
 from trainer.data.features import HASH_BITS, SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
 from trainer.embedding.row_table import RowTable
@@ -71,7 +71,7 @@ class Catalogue:
     if self.table is None:
       self._set(merged, shows)
       return
-    lacking = int(times[values.places(self.table.keys, keys) < 0].sum())
+    lacking = int(times[arrays.places(self.table.keys, keys) < 0].sum())
     if lacking:
       count = int(times.sum())
       told = f'{path}: data.items lacks the items of {lacking:,} of {count:,} samples'
@@ -79,7 +79,7 @@ class Catalogue:
         raise BadPass(f'{told}; wanted the items of the log in it')
       if communicator.rank == 0:
         logging.warning('%s: they are left out', told)
-    place = values.places(merged, self.table.keys)
+    place = arrays.places(merged, self.table.keys)
     self._set(self.table.keys, np.where(place < 0, 0, np.append(shows, 0)[place]))
 
   def learn_positives(self, prepared: PreparedPass) -> None:
@@ -134,7 +134,7 @@ class Catalogue:
 
   def places(self, keys: np.ndarray) -> np.ndarray:
     """Returns the index of each key in `self.keys`, int64 [n]; −1 for a key that is no item."""
-    return values.places(self.keys, keys)
+    return arrays.places(self.keys, keys)
 
   def for_step(self, batch: SlotBatch, step: int) -> SlotBatch:
     """Prepares a batch of NumPy arrays for a training step.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from trainer.data.values import places
+from trainer.data.arrays import places
 from trainer.retrieval.items import INDEX, PROBES, Change, Items, has_faiss, import_faiss, read
 from trainer.storage.chain import RowExport
 

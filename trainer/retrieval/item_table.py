@@ -5,7 +5,7 @@ import functools
 import numpy as np
 
 from trainer import config
-from trainer.data import values
+from trainer.data import arrays
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError, short
@@ -59,6 +59,6 @@ class ItemTable:
     Returns the indices in `keys` of the m items that the table has, int64 [m], ascending; their
     batch.
     """
-    place = values.places(self.keys, keys)
+    place = arrays.places(self.keys, keys)
     known = np.flatnonzero(place >= 0)
     return known, self.prepared.gather(self._rows[place[known]])

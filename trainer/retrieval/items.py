@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer import files
-from trainer.data.values import places
+from trainer.data.arrays import places
 from trainer.errors import DataLoss
 from trainer.storage.chain import ITEMS, Replay, RowExport
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from trainer.data import values
+from trainer.data import arrays
 
 
 class OwnPositives:
@@ -32,9 +32,9 @@ class OwnPositives:
       int64 [n, 2]: for each negative to leave out, the index of the sample, then its own index in
       `negatives`.
     """
-    place = values.places(self._users, users)
+    place = arrays.places(self._users, users)
     counts = np.append(self._counts, 0)[place]  # a user without positives has place -1, so 0
-    items = self._items[values.ranges(np.append(self._first, 0)[place], counts)]
+    items = self._items[arrays.ranges(np.append(self._first, 0)[place], counts)]
     samples = np.repeat(np.arange(len(users)), counts)
     # A step draws few of the catalogue's items, so most positives are dropped here, cheaply.
     is_drawn = np.zeros([self._num_items], bool)
@@ -44,5 +44,5 @@ class OwnPositives:
     first, end = (
       np.searchsorted(negatives[order], items[kept], side) for side in ('left', 'right')
     )
-    drawn = order[values.ranges(first, end - first)]
+    drawn = order[arrays.ranges(first, end - first)]
     return np.stack([np.repeat(samples[kept], end - first), drawn], 1)

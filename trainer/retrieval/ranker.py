@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 from absl import logging
 
+from trainer.data.arrays import ranges
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
-from trainer.data.values import ranges
 from trainer.errors import UserError
 from trainer.retrieval import ranking
 from trainer.training.inputs import Inputs

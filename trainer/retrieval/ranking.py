@@ -6,7 +6,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.tensors import aligned, share
-from trainer.data.values import places
+from trainer.data.arrays import places
 
 _SCORES_AT_ONCE = 1 << 24
 POPULAR = 0.1  # the share of the catalogue that counts as popular

@@ -21,11 +21,12 @@ from ops.row_store import PulledRows, RowStore
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.config.export import input_name
+from trainer.data.arrays import is_nested, offsets_of
 from trainer.data.block import Block
 from trainer.data.features import HASH_BITS, SlotBatch
 from trainer.data.jsonl_format import WrongValue, slot_array, slot_value, value_at
 from trainer.data.parse import parse
-from trainer.data.values import feature_keys, is_nested, offsets_of
+from trainer.data.values import feature_keys
 from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import build

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from absl import logging
 
-from trainer.data.values import places
+from trainer.data.arrays import places
 from trainer.errors import UserError, one_line
 from trainer.plain_data import Json
 from trainer.serving.rest import Request, Signature

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from ops.row_store import RowStore
-from trainer.data.values import places, ranges
+from trainer.data.arrays import places, ranges
 from trainer.errors import UserError, fit_to_print
 from trainer.storage.chain import RowExport, Rows
+from trainer.wings import wing
 
 _TRIES = 3  # to read a row store that changes
 _Read = TypeVar('_Read')
@@ -284,9 +285,7 @@ def open_store(
 
       return RedisStore(address, password)
     if scheme == 'kafka':
-      from trainer.topics.topic_store import TopicStore
-
-      return TopicStore(address, settings)
+      return wing('topic_store')(address, settings)
   except ModuleNotFoundError as e:
     raise UserError(
       f"{where} {fit_to_print(address)}: needs the package '{e.name}'; wanted pip install "

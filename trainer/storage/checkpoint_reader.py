@@ -224,7 +224,7 @@ class CheckpointReader:
       'admitted': bool(row['admitted']),
       'linear': float(row['linear']),
     }
-    if self.cfg.data.day_pattern and limits.decay < 1:
+    if self.cfg.data.has_days and limits.decay < 1:
       known['decay'] = f'show and click × {limits.decay:g} at each end of a day, in every epoch'
     known['admission'] = f"lifecycle.admission is '{policy.admission}'"
     if policy.admission == 'score':
@@ -264,7 +264,7 @@ class CheckpointReader:
     began_with_another = progress.get('first_step', 0) > 0
     if self.cfg.counted_fields():  # counts are forgotten where an epoch ends
       began_with_another, epochs = began_with_another and progress['epoch'] == 0, 1
-    decays = self.cfg.data.day_pattern is not None and self.cfg.policy().decay < 1
+    decays = self.cfg.data.has_days and self.cfg.policy().decay < 1
     if epochs == 1 and not began_with_another and not decays:
       return None
     told = f'Impressions and clicks are those of {epochs} epoch{"s" * (epochs > 1)}'

@@ -430,7 +430,7 @@ def _older(cfg: config.Config) -> Iterator[str]:
     )
   if any(optimizer.l2_mode == 'catch_up' for _, optimizer, _ in cfg.sparse.optimizers()):
     yield 'features that were in no sample, which l2_mode catch_up changes too'
-  fades = cfg.data.day_pattern is not None and cfg.lifecycle.decay < 1
+  fades = cfg.data.has_days and cfg.lifecycle.decay < 1
   if fades and any(slot.counts for slot in cfg.data.slots):
     yield 'counts of features that were in no sample, which fade at the end of a day'
 

@@ -30,7 +30,7 @@ class Drift(Listener):
     progress, cfg = self._state.progress, self._inputs.cfg
     if progress.epoch == 0:
       count(cfg, progress, prepared, self._inputs.step.dense.embedding.stats.numpy())
-      if cfg.data.day_pattern is None:
+      if not cfg.data.has_days:
         self._compare(**{'pass': name})
 
   def day_ended(self, day: int, is_empty: bool) -> None:

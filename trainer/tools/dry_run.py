@@ -67,7 +67,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
         continue
       if split == 'train':
         entry = entry_of(data_pass, 0)
-        if how := ledger.trained_before(entry, by_name=cfg.data.day_pattern is not None):
+        if how := ledger.trained_before(entry, by_name=cfg.data.has_days):
           seen.append(f'{data_pass.path}: a run does not train on it: {how}')
           continue
         entry.fate = 'trained'
@@ -156,7 +156,7 @@ def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:
   rate = sum(row[2] * row[3] for row in rows) / max(1, total)
   where = 'data.train and data.watch' if split == 'train' and cfg.data.watch else f'data.{split}'
   yield f'{where}: {counted(len(rows), "pass")}, {total:,} samples, mean label {rate:.4f}'
-  day_text = 'day {}'.format if cfg.data.day_pattern else lambda _: ''
+  day_text = 'day {}'.format if cfg.data.has_days else lambda _: ''
   lines = [
     f'  {name:24} {day_text(day):>10} {count:>12,}   label {rate:.4f}'
     for name, day, count, rate in rows

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from trainer.data.arrays import ranges
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
-from trainer.data.values import ranges
 from trainer.model import influence
 from trainer.model.influence import Measured
 from trainer.plain_data import JsonObject

@@ -163,7 +163,7 @@ def _slots(run: RecordedRun) -> Iterator[_Card]:
   if run.begins_with_another:
     note = 'In the kept state, impressions and clicks of all epochs, and of the run of --init_from'
   decay = run.cfg.policy().decay
-  if run.cfg.data.day_pattern is not None and decay < 1:
+  if run.cfg.data.has_days and decay < 1:
     note += f', which each end of a day multiplies by {decay:g} (before that of its last day)'
   note += '; blank is of the last pass; '
   if of_items := sorted(run.cfg.columns_of_items() & set(slots)):

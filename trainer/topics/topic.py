@@ -5,7 +5,6 @@ ones in its checkpoints. Offsets are committed to the cluster only for those who
 """
 
 import contextlib
-import datetime
 import functools
 import importlib
 import logging
@@ -20,7 +19,9 @@ from absl import logging as absl_logging
 
 from trainer import config, files
 from trainer.data.block import Block
-from trainer.data.file_system import SPAN, attempts_end
+from trainer.data.conversion import Parts, reader
+from trainer.data.file_system import attempts_end
+from trainer.data.spans import Span, Spans
 from trainer.errors import BadPass, Stopped, UserError
 
 if TYPE_CHECKING:
@@ -31,65 +32,12 @@ SECONDS_TO_ANSWER = 5.0
 DAY_MS = 24 * 3600 * 1000
 _BLOCK_MESSAGES, _BLOCK_BYTES = 1 << 16, 8 << 20
 _AT_ONCE, _SECONDS_AT_ONCE = 10_000, 0.1
-_UTC = datetime.timezone.utc
 # Errors that waiting does not end, as the client names them.
 _REFUSALS = frozenset(
   '_INVALID_ARG _AUTHENTICATION _CONFLICT _NOT_IMPLEMENTED SASL_AUTHENTICATION_FAILED '
   'TOPIC_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED CLUSTER_AUTHORIZATION_FAILED '
   'TOPIC_EXCEPTION MSG_SIZE_TOO_LARGE'.split()
 )
-
-
-class Span(NamedTuple):
-  """The messages of a partition from the offset `start` on, before `end`."""
-
-  start: int
-  end: int
-
-
-class Spans(NamedTuple):
-  """The messages of a pass.
-
-  Attributes:
-    time: the beginning of its window, in ms since 1970; None if the topic has neither windows nor
-      days.
-    parts: {partition: its messages}.
-  """
-
-  topic: str
-  time: int | None
-  parts: Mapping[str, Span]
-
-  @property
-  def path(self) -> str:
-    """A text that identifies the pass, as kafka://clicks/2024-01-31T10:00:00/0:17-29,1:0-8."""
-    when = '-'
-    if self.time is not None:
-      moment = datetime.datetime.fromtimestamp(self.time / 1000, _UTC)
-      when = moment.replace(tzinfo=None).isoformat()
-    parts = ','.join(f'{p}:{start}-{end}' for p, (start, end) in self.parts.items())
-    return f'{SPAN}{self.topic}/{when}/{parts}'
-
-  @classmethod
-  def of(cls, path: str) -> 'Spans':
-    topic, when, parts = path.removeprefix(SPAN).split('/')
-    moment = None if when == '-' else datetime.datetime.fromisoformat(when).replace(tzinfo=_UTC)
-    named = (part.split(':') for part in parts.split(','))
-    spans = {p: Span(*map(int, span.split('-'))) for p, span in named}
-    return cls(topic, moment and round(moment.timestamp() * 1000), spans)
-
-  @property
-  def day(self) -> int:
-    """The day of its window as YYYYMMDD; 0 without a window."""
-    return int(self.path.split('/')[3][:10].replace('-', '') or 0)
-
-  @property
-  def ends(self) -> dict[str, int]:
-    return {partition: span.end for partition, span in self.parts.items()}
-
-  @property
-  def messages(self) -> int:
-    return sum(span.end - span.start for span in self.parts.values())
 
 
 class Away(UserError):
@@ -152,7 +100,10 @@ def client(what: str) -> ModuleType:
 
 
 def raise_error(what: str, error: 'confluent_kafka.KafkaError') -> None:
-  """Raises UserError for a mistake in the settings or a refusal, else Away, for `what`."""
+  """Raises the UserError for an error of the client; its message begins with `what`.
+
+  It is Away, which may pass, unless the cluster refuses us or a setting is wrong.
+  """
   text = f'{what}: {" ".join(error.str().split())}'
   raise UserError(text) if error.name() in _REFUSALS else Away(text)
 
@@ -279,7 +230,25 @@ class Topic:
     self._consumer.close()
 
 
-class PassReader:
+def parts(
+  data: config.Data,
+  spans: Spans,
+  wanted: dict[str, str],
+  waits: Callable[[], None],
+  meta: dict[str, Any],
+) -> Parts:
+  """Yields the partitions of a pass; at the end, notes in `meta` what was read of them."""
+  if data.topic is None or data.topic.topic != spans.topic:
+    raise BadPass(f'{spans.path}: data.topic is another one now')
+  with contextlib.closing(Topic(data.topic)) as client:
+    messages = _PassReader(data, spans, waits, client)
+    for partition in spans.parts:
+      yield f'{spans.topic}:{partition}', messages.blocks(partition, wanted)
+    kept = 'late', 'lost', 'absent', 'known'
+    meta |= {name: getattr(messages, name) for name in kept} | {'cluster': client.cluster()}
+
+
+class _PassReader:
   """Reads the messages of a pass.
 
   Attributes:
@@ -287,30 +256,20 @@ class PassReader:
     late: how many messages are of a day before that of the pass.
     absent: how many offsets have no message, as where a compacted topic has newer ones.
     known: {partition: the last message that was read of it}.
-    cluster: the id of the cluster, once its messages were read.
   """
 
-  def __init__(self, cfg: config.Config, path: str, waits: Callable[[], None]):
-    self._cfg, self.spans, self._waits = cfg, Spans.of(path), waits
-    self._topic = cfg.data.topic
-    if self._topic is None or self._topic.topic != self.spans.topic:
-      raise BadPass(f'{path}: data.topic is another one now')
+  def __init__(self, data: config.Data, spans: Spans, waits: Callable[[], None], client: Topic):
+    self._data, self._spans, self._waits, self._client = data, spans, waits, client
     self.lost = self.late = 0
-    self.absent, self.known = self.spans.messages, {}
-    self._client = Topic(self._topic)
-    self.close = self._client.close
-
-  @property
-  def cluster(self) -> str | None:
-    return self._client.cluster()
+    self.absent, self.known = spans.messages, {}
 
   def blocks(self, partition: str, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
     """Yields functions that return the blocks of a partition, in order; lines are offsets."""
-    read = importlib.import_module(f'trainer.data.{self._topic.format}_format').of_messages
+    read = reader(self._data.topic.format).of_messages
     values, offsets, size = [], [], 0
 
     def block() -> Callable[[], Block]:
-      return functools.partial(_block, read, values, offsets, self._cfg.data, wanted)
+      return functools.partial(_block, read, values, offsets, self._data, wanted)
 
     for messages in self._messages(partition):
       new = [message.value() or b'' for message in messages]
@@ -324,17 +283,17 @@ class PassReader:
       yield block()
 
   def _messages(self, partition: str) -> Iterator[list['confluent_kafka.Message']]:
-    span = self.spans.parts[partition]
+    span = self._spans.parts[partition]
     while span.start < span.end:
       try:
         for messages in self._client.messages(partition, span, self._waits):
           span = span._replace(start=messages[-1].offset() + 1)
           self.absent -= len(messages)
           self.known[partition] = Known.of(messages[-1])
-          yield self._in_time(messages) if self._topic.days else messages
+          yield self._in_time(messages) if self._data.topic.days else messages
         return
       except Expired as e:
-        if self._topic.on_expired == 'fail':
+        if self._data.topic.on_expired == 'fail':
           raise
         start = min(span.end, e.there.start)
         self.lost += start - span.start
@@ -344,11 +303,11 @@ class PassReader:
 
   def _in_time(self, messages: list['confluent_kafka.Message']) -> list['confluent_kafka.Message']:
     """Returns those of the messages that data.late takes, and counts those of an earlier day."""
-    begin, late = self.spans.time // DAY_MS * DAY_MS, self._cfg.data.late
+    begin, late = self._spans.time // DAY_MS * DAY_MS, self._data.late
     of_before = [message for message in messages if 0 <= message.timestamp()[1] < begin]
     self.late += len(of_before)
     if of_before and late == 'fail':
-      where = f'{self._topic.topic}:{of_before[0].partition()}:{of_before[0].offset()}'
+      where = f'{self._spans.topic}:{of_before[0].partition()}:{of_before[0].offset()}'
       raise UserError(f"{where}: its day is over; data.late is 'fail'; wanted train or skip")
     if not of_before or late == 'train':
       return messages

@@ -20,12 +20,13 @@ from absl import logging
 
 from trainer import config
 from trainer.data.passes import Pass
+from trainer.data.spans import Span, Spans
 from trainer.errors import UserError
 from trainer.files import whole_file
+from trainer.job.ready_passes import Source
 from trainer.plain_data import Json, JsonObject
-from trainer.topics.topic import DAY_MS, Away, Expired, Known, Span, Spans, Topic, another, expired
-from trainer.training.ledger import Ledger
-from trainer.training.run_state import Progress, RunState
+from trainer.topics.topic import DAY_MS, Away, Expired, Known, Topic, another, expired
+from trainer.training.run_state import RunState
 
 FILE = 'cuts.json'
 MOST_READY = 16  # passes that are cut ahead
@@ -36,23 +37,6 @@ _LEAST_PAUSE, _MOST_PAUSE = 0.1, 30.0  # seconds between questions to the cluste
 def _name(topic: str, offsets: Mapping[str, int]) -> str:
   """Returns the name of the pass that begins with these offsets: the topic, and their sum."""
   return f'{topic}-{sum(offsets.values())}'
-
-
-def pass_over(topic: str, progress: Progress, ledger: Ledger) -> None:
-  """Moves the next offsets behind the passes that have their fate. Every process calls it."""
-  place = progress.topics.setdefault(topic, {'offsets': {}, 'time': None})
-  settled = {e.name: e.path for e in ledger if e.fate != 'entered'}
-  while path := settled.get(_name(topic, place['offsets'])):
-    spans = Spans.of(path)
-    place = place | {'offsets': place['offsets'] | spans.ends, 'time': spans.time}
-  progress.topics[topic] = place
-
-
-def note_read(topic: str, progress: Progress, meta: Mapping[str, Json]) -> None:
-  """Notes by what a topic is known again, from the meta.json of a pass. Every process calls it."""
-  place = progress.topics[topic]
-  known = place.get('known', {}) | meta.get('known', {})  # a pass of 0.2.0 has none
-  progress.topics[topic] = place | {'known': known, 'cluster': meta.get('cluster')}
 
 
 def shared(available: Mapping[str, int], total: int) -> dict[str, int]:
@@ -98,17 +82,16 @@ def _crc32(cuts: JsonObject) -> int:
   return zlib.crc32(json.dumps(cuts).encode())  # the order counts: the oldest cut is first
 
 
-class TopicPasses:
-  """Finds the passes of data.topic that are ready. Only process 0 calls its methods.
+class TopicPasses(Source):
+  """Finds the passes of data.topic that are ready.
 
   Attributes:
-    waiting_for: what it waits for, for the user.
     cut_at: {name of a pass that is ready: when it was cut}.
   """
 
   def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
+    super().__init__(cfg, state, clock)
     self._topic, self._days_ahead = cfg.data.topic, cfg.data.max_days_ahead
-    self._state, self._clock = state, clock
     self._path = os.path.join(cfg.run_dir, FILE)
     self._client: Topic | None = None
     self._file: JsonObject | None = None  # of `begin`, offsets, and `cuts`, by name
@@ -119,12 +102,11 @@ class TopicPasses:
     self._since = clock()  # when the last pass was cut
     self._committed: dict[str, int] = {}
     self._checked: str | None = ''  # the cluster in which the topic was found to be the same
-    self._told: set[str] = set()
     self.waiting_for, self.cut_at = f'records of {cfg.data.stream}', {}
 
   def look(self) -> list[Pass]:
     """Returns the passes that are ready, in order, and cuts as many as there are."""
-    known, place = {e.path for e in self._state.ledger}, self._place()
+    place = self._place()
     self._ask(place)
     ready, is_same = dict[str, Pass](), False
     while len(ready) < MOST_READY:
@@ -149,19 +131,39 @@ class TopicPasses:
           told = f'wants the messages of partition {p} to offset {span.end}, which has {end}'
           raise self._damaged(f'its pass {name} {told}')
       self.cut_at[name] = cut['at']
-      if cut['path'] not in known:
-        ready[name] = Pass(name, cut['path'], spans.day if self._topic.days else 0)
+      ready[name] = Pass(name, cut['path'], spans.day if self._topic.days else 0)
       place = _Place(place.offsets | spans.ends, spans.time)
     self.cut_at = {name: self.cut_at[name] for name in ready}
     return list(ready.values())
 
+  def since(self, ready: Sequence[Pass]) -> float | None:
+    return min((self.cut_at[p.name] for p in ready if p.name in self.cut_at), default=None)
+
   def figures(self, data_pass: Pass) -> JsonObject:
     """Returns fields of the event of a pass: messages behind it, as last seen, and lost before."""
-    spans, offsets = Spans.of(data_pass.path), self._place().offsets
+    if (spans := data_pass.spans) is None:
+      return {}
+    offsets = self._place().offsets
     ends = offsets | spans.ends
     lag = {p: max(0, span.end - ends.get(p, span.start)) for p, span in self._bounds.items()}
     lost = sum(span.start - offsets.get(p, span.start) for p, span in spans.parts.items())
     return {'lag': sum(lag.values()), 'lag_by_partition': lag, 'lost_messages': lost}
+
+  def settled(self) -> None:
+    """Moves the next offsets behind the passes that have their fate."""
+    topics, topic = self._state.progress.topics, self._topic.topic
+    place = topics.setdefault(topic, {'offsets': {}, 'time': None})
+    settled = {e.name: e.data_pass for e in self._state.ledger if e.fate != 'entered'}
+    while data_pass := settled.get(_name(topic, place['offsets'])):
+      spans = data_pass.spans
+      place = place | {'offsets': place['offsets'] | spans.ends, 'time': spans.time}
+    topics[topic] = place
+
+  def trained(self, meta: Mapping[str, Json]) -> None:
+    """Notes by what the topic is known again."""
+    topics, topic = self._state.progress.topics, self._topic.topic
+    known = topics[topic].get('known', {}) | meta.get('known', {})  # a pass of 0.2.0 has none
+    topics[topic] = topics[topic] | {'known': known, 'cluster': meta.get('cluster')}
 
   def _place(self) -> _Place:
     """Returns the place in the topic behind the passes that have their fate."""
@@ -227,7 +229,7 @@ class TopicPasses:
         error = expired(topic.topic, p, wanted, there)
         if topic.on_expired == 'fail' or not isinstance(error, Expired):
           raise error
-        self._say(f'{error}: {there.start - wanted:,} messages are lost')
+        self.say(f'{error}: {there.start - wanted:,} messages are lost')
         starts[p] = there.start
     return starts
 
@@ -271,7 +273,7 @@ class TopicPasses:
     for p, read in ahead.items():
       for offset, _ in read.within(latest, math.inf)[:1]:
         far = f'its time is over {self._days_ahead} days ahead (data.max_days_ahead)'
-        self._say(f'{self._topic.topic}:{p}:{offset}: {far}; it counts for the open window')
+        self.say(f'{self._topic.topic}:{p}:{offset}: {far}; it counts for the open window')
     if time is None:
       times = [both[1][1] for read in ahead.values() if (both := read.within(0, latest))]
       if not times:
@@ -369,10 +371,10 @@ class TopicPasses:
     if is_other and not same:
       raise another(topic, f'which was made anew: {told}, and {gone}')
     if is_other:
-      self._say(f'topic {topic}: {told}; goes on, because the messages read last are the same')
+      self.say(f'topic {topic}: {told}; goes on, because the messages read last are the same')
     elif not same:
       relied = 'its name' if None in (cluster, place.cluster) else f"its cluster's id, {cluster},"
-      self._say(f'topic {topic}: {gone}; goes on, because {relied} is the same')
+      self.say(f'topic {topic}: {gone}; goes on, because {relied} is the same')
 
   def _wait_for_it(self, error: Away) -> None:
     self._checked = ''
@@ -381,8 +383,3 @@ class TopicPasses:
     self._is_away, self._pause = True, min(2 * self._pause, _MOST_PAUSE)
     self.waiting_for = f'the cluster of topic {self._topic.topic}, which does not answer'
     self._look_again = self._clock() + self._pause
-
-  def _say(self, text: str) -> None:
-    if text not in self._told:
-      self._told.add(text)
-      logging.warning('%s', text)

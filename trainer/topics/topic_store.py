@@ -12,10 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from trainer import config
+from trainer.data.spans import Span
 from trainer.errors import UserError, fit_to_print
 from trainer.serving.versioned_store import Overtaken, Version, VersionedStore, View, encode
 from trainer.storage.chain import RowExport
-from trainer.topics.topic import Span, Topic, client, client_settings, plain_kafka, raise_error
+from trainer.topics.topic import Topic, client, client_settings, plain_kafka, raise_error
 
 MARKER = b'ctr:version'
 _LEAST_BACK = 1000  # messages in which the last marker is looked for first

@@ -22,7 +22,7 @@ from trainer.data.conversion import (
   prepare_pass,
 )
 from trainer.data.features import SlotBatch
-from trainer.data.file_system import LogFile, exists, is_span, normal, refusing
+from trainer.data.file_system import LogFile, exists, normal, refusing
 from trainer.data.passes import Pass, folder_name
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import META, PreparedPass, is_prepared, same_samples
@@ -143,7 +143,7 @@ class Inputs:
     def look() -> list[list[Plain]]:
       shared = []
       for i, (data_pass, path) in enumerate(zip(passes, paths)):
-        if path != data_pass.path and path not in self._owners and exists(data_pass.path):
+        if path != data_pass.path and path not in self._owners and data_pass.exists():
           with contextlib.suppress(Exception):  # the conversion reports what is wrong
             file = shareable(self.cfg, data_pass.path)
             if file and not is_prepared_from(self.cfg, data_pass.path, path, labelled):
@@ -160,20 +160,20 @@ class Inputs:
     cfg, on_block = self.cfg, self._on_block(data_pass, place)
 
     def count() -> list[int]:
-      with refusing(data_pass.path):
+      with data_pass.refusing():
         return count_lines(cfg, file, rank, size)
 
     counted = self.communicator.gather(together(f'cannot read {data_pass.path}', count))
 
     def convert() -> int:
-      with refusing(data_pass.path):
+      with data_pass.refusing():
         parts = parts_of(cfg, file, counted, size)
         if rank < len(parts):
           prepare_part(cfg, file, parts[rank], own_path(rank), labelled, on_block)
         return len(parts)
 
     def join() -> None:
-      with refusing(data_pass.path):
+      with data_pass.refusing():
         join_parts(cfg, data_pass.path, list(map(own_path, range(parts))), path, labelled, on_block)
 
     def own_path(r: int) -> str:
@@ -196,7 +196,7 @@ class Inputs:
     def look() -> None:
       for data_pass in passes[rank::size]:
         if not self.is_ready(data_pass, split):
-          with refusing(data_pass.path):
+          with data_pass.refusing():
             look_at(self.cfg, data_pass.path)
         self.progress_made()
 
@@ -224,8 +224,8 @@ class Inputs:
 
     self._samples_ahead = 0
     with contextlib.suppress(Exception):  # `prepared` converts it again and raises the error
-      if exists(data_pass.path):
-        prepare_pass(self.cfg, data_pass.path, path, on_block=on_block)
+      if data_pass.exists():
+        prepare_pass(self.cfg, data_pass.raw, path, on_block=on_block)
 
   def _wait_for(self, data_pass: Pass, path: str) -> None:
     """Waits for the background conversion of a pass to end; cancels it if it has not begun."""
@@ -254,17 +254,17 @@ class Inputs:
     self._thread.shutdown(cancel_futures=True)
 
   def _path(self, data_pass: Pass, split: str) -> str:
-    if not is_span(data_pass.path) and is_prepared(self.cfg.data, data_pass.path):
+    if data_pass.spans is None and is_prepared(self.cfg.data, data_pass.path):
       return data_pass.path
     return os.path.join(self._folder, split, folder_name(data_pass.name))
 
   def _convert(self, data_pass: Pass, path: str, place: str, labelled: bool = True) -> None:
     self.progress_made()
     # If the run stopped within this pass, its raw file may be gone by now.
-    if path == data_pass.path or (os.path.exists(path) and not exists(data_pass.path)):
+    if path == data_pass.path or (os.path.exists(path) and not data_pass.exists()):
       return
-    with refusing(data_pass.path):
-      prepare_pass(self.cfg, data_pass.path, path, labelled, self._on_block(data_pass, place))
+    with data_pass.refusing():
+      prepare_pass(self.cfg, data_pass.raw, path, labelled, self._on_block(data_pass, place))
 
   def _on_block(self, data_pass: Pass, place: str) -> Callable[[int], None]:
     """Returns a callback that takes the number of samples converted so far and reports it.

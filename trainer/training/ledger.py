@@ -13,14 +13,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from trainer.data.file_system import LogFile, absolute, exists, is_remote, is_span, open_file
+from trainer.data.file_system import LogFile, absolute, is_remote, open_file
 from trainer.data.pass_files import files_of, stamp_of
 from trainer.data.passes import Pass
 from trainer.data.prepared import META
 from trainer.errors import UserError
 from trainer.files import crc32_of_stream
 from trainer.plain_data import Json, JsonObject
-from trainer.topics.topic import Spans
 
 FILE = 'ledger.jsonl'
 TRAINED = frozenset({'trained', 'late'})
@@ -65,18 +64,17 @@ class Entry:
     return now[:2] == (self.size, self.modified) and self.files in (None, now.files)
 
   @property
+  def data_pass(self) -> Pass:
+    return Pass(self.name, self.path, self.day)
+
+  @property
   def content(self) -> tuple[int | None, int | None]:
     """Size and checksum; two passes count as the same if both are equal."""
     return self.size, self.crc32
 
 
 def _files(path: str) -> list[LogFile]:
-  """Returns the files that identify a pass: its raw files, or a prepared pass's meta.json.
-
-  Messages of a topic lie in no file: their path identifies them.
-  """
-  if is_span(path):
-    return []
+  """Returns the files that identify a pass: its raw files, or a prepared pass's meta.json."""
   meta = os.path.join(path, META)
   return files_of(meta if not is_remote(path) and os.path.exists(meta) else path)
 
@@ -89,37 +87,36 @@ class Stamp(NamedTuple):
   files: str | None = None
 
 
-def stamp(path: str) -> Stamp:
+def stamp(data_pass: Pass) -> Stamp:
   """Returns the stamp of a pass, without reading its files; it is the same while none changes."""
-  if is_span(path):  # messages never change
-    return Stamp(Spans.of(path).messages, 0)
-  files = _files(path)
+  if data_pass.spans:  # messages never change
+    return Stamp(data_pass.spans.messages, 0)
+  files = _files(data_pass.path)
   return Stamp(sum(f.bytes for f in files), max(f.mtime_ns for f in files), stamp_of(files))
 
 
-def stamp_if_any(path: str) -> Stamp:
-  """Returns the `stamp` of a path; one of None if nothing is there, of 0 if it is unreadable."""
+def stamp_if_any(data_pass: Pass) -> Stamp:
+  """Returns the `stamp` of a pass; one of None if nothing is there, of 0 if it is unreadable."""
   try:
-    return stamp(path)
+    return stamp(data_pass)
   except (OSError, UserError):
-    return Stamp(0, 0) if exists(path) else Stamp(None, None)
+    return Stamp(0, 0) if data_pass.exists() else Stamp(None, None)
 
 
 def refused_entry(data_pass: Pass, epoch: int, reason: str) -> Entry:
   """Returns the entry of a pass that was refused before it was read."""
-  path, now = absolute(data_pass.path), stamp_if_any(data_pass.path)
+  path, now = absolute(data_pass.path), stamp_if_any(data_pass)
   known = now._asdict() | {'fate': 'refused', 'reason': reason}
   return Entry(path, data_pass.name, data_pass.day, epoch, **known)
 
 
 def entry_of(data_pass: Pass, epoch: int) -> Entry:
   """Returns the entry of a new pass. It reads all files of the pass for the checksum."""
-  now = stamp(data_pass.path)
-  crc32 = zlib.crc32(data_pass.path.encode()) if is_span(data_pass.path) else 0
-  for file in _files(data_pass.path):
+  path, now = absolute(data_pass.path), stamp(data_pass)
+  files, crc32 = ([], zlib.crc32(path.encode())) if data_pass.spans else (_files(path), 0)
+  for file in files:
     with open_file(file.path) as f:
       crc32 = crc32_of_stream(f, crc32)
-  path = absolute(data_pass.path)
   return Entry(path, data_pass.name, data_pass.day, epoch, crc32=crc32, **now._asdict())
 
 
@@ -186,7 +183,7 @@ class Ledger:
       *([('name', self._by_name.get((epoch, *name)), name)] if by_name else []),
     ):
       if path is not None:
-        return f'its {how} is that of {path}{"" if exists(path) else ", which is gone"}'
+        return f'its {how} is that of {path}{"" if Pass("", path).exists() else ", which is gone"}'
       if self._has(epoch, how, *what):
         return f'its {how} is that of a pass that was trained on long ago'
     return None

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ops.keys import NO_FEATURE
 from trainer import config
+from trainer.data.arrays import is_nested, one_each, ranges
 from trainer.data.columns.kinds import module_of
 from trainer.data.slot_features import distinct_texts, several_features
 from trainer.data.values import (
@@ -21,9 +22,6 @@ from trainer.data.values import (
   as_text,
   feature_keys,
   floats,
-  is_nested,
-  one_each,
-  ranges,
   trim,
   whole_numbers,
   without_markers,
@@ -182,7 +180,7 @@ class ArrowReader:
 
 
 def only_unicode(texts: pa.Array) -> tuple[pa.Array, np.ndarray]:
-  """Replaces texts that are not UTF-8 by null; returns them and bool [u], true for the others."""
+  """Returns texts [u], with null in place of any that is not UTF-8, and which are, bool [u]."""
   is_text = np.ones([len(texts)], bool)
   try:
     texts.validate(full=True)

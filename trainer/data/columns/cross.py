@@ -17,10 +17,10 @@ import tensorflow as tf
 from ops.keys import NO_FEATURE
 from ops.library import TensorLike
 from trainer import config
+from trainer.data.arrays import offsets_of
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.features import hash_keys
-from trainer.data.values import offsets_of
 
 BETWEEN = ' × '  # the parts of a combination, as people read it
 _M = 0x369DEA0F31A53F85  # odd, as in a linear congruential generator

@@ -5,9 +5,9 @@ import pyarrow as pa
 import tensorflow as tf
 
 from trainer import config
+from trainer.data.arrays import offsets_of
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
-from trainer.data.values import offsets_of
 
 TEXT = 'value'  # of the feature
 

@@ -11,9 +11,10 @@ import pyarrow.compute as pc
 import tensorflow as tf
 
 from trainer import config
+from trainer.data.arrays import offsets_of, ranges, text_buffers, texts_from
 from trainer.data.columns.arrow_columns import ArrowReader
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
-from trainer.data.values import offsets_of, ranges, text_buffers, texts_from, trim
+from trainer.data.values import trim
 
 
 def _pattern(made: config.Text) -> str:
