@@ -11,6 +11,7 @@ from trainer.data.file_system import is_directory, normal
 from trainer.errors import UserError
 from trainer.parameter_server import membership
 from trainer.reporting.status import Status
+from trainer.wings import wing
 
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
 SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
@@ -35,9 +36,8 @@ def main() -> int:
     raise UserError(f'--init_from {INIT_FROM.value}: no such directory; {wanted}')
   if DRY_RUN.value:
     runtime.start(cfg)
-    from trainer.tools import dry_run
-
-    for line in dry_run.tell(source.with_measured_values(init_from=INIT_FROM.value)):
+    cfg = source.with_measured_values(init_from=INIT_FROM.value)
+    for line in wing('tools').dry_run(cfg):
       print(line, flush=True)
     return 0
   command_line.need_no_output()
@@ -58,7 +58,7 @@ def main() -> int:
   here = runtime.launched()
   if METRICS_PORT.value is not None and not here.rank:
     status.serve(METRICS_HOST.value, METRICS_PORT.value)
-  return api.train_here(source, here, INIT_FROM.value, status=status)
+  return api.train_here(source, here, INIT_FROM.value, status=status)[0]
 
 
 if __name__ == '__main__':

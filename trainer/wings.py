@@ -6,7 +6,10 @@ The core has the interface of each, and imports none of them.
 import importlib
 from typing import Any
 
-_PLACES: dict[str, str] = {}
+_PLACES = {
+  # What judges and explains a run that the core has trained, or would train.
+  'tools': 'trainer.tools.interface:TOOLS',
+}
 
 
 def wing(name: str) -> Any:

@@ -49,9 +49,6 @@ BUDGETS = {
 # Imports from the core, or a wing, into a wing above it. This list may only shrink.
 CROSSINGS = """
 trainer.api trainer.retrieval.recommendations
-trainer.api trainer.tools.importance
-trainer.api trainer.tools.paired
-trainer.api trainer.tools.report
 trainer.cli.evaluate trainer.tools.evaluated
 trainer.cli.evaluate trainer.tools.slices
 trainer.cli.export trainer.retrieval.items
@@ -70,7 +67,6 @@ trainer.job.job trainer.tools.drift
 trainer.job.pass_meter trainer.retrieval.item_table
 trainer.job.pass_meter trainer.tools.gate
 trainer.job.ready_passes trainer.topics.topic_passes
-trainer.job.source trainer.tools.trackers
 trainer.job.stream trainer.topics.topic_passes
 trainer.model.builder trainer.retrieval.model
 trainer.reporting.closing trainer.tools.findings
@@ -81,7 +77,6 @@ trainer.reporting.metric_text trainer.tools.slice_metrics
 trainer.run trainer.parameter_server.cluster
 trainer.run trainer.parameter_server.membership
 trainer.run trainer.parameter_server.run
-trainer.run trainer.tools.dry_run
 trainer.serving.http trainer.retrieval.recommend
 trainer.serving.memory_store trainer.retrieval.item_search
 trainer.serving.versioned_store trainer.retrieval.item_search

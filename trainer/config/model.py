@@ -1,18 +1,15 @@
 """The sections below `model`: interactions, tasks and the loss."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from trainer.config.layers import BUILT_IN
 from trainer.config.retrieval import Retrieval
-from trainer.config.section import NonNegative, PositiveShare, Rules, Section, Share
+from trainer.config.section import NonNegative, PositiveShare, Rules, Section, Share, Whole
 from trainer.config.slots import Loss
 from trainer.errors import nearest
 from trainer.plain_data import Json
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 
 class Interaction(Section):
@@ -93,7 +90,7 @@ class Model(Section):
       return ''
     return f'with {" and ".join(sorted(kinds))} alone: linear and dnn read dense columns'
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Whole) -> Rules:
     losses = {label.loss for label in cfg.labels}
     if 'focal' not in losses:
       yield 'focal_gamma', 'without a loss of kind focal'
@@ -104,7 +101,7 @@ class Model(Section):
       for key in ('label_smoothing', 'negative_sampling_rate'):
         yield key, 'on squared_error, which predicts no clicks'
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Whole) -> Rules:
     layers = {key.removeprefix('model.'): kind for key, kind in self.all_interactions().items()}
     tables = cfg.sparse.tables
     widths = sorted({table.width for table in tables.values()})
@@ -152,7 +149,7 @@ class Model(Section):
           yield key, f'found a cycle, {cycle}; wanted one of these tasks without `given`'
         path.append(given)
 
-  def _wrong_beside_towers(self, cfg: 'Config') -> Rules:
+  def _wrong_beside_towers(self, cfg: Whole) -> Rules:
     if self.interactions:
       yield 'retrieval', 'found beside model.interactions; wanted either'
     if cfg.data.labels or self.tasks or self.shared:
@@ -163,7 +160,7 @@ class Model(Section):
       if getattr(self, key) != type(self).model_fields[key].default:
         yield key, 'is of models of clicks; wanted model.retrieval.loss, or this left out'
 
-  def _wrong_tasks(self, cfg: 'Config') -> Rules:
+  def _wrong_tasks(self, cfg: Whole) -> Rules:
     losses = {label.name: label.loss for label in cfg.data.labels}
     if not losses:
       for key in ('shared', 'tasks'):
