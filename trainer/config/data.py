@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.config.columns import Bins, Expression, Made, NumberOfBins
 from trainer.config.formats import FORMATS
@@ -14,7 +14,6 @@ from trainer.config.section import (
   Rules,
   Section,
   Share,
-  Whole,
   distinct,
 )
 from trainer.config.slots import DenseColumn, Label, Slot
@@ -128,7 +127,7 @@ class Data(Section):
   """How many converted passes are kept in run_dir/prepared after they were trained on. The default
   is 2 with data.watch or data.topic; null: all."""
 
-  def mistakes(self, cfg: Whole) -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     text = self.thousands
     if text is not None and (len(text) != 1 or text.isalnum() or text in f'+-%{self.decimal}'):
       wanted = 'wanted one character that numbers do not have otherwise'
@@ -194,7 +193,7 @@ class Data(Section):
         yield 'keep_texts', f"found '{name}'; wanted {wanted}"
     yield from distinct('keep_texts', self.keep_texts)
 
-  def _wrong_labels(self, cfg: Whole) -> Rules:
+  def _wrong_labels(self, cfg: Any) -> Rules:
     names = [label.name for label in self.labels]
     if not names and cfg.model.retrieval is None:
       if self.label is None:
@@ -257,7 +256,7 @@ class Data(Section):
         yield key, f"found '{name}', whose numbers are no features; wanted bins of it"
     yield from _cycles(of_name, [column.name], key)
 
-  def idle(self, cfg: Whole) -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     if why := cfg.model.why_dense_is_idle():
       yield 'dense', why
 

@@ -10,7 +10,7 @@ from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
 from trainer.config.columns import Bins, bins_slot
 from trainer.config.lifecycle import LIFECYCLE_MODES, Thresholds
 from trainer.config.metrics import METRICS
-from trainer.config.section import UNSET, Whole, set_value, with_value
+from trainer.config.section import UNSET, set_value, with_value
 from trainer.config.slots import Slot
 from trainer.config.train import LEAST_GAIN, STATIC_EPOCHS, Plateau
 from trainer.errors import ConfigError
@@ -53,7 +53,7 @@ class _Tree:
   `origins` is {key: what its default follows from}: {'train.epochs': 'from train.plateau'}.
   """
 
-  def __init__(self, cfg: Whole):
+  def __init__(self, cfg: Any):
     self.cfg = cfg
     self.origins: dict[str, str] = {}
 
@@ -67,7 +67,7 @@ class _Tree:
     return value
 
 
-def completed(cfg: Whole) -> tuple[Whole, dict[str, str]]:
+def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
   """Adds the defaults that follow from other keys to a config of the schema's own defaults.
 
   Returns the whole config, and {added key: what its default follows from}. ConfigError: thresholds
@@ -127,7 +127,7 @@ def completed(cfg: Whole) -> tuple[Whole, dict[str, str]]:
   return tree.cfg, tree.origins
 
 
-def _bare_dnns(cfg: Whole) -> list[str]:
+def _bare_dnns(cfg: Any) -> list[str]:
   """Returns the keys of all dnn without `hidden`; [] beside other layers than linear and fm."""
   layers = cfg.model.all_interactions()
   bare = [key for key, i in layers.items() if i.kind == 'dnn' and 'hidden' not in i.args]
@@ -135,7 +135,7 @@ def _bare_dnns(cfg: Whole) -> list[str]:
   return [] if others else bare
 
 
-def _of_columns(cfg: Whole, tree: _Tree, has_recipe: bool) -> None:
+def _of_columns(cfg: Any, tree: _Tree, has_recipe: bool) -> None:
   """Adds the slots of data.dense_bins, and `counts` of slots as data.counts says.
 
   `has_recipe`: both keys have the defaults of a dnn without `hidden`.
@@ -167,7 +167,7 @@ def _of_columns(cfg: Whole, tree: _Tree, has_recipe: bool) -> None:
         tree.default(('data', 'slots', i, 'counts'), True, 'data.counts')
 
 
-def _of_lifecycle(cfg: Whole, tree: _Tree) -> None:
+def _of_lifecycle(cfg: Any, tree: _Tree) -> None:
   slots = [(i, slot.lifecycle) for i, slot in enumerate(cfg.data.slots) if slot.lifecycle]
   modes = {}
   for kind, of_keys in LIFECYCLE_MODES.items():

@@ -6,7 +6,7 @@ import pydantic
 
 from trainer.config.layers import BUILT_IN
 from trainer.config.retrieval import Retrieval
-from trainer.config.section import NonNegative, PositiveShare, Rules, Section, Share, Whole
+from trainer.config.section import NonNegative, PositiveShare, Rules, Section, Share
 from trainer.config.slots import Loss
 from trainer.errors import nearest
 from trainer.plain_data import Json
@@ -90,7 +90,7 @@ class Model(Section):
       return ''
     return f'with {" and ".join(sorted(kinds))} alone: linear and dnn read dense columns'
 
-  def idle(self, cfg: Whole) -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     losses = {label.loss for label in cfg.labels}
     if 'focal' not in losses:
       yield 'focal_gamma', 'without a loss of kind focal'
@@ -101,7 +101,7 @@ class Model(Section):
       for key in ('label_smoothing', 'negative_sampling_rate'):
         yield key, 'on squared_error, which predicts no clicks'
 
-  def mistakes(self, cfg: Whole) -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     layers = {key.removeprefix('model.'): kind for key, kind in self.all_interactions().items()}
     tables = cfg.sparse.tables
     widths = sorted({table.width for table in tables.values()})
@@ -149,7 +149,7 @@ class Model(Section):
           yield key, f'found a cycle, {cycle}; wanted one of these tasks without `given`'
         path.append(given)
 
-  def _wrong_beside_towers(self, cfg: Whole) -> Rules:
+  def _wrong_beside_towers(self, cfg: Any) -> Rules:
     if self.interactions:
       yield 'retrieval', 'found beside model.interactions; wanted either'
     if cfg.data.labels or self.tasks or self.shared:
@@ -160,7 +160,7 @@ class Model(Section):
       if getattr(self, key) != type(self).model_fields[key].default:
         yield key, 'is of models of clicks; wanted model.retrieval.loss, or this left out'
 
-  def _wrong_tasks(self, cfg: Whole) -> Rules:
+  def _wrong_tasks(self, cfg: Any) -> Rules:
     losses = {label.name: label.loss for label in cfg.data.labels}
     if not losses:
       for key in ('shared', 'tasks'):

@@ -6,14 +6,17 @@ them.
 """
 
 from collections.abc import Mapping
+from typing import TypeVar
 
 from trainer.config.defaults import completed
-from trainer.config.section import Whole, with_value
+from trainer.config.section import Section, with_value
 from trainer.config.train import BATCH_SIZE
 from trainer.plain_data import Json
 
+Config = TypeVar('Config', bound=Section)  # that of schema.py, which imports this file
 
-def resolve(cfg: Whole, measured: Mapping[str, Json] = {}) -> Whole:
+
+def resolve(cfg: Config, measured: Mapping[str, Json] = {}) -> Config:
   """Returns a config with measured values, {key: value}, and all defaults that follow from them.
 
   What `cfg` had measured before stays. A key that was given may not be among `measured`.
@@ -34,7 +37,7 @@ def resolve(cfg: Whole, measured: Mapping[str, Json] = {}) -> Whole:
   return found
 
 
-def given(cfg: Whole, values: Mapping[str, Json]) -> Whole:
+def given(cfg: Config, values: Mapping[str, Json]) -> Config:
   """Returns a config as if other values, {key: value}, had been given; they are not validated."""
   found = cfg._given
   for key, value in values.items():

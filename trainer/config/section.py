@@ -9,7 +9,6 @@ import pydantic_core
 
 from trainer.plain_data import Json
 
-Whole = Any  # the Config (schema.py), which imports its sections, so that they cannot import it
 Rules = Iterator[tuple[str, str]]  # a key of the section, or /KEY of the whole config, and a text
 
 
@@ -17,7 +16,7 @@ class Section(pydantic.BaseModel):
   """A part of the config. It refuses unknown keys, and cannot be changed.
 
   A section may have rules, which rules.py runs once on the whole config, those of the sections
-  within it first.
+  within it first. Their `cfg` is that Config, which no section can import: it imports them all.
   """
 
   model_config = pydantic.ConfigDict(
@@ -28,11 +27,11 @@ class Section(pydantic.BaseModel):
     serialize_by_alias=True,  # `from` is no name in Python
   )
 
-  def mistakes(self, cfg: Whole) -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     """Yields what is wrong with a key. The first is told, so that later ones may rely on it."""
     return iter(())
 
-  def idle(self, cfg: Whole) -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     """Yields why a key has no effect, which is told if it is given and is not its default."""
     return iter(())
 

@@ -1,11 +1,11 @@
 """The section `data.topic`: a log that is a topic of Kafka, in place of files."""
 
 import contextlib
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
-from trainer.config.section import NonNegative, Positive, PositiveInt, Rules, Section, Whole, wrong
+from trainer.config.section import NonNegative, Positive, PositiveInt, Rules, Section, wrong
 from trainer.errors import SECRET, short
 from trainer.plain_data import Json
 
@@ -67,7 +67,7 @@ class Topic(Section):
   """Settings of librdkafka, such as security.protocol. A text that begins with @ names a file that
   holds the value, which is never shown; passwords, secrets and keys must be given so."""
 
-  def mistakes(self, cfg: Whole) -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if self.cut.records is None and self.cut.seconds is None:
       yield 'pass', 'found neither records nor seconds; wanted one of them or both'
     if self.cut.by == 'time' and self.cut.seconds is None:

@@ -16,7 +16,6 @@ from trainer.config.section import (
   Scale,
   Section,
   Share,
-  Whole,
 )
 from trainer.errors import nearest, short
 
@@ -54,7 +53,7 @@ class DenseOptimizer(Section):
   args: dict[str, Any] = {}
   """Further arguments of the Keras optimizer."""
 
-  def mistakes(self, cfg: Whole) -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     for name, value in self.args.items():
       key, found = f'args.{name}', f'found {short(value)}'
       if name not in (*OPTIMIZER_ARGS[self.kind], *CLIPPING):
@@ -102,7 +101,7 @@ class Plateau(Section):
   """The smallest change that counts as an improvement. The default is .0005 for auc, gauc and
   logloss."""
 
-  def mistakes(self, cfg: Whole) -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     names = [label.name for label in cfg.data.labels]
     if cfg.data.stream:
       yield '', 'with a stream there are no epochs to compare; wanted it left out'
@@ -131,7 +130,7 @@ class Schedule(Section):
   floor: Share = 0.0
   """cosine: the share of the configured rates that is left at the end."""
 
-  def mistakes(self, cfg: Whole) -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if self.kind != 'constant' and self.period is None:
       found = f"found null with kind '{self.kind}'"
       yield 'period', f'{found}; wanted steps (ctr-train --dry_run tells how many an epoch has)'
@@ -173,7 +172,7 @@ class Train(Section):
   deterministic: bool = False
   """Whether the same run gives the same bits again; somewhat slower."""
 
-  def mistakes(self, cfg: Whole) -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     retrieval, metric = cfg.model.retrieval, cfg.deciding_metric
     if cfg.data.stream and self.epochs != 1:
       key = 'data.topic' if cfg.data.topic else 'data.watch'
