@@ -28,6 +28,7 @@ from trainer.errors import UserError, short
 from trainer.job.source import Source
 from trainer.plain_data import Json
 from trainer.reporting.status import Status
+from trainer.wings import wing
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checked before it
   from trainer.data.passes import Pass
@@ -82,14 +83,12 @@ class Run:
     Columns: task, metric, first (this run's), other, difference (other − first), low and high. The
     difference may be chance if 0 lies between low and high. `data` is as for `evaluate`.
     """
-    from trainer.tools.paired import differences, scored
-
     data, found = self.cfg.data.test or None if data is None else data, []
     for run in (self, other):
       run.cfg.model.want('interactions', f'compare: run_dir {run.run_dir}')
       with run._prepared(data) as opened:
-        found.append(scored(*opened))
-    return differences(*found)
+        found.append(wing('tools').scored(*opened))
+    return wing('tools').differences(*found)
 
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
     """Returns the best k items for each sample. Only for a run with model.retrieval.
@@ -123,11 +122,9 @@ class Run:
     rmse_plus_minus. A plus_minus is half the width of the 95 % interval of its worse_by. If it is
     the larger of the two, the effect may be chance. `data` is as for `evaluate`.
     """
-    from trainer.tools.importance import importance_table
-
     self.cfg.model.want('interactions', f'importance: run_dir {self.run_dir}')
     with self._prepared(data) as (run, prepared):
-      return importance_table(run.inputs, prepared)
+      return wing('tools').importance(run, prepared)
 
   def features(self, slot: str) -> pd.DataFrame:
     """Returns the features of a slot, those with the most shows first.
@@ -165,10 +162,8 @@ class Run:
 
   def report(self) -> 'ReportPage':
     """Writes report.html. A notebook shows it if the call ends a cell."""
-    from trainer.tools import report
-
     path = os.path.join(self.run_dir, 'report.html')
-    report.write([self.run_dir], path)
+    wing('tools').write_report(self.run_dir, path)
     return ReportPage(path)
 
   def _open(
@@ -285,24 +280,20 @@ def fit(
         raise UserError(f'data.{split}: found a frame; wanted fit(config, {split}=frame)')
   _check_callbacks(callbacks)
   frames_by_split = {s: f for s, f in zip(SPLITS, (train, valid, test)) if f is not None}
-  if frames_by_split:
-    frames.check_frames(frames_by_split)
-    placeholders = [f'data.{split}=[frame]' for split in frames_by_split]
-    cfg = Source(configuration, [*overrides, *placeholders], run_dir).parsed()
-    overrides = [*overrides, *frames.write_passes(cfg, frames_by_split)]
-  source = Source(configuration, overrides, run_dir)
+  frames.check_frames(frames_by_split)
+  source = Source(configuration, overrides, run_dir, frames_by_split)
   cfg = source.cfg
   if cfg.sync.mode != 'allreduce':
     raise UserError(f"sync.mode: found '{cfg.sync.mode}'; wanted 'allreduce', one process, in fit")
   handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
   try:
-    status = train_here(source, callbacks=callbacks)
+    status, cfg = train_here(source, callbacks=callbacks)
   finally:
     for number, handler in handlers.items():
       signal.signal(number, handler)
   if status > command_line.SIGNALLED:
     raise KeyboardInterrupt(f'run_dir {cfg.run_dir}: stopped, its state is saved')
-  return Run(cfg.run_dir, config.load_of_run(cfg.run_dir))
+  return Run(cfg.run_dir, cfg)
 
 
 def _check_callbacks(callbacks: Sequence['Callback']) -> None:
@@ -337,8 +328,8 @@ def train_here(
   init_from: str | None = None,
   callbacks: Sequence['Callback'] = (),
   status: Status | None = None,
-) -> int:
-  """Trains in this process, which may be one rank of several; returns the exit status.
+) -> tuple[int, config.Config]:
+  """Trains in this process, one rank of several or alone; returns the exit status, and the config.
 
   `here` is its place among the ranks, by default alone. A new run begins with the features and
   layers of the run_dir `init_from`. `status` is told how the job goes.
@@ -373,7 +364,7 @@ def train_here(
     stopped_by = job.run()
     troubles = job.close()
     communicator.barrier()
-  return command_line.status(stopped_by, troubles)
+  return command_line.status(stopped_by, troubles), cfg
 
 
 def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:

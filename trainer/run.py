@@ -35,9 +35,8 @@ def main() -> int:
     raise UserError(f'--init_from {INIT_FROM.value}: no such directory; {wanted}')
   if DRY_RUN.value:
     runtime.start(cfg)
-    from trainer.tools import dry_run
-
-    for line in dry_run.tell(source.with_measured_values(init_from=INIT_FROM.value)):
+    cfg = source.with_measured_values(init_from=INIT_FROM.value)
+    for line in wing('tools').dry_run(cfg):
       print(line, flush=True)
     return 0
   command_line.need_no_output()
@@ -52,7 +51,7 @@ def main() -> int:
   here = runtime.launched()
   if not here.rank:
     serve_figures()
-  return api.train_here(source, here, INIT_FROM.value, status=figures)
+  return api.train_here(source, here, INIT_FROM.value, status=figures)[0]
 
 
 if __name__ == '__main__':

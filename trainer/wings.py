@@ -20,6 +20,8 @@ _PLACES: dict[str, str] = {
   'topic_parts': 'trainer.topics.topic:parts',
   'topic_passes': 'trainer.topics.topic_passes:TopicPasses',
   'topic_store': 'trainer.topics.topic_store:TopicStore',
+  # What judges and explains a run that the core has trained, or would train.
+  'tools': 'trainer.tools.interface:TOOLS',
 }
 
 

@@ -159,7 +159,7 @@ class ConfigTest(tf.test.TestCase):
     path = os.path.join(self.get_temp_dir(), 'config.yaml')
     with open(path, 'w', encoding='utf-8') as f:
       yaml.safe_dump(tree if tree is not None else GOOD, f)
-    return config.load(path, overrides, measured=measured or {})
+    return config.resolve(config.load(path, overrides), measured or {})
 
   def test_dump_reads_back(self):
     cfg = self.load(

@@ -57,7 +57,7 @@ class ContinuedRunTest(tf.test.TestCase):
     for name, keys in sections.items():
       tree[name] = tree[name] | keys
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-      self.assertEqual(api.train_here(api.Source(tree, (), None)), 0)
+      self.assertEqual(api.train_here(api.Source(tree, (), None))[0], 0)
     return ' '.join(printed.getvalue().split())
 
   def predicted(self) -> np.ndarray:

@@ -160,9 +160,9 @@ class FramesTest(tf.test.TestCase):
         cfg = make_config().model_copy(
           update={'run_dir': tempfile.mkdtemp(dir=self.get_temp_dir())}
         )
-        (setting,) = frames.write_passes(cfg, {'train': other})
+        ((written,),) = frames.write_passes(cfg, {'train': other}).values()
         (path,) = pathlib.Path(cfg.run_dir, 'frames').iterdir()
-        self.assertIn(path.name, setting)
+        self.assertEqual(str(path), written)
         prepare_pass(cfg, str(path), self.out)
         self.assertEqual(read_meta(self.out)['arrays'], wanted)
     polars = Exporter(self.put('user', views))

@@ -48,11 +48,6 @@ BUDGETS = {
 }
 # Imports from the core, or a wing, into a wing above it. This list may only shrink.
 CROSSINGS = """
-trainer.api trainer.tools.importance
-trainer.api trainer.tools.paired
-trainer.api trainer.tools.report
-trainer.job.source trainer.tools.trackers
-trainer.run trainer.tools.dry_run
 """
 
 

@@ -526,7 +526,7 @@ class BinsTest(tf.test.TestCase):
 
   def test_prepared_passes_bring_theirs(self):
     bins = open_values(self.config())
-    cfg = config.parse(yaml.safe_dump(self.tree), 'test', measured=bins)
+    cfg = config.resolve(config.parse(yaml.safe_dump(self.tree), 'test'), bins)
     prepare_pass(cfg, f'{self.folder}/day_2.csv', f'{self.folder}/prepared')
     self.tree['data'] |= {'train': [f'{self.folder}/prepared'], 'format': 'prepared'}
     self.assertEqual(open_values(self.config()), bins)

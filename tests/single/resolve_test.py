@@ -31,7 +31,7 @@ class ResolveTest(tf.test.TestCase):
       yaml.safe_dump(self.tree, f)
 
   def begin_run(self, batch_size):
-    begin(config.load(self.path, measured={'train.batch_size': batch_size}))
+    begin(config.resolve(config.load(self.path), {'train.batch_size': batch_size}))
 
   def lines(self, *args):
     text = resolve.explained(resolve.resolved(*args))

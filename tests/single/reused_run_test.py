@@ -51,7 +51,7 @@ class ReusedRunTest(tf.test.TestCase):
     for name, keys in sections.items():
       tree[name] = tree.get(name, {}) | keys
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-      self.assertEqual(api.train_here(api.Source(tree, (), None), init_from=init_from), 0)
+      self.assertEqual(api.train_here(api.Source(tree, (), None), init_from=init_from)[0], 0)
     return printed.getvalue()
 
   def warnings(self, act):

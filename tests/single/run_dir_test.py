@@ -5,13 +5,16 @@ import io
 import pathlib
 import shutil
 import tempfile
+from unittest import mock
 
 import tensorflow as tf
 import yaml
 
 from tests.support import commands
 from trainer import api, config, errors
+from trainer.config import loading
 from trainer.evaluation.finished_run import open_run
+from trainer.job.callback import Callback
 from trainer.training.continuing import check_continues
 from trainer.training.run_state import check_run_dir
 
@@ -48,7 +51,38 @@ class RunDirTest(tf.test.TestCase):
     self.assertEqual((resolved.train.epochs, resolved.train.batch_size), (2, 64))
     given['run_dir'] = str(run)
     measured = {'train.batch_size': 64}
-    self.assertEqual(config.parse(yaml.safe_dump(given), 'given', measured=measured), resolved)
+    again = config.parse(yaml.safe_dump(given), 'given')
+    self.assertEqual(config.resolve(again, measured), resolved)
+
+  def test_a_start_reads_validates_and_checks_its_config_once(self):
+    """Whatever it measures. A run that goes on also reads the two files of its run_dir, and twice
+    the config of its checkpoint, the only other one whose rules are run."""
+    log, file = self.folder / 'numbers.csv', self.folder / 'my.yaml'
+    log.write_text('label,user,x,tags\n' + '1,a,.5,p|q\n0,c,.7,q\n' * 40)
+    columns = {'slots': [{'name': 'user'}, {'name': 'tags', 'separator': '|'}]}
+    data = {'train': [str(log)], 'valid': [str(log)], 'dense': [{'name': 'x'}]} | columns
+    tree = {'data': data, 'model': {'interactions': ['fm', 'dnn']}, 'train': {'epochs': 1}}
+    file.write_text(yaml.safe_dump(tree))
+    run_dir, found, whole = str(self.folder / 'counted'), [], config.Config
+    with (
+      mock.patch.object(yaml, 'load', wraps=yaml.load) as reads,
+      mock.patch.object(whole, 'model_validate', wraps=whole.model_validate) as made,
+      mock.patch.object(loading, 'check', wraps=loading.check) as checks,
+    ):
+      counts = reads, made, checks
+
+      class Counted(Callback):
+        def on_train_begin(self):
+          found.append([count.call_count for count in counts])
+
+      run = api.fit(file, run_dir=run_dir, callbacks=[Counted()])
+      for count in counts:
+        count.reset_mock()
+      api.fit(str(file), run_dir=run_dir, callbacks=[Counted()])
+    self.assertEqual(found, [[1, 1, 1], [5, 3, 3]])
+    self.assertEqual(run.cfg, config.load_of_run(run_dir))
+    for key in ('model.recipe', 'train.batch_size', 'data.slots.2.from.boundaries'):
+      self.assertEqual(run.cfg.origin(key), 'measured')
 
   def test_each_difference_is_a_line(self):
     self.assertEqual(self.told(), ['train.batch_size: 64, measured when the run began'])

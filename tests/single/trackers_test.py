@@ -37,7 +37,7 @@ class TrackersTest(tf.test.TestCase):
   def report(self, to, status='finished', active=True, is_waiting=mock.Mock(), **train):
     """Reports a short run; returns its EventLog."""
     text = yaml.safe_dump(CONFIG | {'report': {'to': to}, 'train': train})
-    cfg = config.parse(text, 'a test', run_dir=self.run_dir, measured=MEASURED)
+    cfg = config.resolve(config.parse(text, 'a test', run_dir=self.run_dir), MEASURED)
     config.write_of_run(cfg)
     log = EventLog(self.run_dir, active, None)
     run_log = mock.Mock(events=log, status=mock.Mock(progress=is_waiting))

@@ -37,11 +37,10 @@ def main() -> None:
   from trainer.data.prepared import PreparedPass, is_prepared
   from trainer.data.statistics import describe, table
 
-  measured = recipe(cfg)
-  measured |= open_values(config.with_measured(cfg, measured))
-  for key, value in measured.items():
-    print(in_words(cfg, key, value))
-  cfg = config.load(CONFIG.value, SET.value, measured=measured)
+  for find in (recipe, open_values):
+    for key, value in (measured := find(cfg)).items():
+      print(in_words(cfg, key, value))
+    cfg = config.resolve(cfg, measured)
   for split in SPLITS if SPLIT.value == 'all' else [SPLIT.value]:
     prepared = []
     for data_pass in passes(cfg, getattr(cfg.data, split), f'data.{split}'):

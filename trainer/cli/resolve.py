@@ -23,7 +23,11 @@ DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
-  """Returns the config of a YAML file or a run_dir, with values that its run measured, or new."""
+  """Returns the config that a start would train with: a YAML file's, or that of a run.
+
+  Values that the run in its run_dir has measured stay. Without a run they are measured now, if the
+  log is there.
+  """
   if os.path.isdir(path):
     run_dir, path = path, os.path.join(path, config.GIVEN)
     if not os.path.exists(path):
@@ -33,7 +37,7 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
   from trainer.data.passes import paths_of_log
 
   values = measured(cfg)[0] if paths_of_log(cfg) else config.measured_of_run(cfg, cfg.run_dir)
-  return config.load(path, overrides, run_dir, values)
+  return config.resolve(cfg, values)
 
 
 def explained(cfg: config.Config) -> str:

@@ -32,18 +32,17 @@ from trainer.config.loading import (
   check_format,
   columns_wanted,
   dump,
-  is_default,
   load,
   load_of_run,
   measured_of_run,
   parse,
   refuse_format,
-  with_measured,
   write_of_run,
 )
 from trainer.config.messages import place_of, settings_named
 from trainer.config.metrics import METRICS, direction
 from trainer.config.model import Interaction, Model
+from trainer.config.resolve import given, is_default, resolve
 from trainer.config.retrieval import RANKING_METRICS
 from trainer.config.schema import Config
 from trainer.config.section import Section

@@ -7,7 +7,7 @@ SavedModels.
 import ast
 import zoneinfo
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -15,9 +15,6 @@ import pydantic
 from trainer.config.section import PositiveInt, Rules, Section, wrong
 from trainer.errors import nearest, short
 from trainer.plain_data import Json
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 MOST_BINS = 10_000
 NumberOfBins = Annotated[int, pydantic.Field(ge=2, le=MOST_BINS, strict=True)]
@@ -79,7 +76,7 @@ class Bins(Made):
   def left_open(self) -> str | None:
     return 'boundaries' if self._is_measured and self.boundaries is None else None
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     ways = [self.log_squared, self.quantiles is not None, self.widths is not None]
     is_set = self.boundaries is not None
     if sum(ways) + (is_set and not self._is_measured) != 1:
@@ -111,7 +108,7 @@ class SlotCross(Made):
   most: Annotated[int, pydantic.Field(ge=1, le=10_000, strict=True)] = 100
   """At most this many combinations a sample; later ones are left out."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     return _columns(self, 'two or more columns', 8)
 
 
@@ -140,7 +137,7 @@ class Time(Made):
   def is_fraction(self) -> bool:
     return self.part == 'minutes_since'
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     try:
       zoneinfo.ZoneInfo(self.zone)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
@@ -173,7 +170,7 @@ class Text(Made):
   def is_several(self) -> bool:
     return self.ngrams is not None or self.prefixes is not None
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if self.ngrams is not None and self.prefixes is not None:
       yield 'prefixes', 'found with ngrams; wanted one of them'
     if self.prefixes is not None:
@@ -204,7 +201,7 @@ class Expression(Made):
   def reads(self) -> list[str]:
     return sorted(set(names_in(self.tree())))
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     key, found = 'expression', short(self.expression)
     try:
       tree = self.tree()
@@ -254,7 +251,7 @@ class Overlap(Made):
   def is_fraction(self) -> bool:
     return self.of == 'share'
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     return _columns(self, 'two columns', 2)
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import pydantic
 
@@ -21,9 +21,6 @@ from trainer.config.section import (
 from trainer.config.slots import DenseColumn, Label, Slot
 from trainer.config.topic import Topic
 from trainer.errors import nearest
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 MAX_SLOTS = 2047  # a slot id takes the 11 bits of a key below the sign bit
 _DAY_OF_SPAN = r'/(\d{4}-\d\d-\d\d)T'  # which 0.2.0 wrote into configs with topic.days
@@ -139,7 +136,7 @@ class Data(Section):
     topic = others.data.get('topic')
     return None if topic and topic.days and pattern == _DAY_OF_SPAN else pattern
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     text = self.thousands
     if text is not None and (len(text) != 1 or text.isalnum() or text in f'+-%{self.decimal}'):
       wanted = 'wanted one character that numbers do not have otherwise'
@@ -208,7 +205,7 @@ class Data(Section):
         yield 'keep_texts', f"found '{name}'; wanted {wanted}"
     yield from distinct('keep_texts', self.keep_texts)
 
-  def _wrong_labels(self, cfg: 'Config') -> Rules:
+  def _wrong_labels(self, cfg: Any) -> Rules:
     names = [label.name for label in self.labels]
     if not names and cfg.model.retrieval is None:
       if self.label is None:
@@ -272,7 +269,7 @@ class Data(Section):
         yield key, f"found '{name}', whose numbers are no features; wanted bins of it"
     yield from _cycles(of_name, [column.name], key)
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     if why := cfg.model.why_dense_is_idle():
       yield 'dense', why
 

@@ -4,18 +4,16 @@ So a user may write any key with its default value, and nothing changes, except 
 measures, like train.batch_size.
 """
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
 from trainer.config.columns import Bins, bins_slot
-from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
+from trainer.config.lifecycle import LIFECYCLE_MODES, Thresholds
 from trainer.config.metrics import METRICS
-from trainer.config.train import LEAST_GAIN, STATIC_EPOCHS
+from trainer.config.section import UNSET, set_value, with_value
+from trainer.config.slots import Slot
+from trainer.config.train import LEAST_GAIN, STATIC_EPOCHS, Plateau
 from trainer.errors import ConfigError
-from trainer.plain_data import Json, JsonObject
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 # A stream never ends, so the number of passes that it refuses and keeps is bounded.
 _OF_A_STREAM = {
@@ -49,31 +47,30 @@ L2_OF_BATCH = 0.4
 
 
 class _Tree:
-  """The keys that the user gave, and defaults that are added to them.
+  """A config to which defaults are added.
 
   `origins` is {key: what its default follows from}: {'train.epochs': 'from train.plateau'}.
   """
 
-  def __init__(self, cfg: 'Config'):
-    self.values: JsonObject = cfg.model_dump(exclude_unset=True)
+  def __init__(self, cfg: Any):
+    self.cfg = cfg
     self.origins: dict[str, str] = {}
 
-  def default(self, key: tuple[str | int, ...], value: Json, origin: str) -> Json:
-    """Sets a key, unless the user gave it, to a default from `origin`; returns the key's value."""
-    node: Json = self.values
-    for part in key[:-1]:
-      node = node[part] if isinstance(node, list) else node.setdefault(part, {})
-    if key[-1] not in node:
-      node[key[-1]] = value
-      self.origins['.'.join(map(str, key))] = f'from {origin}'
-    return node[key[-1]]
+  def default(self, key: tuple[str | int, ...], value: object, origin: str) -> Any:
+    """Sets a key, unless it is set, to a default from `origin`; returns the key's value."""
+    path = [str(part) for part in key]
+    if (found := set_value(self.cfg, path)) is not UNSET:
+      return found
+    self.cfg = with_value(self.cfg, path, value)
+    self.origins['.'.join(path)] = f'from {origin}'
+    return value
 
 
-def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
+def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
   """Adds the defaults that follow from other keys to a config of the schema's own defaults.
 
-  Returns all keys, as nested dicts and lists still to be validated, and {added key: what its
-  default follows from}. ConfigError: thresholds of two modes of admission are given, but no mode.
+  Returns the whole config, and {added key: what its default follows from}. ConfigError: thresholds
+  of two modes of admission are given, but no mode.
   """
   tree = _Tree(cfg)
   data = cfg.data
@@ -82,19 +79,18 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
   if bare:  # null is that of runs that began before there were recipes
     recipe = tree.default(('model', 'recipe'), 'ensemble', 'data.valid') or 'ensemble'
   for key in bare:
-    path = [int(part) if part.isdigit() else part for part in key.split('.')]
     for argument, value in RECIPES[recipe].items():
-      tree.default((*path, 'args', argument), value, 'model.recipe')
+      tree.default((*key.split('.'), 'args', argument), value, 'model.recipe')
   is_linear = is_static and {i.kind for i in cfg.model.all_interactions().values()} == {'linear'}
   if is_linear and cfg.train.dense_optimizer.kind == 'adam':
     # The bias and the weights of dense columns move by about this much a step.
     tree.default(('train', 'dense_optimizer', 'learning_rate'), 0.01, 'model.interactions')
-  if is_static and tree.default(('train', 'plateau'), {}, 'data.valid') is not None:
+  if is_static and tree.default(('train', 'plateau'), Plateau(), 'data.valid') is not None:
     epochs = SLOW_EPOCHS if recipe or is_linear else STATIC_EPOCHS
     tree.default(('train', 'epochs'), epochs, 'train.plateau')
     for key, value in PATIENCE.items() if recipe == 'ensemble' or is_linear else ():
       tree.default(('train', 'plateau', key), value, 'model.interactions')
-  if tree.values.get('train', {}).get('plateau') is not None:
+  if tree.cfg.train.plateau is not None:
     metric = METRICS.get(cfg.deciding_metric)  # of retrieval: None
     least = LEAST_GAIN if metric and not metric.of_numbers else 0.0
     tree.default(('train', 'plateau', 'min_delta'), least, 'train.plateau.metric')
@@ -106,7 +102,7 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
         tree.default(key, value, 'data.topic' if data.topic else 'data.watch')
   _of_lifecycle(cfg, tree)
   _of_columns(cfg, tree, recipe is not None)
-  features = cfg.sparse.features_per_sample or len(tree.values['data']['slots']) or 1
+  features = cfg.sparse.features_per_sample or len(tree.cfg.data.slots) or 1
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
       if rule.preset not in ROW_OPTIMIZERS[rule.kind].presets:
@@ -125,10 +121,10 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
         tree.default((*key, field), value, origin)
       if rule.preset == 'paddle':
         tree.default(('sparse', 'gradient_scale'), 'feature', f'{part}.preset')
-  return tree.values, tree.origins
+  return tree.cfg, tree.origins
 
 
-def _bare_dnns(cfg: 'Config') -> list[str]:
+def _bare_dnns(cfg: Any) -> list[str]:
   """Returns the keys of all dnn without `hidden`; [] beside other layers than linear and fm."""
   layers = cfg.model.all_interactions()
   bare = [key for key, i in layers.items() if i.kind == 'dnn' and 'hidden' not in i.args]
@@ -136,38 +132,39 @@ def _bare_dnns(cfg: 'Config') -> list[str]:
   return [] if others else bare
 
 
-def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
+def _of_columns(cfg: Any, tree: _Tree, has_recipe: bool) -> None:
   """Adds the slots of data.dense_bins, and `counts` of slots as data.counts says.
 
   `has_recipe`: both keys have the defaults of a dnn without `hidden`.
   """
-  data, slots = tree.values['data'], tree.values['data']['slots']
   if has_recipe:
     tree.default(('data', 'dense_bins'), BINS, 'model.recipe')
-  if bins := data.get('dense_bins'):
+  slots = list(cfg.data.slots)
+  if bins := tree.cfg.data.dense_bins:
     binned = {slot.made.bins for slot in cfg.data.slots if isinstance(slot.made, Bins)}
     for column in cfg.data.dense:
       if column.made is None and column.name not in binned:
         for key in ('name', 'from'):
           tree.origins[f'data.slots.{len(slots)}.{key}'] = 'from data.dense_bins'
-        made = {'bins': column.name, 'quantiles': bins}
+        made = Bins(bins=column.name, quantiles=bins)
         table = next((slot.table for slot in cfg.data.slots), 'default')
-        slots.append({'name': bins_slot(column.name), 'from': made, 'table': table})
+        slots.append(Slot(**{'name': bins_slot(column.name), 'from': made, 'table': table}))
+    tree.cfg = with_value(tree.cfg, ['data', 'slots'], slots)
   if has_recipe:
-    lifecycle = tree.values.get('lifecycle', {})
-    by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
+    lifecycle = tree.cfg.lifecycle
+    by_counts = lifecycle.eviction == 'score' or lifecycle.capacity is not None
     has_clicks = cfg.labels[0].loss != 'squared_error' and cfg.sync.mode != 'ps_geo'
-    is_old = tree.values['model']['recipe'] is None  # such a run has counts already
+    is_old = tree.cfg.model.recipe is None  # such a run has counts already
     can_count = (len(slots) <= MOST_COUNTED or is_old) and has_clicks and not by_counts
     tree.default(('data', 'counts'), can_count, 'model.recipe')
-  if data.get('counts'):
+  if tree.cfg.data.counts:
     shared = {slot.shares for slot in cfg.data.slots}
     for i, slot in enumerate(slots):
-      if slot['name'] not in shared and slot.get('shares') is None:
+      if slot.name not in shared and slot.shares is None:
         tree.default(('data', 'slots', i, 'counts'), True, 'data.counts')
 
 
-def _of_lifecycle(cfg: 'Config', tree: _Tree) -> None:
+def _of_lifecycle(cfg: Any, tree: _Tree) -> None:
   slots = [(i, slot.lifecycle) for i, slot in enumerate(cfg.data.slots) if slot.lifecycle]
   modes = {}
   for kind, of_keys in LIFECYCLE_MODES.items():
@@ -183,7 +180,7 @@ def _of_lifecycle(cfg: 'Config', tree: _Tree) -> None:
     of_mode = _OF_MODES.get((kind, mode), {}) | (_OF_SCORE if mode == 'score' else {})
     for field, value in of_mode.items():
       tree.default(('lifecycle', field), value, f'lifecycle.{kind}')
-  whole = Lifecycle.model_validate(tree.values.get('lifecycle', {}))
+  whole = tree.cfg.lifecycle
   for i, _ in slots:
     for field in Thresholds.model_fields:
       key = ('data', 'slots', i, 'lifecycle', field)

@@ -4,13 +4,10 @@ import keyword
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from trainer.config.metrics import METRICS, wrong_metric
 from trainer.config.section import NOT_OF_RETRIEVAL, NonNegative, PositiveInt, Rules, Section
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 
 def input_name(column: str) -> str:
@@ -47,7 +44,7 @@ class Gate(Section):
   """How much worse the metric may be. A slot that turns blank, or a metric that is not finite,
   never passes."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if not cfg.train.progressive_validation:
       yield '/export.gate', 'needs train.progressive_validation true; found false'
     if why := wrong_metric(self.metric, cfg.labels[0].loss, cfg.data.group):
@@ -70,7 +67,7 @@ class Export(Section):
   gate: Gate | None = None
   """Withholds exports after bad passes; null: every export is written."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if self.saved_model and (why := same_inputs(cfg.data.log_columns())):
       yield 'saved_model', f'found true; {why}'
     if cfg.model.retrieval is None:

@@ -1,13 +1,10 @@
 """The section `lifecycle`: when features get factors, how counts decay, what is deleted."""
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from trainer.config.section import NonNegative, NonNegativeInt, PositiveInt, Rules, Section, Share
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 Finite = Annotated[float, pydantic.Field(allow_inf_nan=False)]
 
@@ -60,7 +57,7 @@ class Thresholds(Section):
   min_age_days: NonNegativeInt | None = None
   """A feature younger than this is not deleted for its score; null: a feature of any age may be."""
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     for kind, modes in LIFECYCLE_MODES.items():
       mode = getattr(cfg.lifecycle, kind)
       for key, reader in modes.items():
@@ -88,7 +85,7 @@ class Lifecycle(Thresholds):
   capacity_by: Literal['score', 'recency', 'frequency'] = 'score'
   """What capacity ranks features by: their score, or how recently or how often they were seen."""
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     yield from super().idle(cfg)
     if self.capacity is None:
       yield 'capacity_by', 'without lifecycle.capacity'

@@ -17,23 +17,17 @@ from trainer.config.messages import GONE, one_line
 from trainer.config.model import interaction
 from trainer.config.rules import check
 from trainer.config.schema import Config
-from trainer.config.train import BATCH_SIZE
-from trainer.config.yaml_text import flatten, put, read_yaml, set_key
+from trainer.config.yaml_text import flatten, read_yaml, set_key
 from trainer.errors import ConfigError, DataLoss, OtherModel, printable, refuse_secrets, short
 from trainer.plain_data import Json, JsonObject
 
 
-def load(
-  path: str,
-  overrides: Sequence[str] = (),
-  run_dir: str | None = None,
-  measured: Mapping[str, Json] = {},
-) -> Config:
+def load(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> Config:
   """Reads and checks a YAML file, as `parse`; for NAME.yaml the default run_dir is runs/NAME."""
   name = os.path.splitext(os.path.basename(path))[0]
   text = _text_of(path)
   refuse_secrets(text, path)
-  return parse(text, path, overrides, run_dir, measured, f'runs/{name}')
+  return parse(text, path, overrides, run_dir, f'runs/{name}')
 
 
 def _text_of(path: str) -> str:
@@ -68,14 +62,6 @@ def write_of_run(cfg: Config) -> None:
     os.replace(path + '.new', path)
 
 
-def is_default(key: str, value: Json) -> bool:
-  """Returns whether a run that measures or records this value of a key has found the usual one."""
-  return value is None or (key, value) in (
-    ('train.batch_size', BATCH_SIZE),
-    ('sparse.shared_lists', 'mean'),
-  )
-
-
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   """Returns {key: value} that an earlier run in `run_dir` measured for keys that `cfg` leaves open.
 
@@ -89,31 +75,38 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
     return {}
   remedy = 'delete it: the next start writes it again, and measures the batch size again'
   given = read_yaml(_text_of_run(path, remedy), path)
-  run = load_of_run(run_dir)
+  run = read_yaml(*_stored(run_dir))
   values: dict[str, Json] = {}
-  raced = ['data.dense_bins'] if run.model.recipe == 'plain' else []
+  raced = ['data.dense_bins'] if run['model'].get('recipe') == 'plain' else []
   for key in (*MEASURED, *raced):
     section, name = key.split('.')
-    if name not in cfg.given.get(section, {}).keys() | given.get(section, {}).keys():
-      values[key] = getattr(getattr(run, section), name)
+    if cfg.origin(key) != 'given' and name not in given.get(section, {}):
+      values[key] = run[section].get(name)
+  columns = [*run['data']['slots'], *run['data']['dense']]
+  made = {column['name']: column['from'] for column in columns if column.get('from')}
   for key, column in cfg.data.left_open().items():
-    made, field = run.data.made.get(column.name), column.made.left_open
-    if made and made.model_copy(update={field: None}) == column.made:
-      values[key] = getattr(made, field)
+    stored, own, field = made.get(column.name), column.made.model_dump(), column.made.left_open
+    if stored and own | stored | {field: None} == own:
+      values[key] = stored[field]
   return values
 
 
 def load_of_run(run_dir: str, overrides: Sequence[str] = ()) -> Config:
   """Reads the config.yaml of a run; ConfigError if it is missing, or was changed afterwards."""
-  path = os.path.join(run_dir, 'config.yaml')
-  if not os.path.exists(path):
-    raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
-  text = _text_of_run(path, 'each of checkpoints/ has a copy')
+  text, path = _stored(run_dir)
   try:
     return parse(text, path, overrides, run_dir)
   except ConfigError:
     check_format(run_dir)  # which may be why
     raise
+
+
+def _stored(run_dir: str) -> tuple[str, str]:
+  """Returns the text of a run's config.yaml, and its path."""
+  path = os.path.join(run_dir, 'config.yaml')
+  if not os.path.exists(path):
+    raise ConfigError(f'{run_dir}: no config.yaml there; wanted the run_dir of a training run')
+  return _text_of_run(path, 'each of checkpoints/ has a copy'), path
 
 
 def _text_of_run(path: str, remedy: str) -> str:
@@ -157,7 +150,6 @@ def parse(
   where: str,
   overrides: Sequence[str] = (),
   run_dir: str | None = None,
-  measured: Mapping[str, Json] = {},
   default_run_dir: str | None = None,
 ) -> Config:
   """Reads and checks a config, a YAML text; ConfigError, in one line, if it is not valid.
@@ -166,7 +158,6 @@ def parse(
     where: the file that the text comes from, for messages.
     overrides: strings `a.b=value`.
     run_dir: replaces the `run_dir` of the text, unless it is None.
-    measured: {key: measured value} for keys that neither the text nor `overrides` gives.
     default_run_dir: the run_dir if neither the text nor `run_dir` gives one.
   """
   tree = read_yaml(text, where)
@@ -183,48 +174,25 @@ def parse(
     set_key(tree, assignment)
   if run_dir:
     tree['run_dir'] = run_dir
-  origins = {}
-  if default_run_dir and not tree.get('run_dir'):
-    tree['run_dir'], origins['run_dir'] = default_run_dir, 'from the name of the file'
-  for key, value in measured.items():
-    origins[key] = 'default' if is_default(key, value) else 'measured'
-  of_slots = {key: value for key, value in measured.items() if key.startswith('data.slots.')}
-  for key in measured.keys() - of_slots.keys():
-    put(tree, key, measured[key], key)
-  if of_slots:  # also of slots that data.dense_bins adds, which `put` must find
-    given = len(tree['data']['slots'])
-    added = _validated(tree, where, overrides).data.slots[given:]
-    tree['data']['slots'] += [s.model_dump(by_alias=True, exclude_unset=True) for s in added]
-  for key, value in of_slots.items():
-    put(tree, key, value, key)
+  if is_named := bool(default_run_dir and not tree.get('run_dir')):
+    tree.pop('run_dir', None)
   for key, value in flatten(tree).items():
     try:
       (key + value if isinstance(value, str) else key).encode()
     except UnicodeEncodeError:  # from the command line, or "\ud800" in YAML
       found = printable(f'{key}: found {value!r}')
       raise ConfigError(f'{where}: {found}, which UTF-8 cannot write') from None
-  cfg = _validated(tree, where, overrides)
-  for key in origins:
-    *path, name = key.split('.')
-    section = cfg.given
-    for part in path:
-      section = section[int(part) if isinstance(section, list) else part]
-    del section[name]
-  if of_slots:
-    del cfg.given['data']['slots'][given:]
-  cfg._origins.update(origins)
-  check(cfg, where, overrides)
-  return cfg
-
-
-def _validated(tree: JsonObject, where: str, overrides: Sequence[str]) -> Config:
-  """Returns the config that `tree` describes; its rules are not checked."""
   try:
-    return Config.model_validate(tree)
+    cfg = Config.model_validate(tree)
   except pydantic.ValidationError as e:
     raise ConfigError(one_line(e, where, overrides)) from None
   except ConfigError as e:
     raise ConfigError(f'{where}: {e}') from None
+  if is_named:
+    cfg = cfg.model_copy(update={'run_dir': default_run_dir})
+    cfg._origins = cfg._origins | {'run_dir': 'from the name of the file'}
+  check(cfg, where, overrides)
+  return cfg
 
 
 def _expand_interactions(tree: JsonObject) -> None:
@@ -238,11 +206,6 @@ def _expand_interactions(tree: JsonObject) -> None:
   for section in (model, *(tasks.values() if isinstance(tasks, dict) else ())):
     if isinstance(section, dict) and isinstance(section.get('interactions'), list):
       section['interactions'] = [interaction(item) for item in section['interactions']]
-
-
-def with_measured(cfg: Config, measured: Mapping[str, Json], given: Sequence[str] = ()) -> Config:
-  """Returns the config as it was given, with `measured` values and the defaults they lead to."""
-  return parse(_stamped(cfg.given), 'the config', given, cfg.run_dir, measured)
 
 
 def dump(cfg: Config) -> str:

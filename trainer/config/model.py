@@ -1,6 +1,6 @@
 """The sections below `model`: interactions, tasks and the loss."""
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
@@ -10,9 +10,6 @@ from trainer.config.section import NonNegative, PositiveShare, Rules, Section, S
 from trainer.config.slots import Loss
 from trainer.errors import ConfigError, nearest
 from trainer.plain_data import Json
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 
 class Interaction(Section):
@@ -110,7 +107,7 @@ class Model(Section):
       return ''
     return f'with {" and ".join(sorted(kinds))} alone: linear and dnn read dense columns'
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     losses = {label.loss for label in cfg.labels}
     if 'focal' not in losses:
       yield 'focal_gamma', 'without a loss of kind focal'
@@ -121,7 +118,7 @@ class Model(Section):
       for key in ('label_smoothing', 'negative_sampling_rate'):
         yield key, 'on squared_error, which predicts no clicks'
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     layers = {key.removeprefix('model.'): kind for key, kind in self.all_interactions().items()}
     tables = cfg.sparse.tables
     widths = sorted({table.width for table in tables.values()})
@@ -169,7 +166,7 @@ class Model(Section):
           yield key, f'found a cycle, {cycle}; wanted one of these tasks without `given`'
         path.append(given)
 
-  def _wrong_beside_towers(self, cfg: 'Config') -> Rules:
+  def _wrong_beside_towers(self, cfg: Any) -> Rules:
     if self.interactions:
       yield 'retrieval', 'found beside model.interactions; wanted either'
     if cfg.data.labels or self.tasks or self.shared:
@@ -180,7 +177,7 @@ class Model(Section):
       if getattr(self, key) != type(self).model_fields[key].default:
         yield key, 'is of models of clicks; wanted model.retrieval.loss, or this left out'
 
-  def _wrong_tasks(self, cfg: 'Config') -> Rules:
+  def _wrong_tasks(self, cfg: Any) -> Rules:
     losses = {label.name: label.loss for label in cfg.data.labels}
     if not losses:
       for key in ('shared', 'tasks'):

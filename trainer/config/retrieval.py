@@ -1,12 +1,9 @@
 """The section `model.retrieval`: two towers whose vectors find items."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from trainer.config.section import DropoutRate, Positive, PositiveInt, Rules, Section, distinct
 from trainer.errors import nearest
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 # The metrics of a ranking of the whole catalogue; each is computed at every K of eval_at.
 RANKING_METRICS = ('recall', 'ndcg', 'hitrate', 'mrr')
@@ -42,7 +39,7 @@ class ItemTower(Section):
   """Widths of its perceptron's layers; the last layer is linear, and makes the vector. []: the
   vector is the sum of the slots' vectors, which with one slot is matrix factorisation."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if not self.slots:
       yield 'slots', 'found []; wanted at least one slot'
     for key in ('slots', 'dense'):
@@ -58,7 +55,7 @@ class ItemTower(Section):
     if len(widths) > 1 and not self.hidden:
       yield 'hidden', f'found [], which adds vectors of one width; its slots have {widths}'
 
-  def widths(self, cfg: 'Config') -> set[int]:
+  def widths(self, cfg: Any) -> set[int]:
     """Returns the widths of the tables of its slots."""
     tables = {slot.name: slot.table for slot in cfg.data.slots}
     return {cfg.sparse.tables[tables[name]].width for name in self.slots}
@@ -75,7 +72,7 @@ class QueryTower(ItemTower):
   dropout: DropoutRate = 0.0
   """The share of the numbers of the query's vector that a training step sets to 0."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     yield from super().mistakes(cfg)
     if self.encoder is None:
       return
@@ -127,7 +124,7 @@ class Retrieval(Section):
   eval_at: list[PositiveInt] = [20]
   """Each K at which data.valid and data.test are judged: recall@K, ndcg@K, hitrate@K, mrr@K."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     query, item, id_slot = self.query, self.item, cfg.item_slot
     for key in ('slots', 'dense'):
       of_query, of_item = getattr(query, key), getattr(item, key)
@@ -158,7 +155,7 @@ class Retrieval(Section):
     if self.logq == 'none' and self.logq_positive:
       yield 'logq_positive', "found true with logq 'none'; wanted uniform or shows"
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     if self.loss == 'in_batch_softmax':
       for key in ('negatives', 'sampling', 'own_positives'):
         yield key, 'on in_batch_softmax, which draws nothing'

@@ -8,12 +8,12 @@ import pydantic
 
 from ops.policy import Policy
 from trainer.config.data import Data
-from trainer.config.defaults import completed
 from trainer.config.export import Export
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.model import Model
 from trainer.config.report import Report
-from trainer.config.section import NonNegativeInt, Section
+from trainer.config.resolve import resolve
+from trainer.config.section import UNSET, NonNegativeInt, Section, set_value
 from trainer.config.slots import Label, Slot
 from trainer.config.sparse import Sparse
 from trainer.config.sync import Sync
@@ -52,20 +52,21 @@ class Config(Section):
   sync: Sync = Sync()
   """How the processes of a job work together."""
 
-  _given: JsonObject = pydantic.PrivateAttr(default_factory=dict)
+  # What `resolve` begins with, and what it has added.
+  _given: 'Config | None' = pydantic.PrivateAttr(None)
+  _measured: JsonObject = pydantic.PrivateAttr(default_factory=dict)
   _origins: dict[str, str] = pydantic.PrivateAttr(default_factory=dict)
 
   @property
   def given(self) -> JsonObject:
     """The keys that the file and --set gave, as nested dicts and lists, without defaults."""
-    return self._given
+    return self._given.model_dump(exclude_unset=True)
 
   def origin(self, key: str) -> str:
     """Returns where a key's value comes from: given, measured, default, or 'from train.plateau'."""
     if key in self._origins:
       return self._origins[key]
-    given = flatten(self._given)
-    return 'given' if any(k == key or k.startswith(f'{key}.') for k in given) else 'default'
+    return 'default' if set_value(self._given, key.split('.')) is UNSET else 'given'
 
   def settings(self) -> JsonObject:
     """Returns {key: value} of the settings by which runs are compared.
@@ -81,11 +82,7 @@ class Config(Section):
   @classmethod
   def _complete(cls, tree: Any, validated: Callable[[Any], 'Config']) -> 'Config':
     """Adds the defaults that follow from the values of other keys."""
-    first = validated(tree)
-    values, origins = completed(first)
-    cfg = validated(values)
-    cfg._given, cfg._origins = first.model_dump(exclude_unset=True), origins
-    return cfg
+    return resolve(validated(tree))
 
   def __eq__(self, other: object) -> bool:
     return isinstance(other, Config) and self.model_dump() == other.model_dump()

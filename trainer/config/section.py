@@ -2,15 +2,12 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import pydantic
 import pydantic_core
 
 from trainer.plain_data import Json
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 Rules = Iterator[tuple[str, str]]  # a key of the section, or /KEY of the whole config, and a text
 
@@ -19,7 +16,7 @@ class Section(pydantic.BaseModel):
   """A part of the config. It refuses unknown keys, and cannot be changed.
 
   A section may have rules, which rules.py runs once on the whole config, those of the sections
-  within it first.
+  within it first. Their `cfg` is that Config, which no section can import: it imports them all.
   """
 
   model_config = pydantic.ConfigDict(
@@ -30,13 +27,53 @@ class Section(pydantic.BaseModel):
     serialize_by_alias=True,  # `from` is no name in Python
   )
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     """Yields what is wrong with a key. The first is told, so that later ones may rely on it."""
     return iter(())
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     """Yields why a key has no effect, which is told if it is given and is not its default."""
     return iter(())
+
+
+UNSET = object()
+
+
+def set_value(node: Any, path: Sequence[str]) -> Any:
+  """Returns the value of the key at a path, such as ['data', 'slots', '0', 'from'], if it is set.
+
+  UNSET: it is not there, or has the schema's own default.
+  """
+  for part in path:
+    if isinstance(node, Section):
+      name = _attribute(node, part)
+      node = getattr(node, name) if name in node.model_fields_set else UNSET
+    else:
+      items = enumerate(node) if isinstance(node, (list, tuple)) else getattr(node, 'items', dict)()
+      node = {str(key): value for key, value in items}.get(part, UNSET)
+  return node
+
+
+def with_value(node: Any, path: Sequence[str], value: object) -> Any:
+  """Returns a copy of a section, a list or a mapping in which the key at a path has this value.
+
+  The value is not validated: it is one that our code has found.
+  """
+  if not path:
+    return value
+  if isinstance(node, Section):
+    name = _attribute(node, path[0])
+    return node.model_copy(update={name: with_value(getattr(node, name), path[1:], value)})
+  if isinstance(node, dict):
+    return node | {path[0]: with_value(node.get(path[0]), path[1:], value)}
+  i = int(path[0])
+  return [*node[:i], with_value(node[i], path[1:], value), *node[i + 1 :]]
+
+
+def _attribute(section: Section, key: str) -> str:
+  """Returns the attribute that holds the value of a key: `made` of the key `from`."""
+  fields = type(section).model_fields
+  return next((name for name, field in fields.items() if field.alias == key), key)
 
 
 MAX_INT = 2**63 - 1

@@ -1,6 +1,6 @@
 """The columns of `data`: slots, dense columns and labels."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import pydantic
 
@@ -15,9 +15,6 @@ from trainer.config.section import (
   Share,
 )
 from trainer.errors import nearest
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 Loss = Literal['log_loss', 'focal', 'squared_error', 'fake_negative']
 
@@ -72,7 +69,7 @@ class Slot(Section):
     """Whether a sample may have several features of another slot here, as in a history."""
     return self.shares is not None and self.may_hold_several
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     tables, lifecycle = cfg.sparse.tables, cfg.lifecycle
     for key in ('separator', 'value_separator'):
       if getattr(self, key) == '':
@@ -119,7 +116,7 @@ class Slot(Section):
       found = f'found {made.kind}, which makes numbers that are not whole'
       yield 'from', f'{found}; wanted it in data.dense, and here bins or number of it'
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     if self.is_list_of_another and self.pooling == 'sum' and cfg.sparse.shared_lists == 'mean':
       yield 'pooling', f"on a list of features of '{self.shares}' with sparse.shared_lists: mean"
     if why := cfg.model.why_dense_is_idle():
@@ -140,7 +137,7 @@ class DenseColumn(Section):
   missing: float = 0.0
   """Replaces a missing value, after the transform."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     made = self.made
     if isinstance(made, (Bins, SlotCross, Number)) or made is not None and made.is_several:
       here = 'here time, text, lookup, expression or overlap'
@@ -169,7 +166,7 @@ class Label(Section):
   conversion count three times a click: .25 for the click, .75 for the conversion, and four times
   lifecycle.clk_coeff."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     for key, pattern in (('positive', self.positive), ('negative', self.negative)):
       if pattern is not None and self.loss == 'squared_error':
         yield key, 'makes labels of 0 and 1; wanted a loss for them with it'

@@ -1,16 +1,13 @@
 """The sections below `sparse`: the embedding tables and their row optimizers."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from ops.row_kinds import HYPERPARAMETERS, ROW_OPTIMIZERS, meaning_of
 from trainer.config.layers import BUILT_IN
 from trainer.config.section import PositiveInt, Rules, Scale, Section
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 MAX_FACTORS = 1 << 20  # the largest number of factors of a row
 WIDTH = 16
@@ -33,12 +30,15 @@ class _RowRule(Section):
   that it was not in, with the penalty alone. It takes them in its next update, or before it is
   evaluated or saved. So the penalty acts on the whole table, as in a dense optimizer."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     presets = ROW_OPTIMIZERS[self.kind].presets
     if self.preset not in presets:
       yield 'preset', f"found '{self.preset}'; kind '{self.kind}' has {', '.join(presets)}"
+    if self.learning_rate > (most := HYPERPARAMETERS['learning_rate'].high):
+      found = f'found {self.learning_rate:g}, which follows from train.batch_size'
+      yield 'learning_rate', f'{found}; wanted at most {most:g}'
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     kind = ROW_OPTIMIZERS[self.kind]
     for key in sorted(_KIND_KEYS - kind.reads):
       yield key, f"on kind '{self.kind}'"
@@ -82,7 +82,7 @@ class Table(Section):
   them; steps are taken in float32 and rounded stochastically, by seed. Linear weights stay
   float32."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if cfg.sparse.store == 'tfra':
       if 'catch_up' in (self.linear.l2_mode, self.factors.l2_mode):
         yield '', "l2_mode 'catch_up' needs sparse.store 'rows'; found 'tfra'"
@@ -96,7 +96,7 @@ class Table(Section):
       found = f'found {self.width}{of_slots} of factors a row'
       yield 'width', f'{found}; wanted at most {MAX_FACTORS:,}'
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     if {layer.kind for layer in cfg.model.all_interactions().values()} == {'linear'}:
       of_factors = ('kind', 'learning_rate', 'l1', 'l2')
       for key in ('width', 'init_scale', *(f'factors.{key}' for key in of_factors)):
@@ -132,11 +132,11 @@ class Sparse(Section):
       yield f'sparse.tables.{name}.linear', table.linear, 1
       yield f'sparse.tables.{name}.factors', table.factors, table.width
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     for name in self.tables.keys() - {slot.table for slot in cfg.data.slots}:
       wanted = 'wanted it named by a slot or left out'
       yield f'tables.{name}', f'no slot uses this table; {wanted}'
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     if not any(slot.is_list_of_another for slot in cfg.data.slots):
       yield 'shared_lists', "without a list of another slot's features"

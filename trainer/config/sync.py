@@ -1,12 +1,9 @@
 """The section `sync`: how the processes of a job work together."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 from trainer.config.section import Port, Positive, PositiveInt, Rules, Section
 from trainer.errors import short
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 
 class Sync(Section):
@@ -33,7 +30,7 @@ class Sync(Section):
   on_lost_worker: Literal['end', 'wait'] = 'end'
   """ps: whether a lost worker ends the job or is waited for."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if self.ports and self.ports[0] > self.ports[1]:
       yield 'ports', f'found {list(self.ports)}; wanted [first, last] with first <= last'
     if cfg.model.retrieval is not None and self.mode != 'allreduce':
@@ -58,7 +55,7 @@ class Sync(Section):
         others = ' or '.join(map(repr, modes))
         yield f'/{key}', f'{found}; wanted it left out, or mode {others}'
 
-  def idle(self, cfg: 'Config') -> Rules:
+  def idle(self, cfg: Any) -> Rules:
     for key, mode in (
       ('row_exchange', 'allreduce'),
       ('max_staleness', 'ps_async'),

@@ -1,16 +1,13 @@
 """The section `data.topic`: a log that is a topic of Kafka, in place of files."""
 
 import contextlib
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 
 from trainer.config.section import NonNegative, Positive, PositiveInt, Rules, Section, wrong
 from trainer.errors import SECRET, short
 from trainer.plain_data import Json
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 _OURS = ('bootstrap.servers', 'auto.offset.reset', 'enable.auto.commit', 'enable.partition.eof')
 
@@ -70,7 +67,7 @@ class Topic(Section):
   """Settings of librdkafka, such as security.protocol. A text that begins with @ names a file that
   holds the value, which is never shown; passwords, secrets and keys must be given so."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if self.cut.records is None and self.cut.seconds is None:
       yield 'pass', 'found neither records nor seconds; wanted one of them or both'
     if self.cut.by == 'time' and self.cut.seconds is None:

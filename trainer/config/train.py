@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from trainer.config.metrics import wrong_metric
 from trainer.config.section import (
@@ -18,9 +18,6 @@ from trainer.config.section import (
   Share,
 )
 from trainer.errors import nearest, short
-
-if TYPE_CHECKING:
-  from trainer.config.schema import Config
 
 BATCH_SIZE = 4096
 LEAST_GAIN = 0.0005  # the default of train.plateau.min_delta for auc, gauc and logloss
@@ -56,7 +53,7 @@ class DenseOptimizer(Section):
   args: dict[str, Any] = {}
   """Further arguments of the Keras optimizer."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     for name, value in self.args.items():
       key, found = f'args.{name}', f'found {short(value)}'
       if name not in (*OPTIMIZER_ARGS[self.kind], *CLIPPING):
@@ -104,7 +101,7 @@ class Plateau(Section):
   """The smallest change that counts as an improvement. The default is .0005 for auc, gauc and
   logloss."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     names = [label.name for label in cfg.data.labels]
     if cfg.data.stream:
       yield '', 'with a stream there are no epochs to compare; wanted it left out'
@@ -133,7 +130,7 @@ class Schedule(Section):
   floor: Share = 0.0
   """cosine: the share of the configured rates that is left at the end."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     if self.kind != 'constant' and self.period is None:
       found = f"found null with kind '{self.kind}'"
       yield 'period', f'{found}; wanted steps (ctr-train --dry_run tells how many an epoch has)'
@@ -175,7 +172,7 @@ class Train(Section):
   deterministic: bool = False
   """Whether the same run gives the same bits again; somewhat slower."""
 
-  def mistakes(self, cfg: 'Config') -> Rules:
+  def mistakes(self, cfg: Any) -> Rules:
     retrieval, metric = cfg.model.retrieval, cfg.deciding_metric
     if cfg.data.stream and self.epochs != 1:
       key = 'data.topic' if cfg.data.topic else 'data.watch'

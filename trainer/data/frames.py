@@ -4,11 +4,10 @@ import collections
 import contextlib
 import datetime
 import decimal
-import json
 import numbers
 import os
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 from trainer import config, files
 from trainer.data.file_system import first_line
 from trainer.errors import UserError, short
+from trainer.plain_data import JsonObject
 
 Frame = pd.DataFrame | pa.Table  # or a Polars frame, or anything else that exports an Arrow stream
 FRAME = 'the frame'  # in messages
@@ -118,12 +118,10 @@ def _of_series(column: pd.Series, name: str) -> pa.ChunkedArray:
   return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
-def write_passes(
-  cfg: config.Config, frames: Mapping[str, Frame | Sequence[Frame]]
-) -> Iterator[str]:
+def write_passes(cfg: config.Config, frames: Mapping[str, Frame | Sequence[Frame]]) -> JsonObject:
   """Writes frames, {split: one or several}, into run_dir/frames, each as a pass.
 
-  Yields the settings, such as `data.SPLIT=[FILES]`, by which a job reads these files. If a frame
+  Returns the settings, such as {'data.SPLIT': FILES}, by which a job reads these files. If a frame
   lacks a column, it is a UserError and nothing is written.
   """
   from trainer.data.schema import wanted_columns  # imports TensorFlow
@@ -138,6 +136,7 @@ def write_passes(
     ]
   folder = os.path.join(cfg.run_dir, 'frames')
   os.makedirs(folder, exist_ok=True)
+  settings: JsonObject = {}
   for split, of_split in tables.items():
     paths = []
     for i, table in enumerate(of_split):
@@ -146,6 +145,7 @@ def write_passes(
       # A run that is continued with another frame trains on it as another pass.
       paths.append(os.path.join(folder, f'{split}-{i:03}-{files.crc32_of(unfinished):08x}.parquet'))
       os.replace(unfinished, paths[-1])
-    yield f'data.{split}={json.dumps(paths)}'
+    settings[f'data.{split}'] = paths
   if cfg.data.format not in (None, 'parquet'):
-    yield 'data.format=null'  # the suffix decides, here and for what is scored later
+    settings['data.format'] = None  # the suffix decides, here and for what is scored later
+  return settings

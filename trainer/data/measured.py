@@ -72,11 +72,11 @@ def measured(
   told += [f'{in_words(cfg, k, v)} {than}{MOST_OF_ENSEMBLE:,} samples' for k, v in found.items()]
   values |= found
   chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS}}
-  cfg = config.with_measured(cfg, chosen)
+  cfg = config.resolve(cfg, chosen)
   if race and _may_race(cfg):
     values[BINS], line = _raced_bins(cfg, race)
     told.append(line)
-    cfg = config.with_measured(cfg, chosen | {BINS: values[BINS]})
+    cfg = config.resolve(cfg, {BINS: values[BINS]})
   take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
     size, samples = suitable(cfg)
@@ -126,8 +126,8 @@ def _raced_bins(cfg: config.Config, race: Callable) -> tuple[int | None, str]:
   """Returns the better value of data.dense_bins, 32 or null, and a line for the user."""
   reached = []
   for bins in (config.BINS, None):
-    one = config.with_measured(cfg, {}, [f'{RECIPE}=plain', f'{BINS}={json.dumps(bins)}'])
-    reached.append(race(config.with_measured(one, measured(one)[0]), EPOCHS_OF_RACE))
+    one = config.resolve(cfg, {BINS: bins})
+    reached.append(race(config.resolve(one, measured(one)[0]), EPOCHS_OF_RACE))
   if None in reached:
     return config.BINS, f'{BINS}: {config.BINS}, the default: data.valid cannot judge'
   lead = reached[0] - reached[1]
@@ -160,8 +160,7 @@ def open_values(
   left_open = [key for key in cfg.data.left_open() if key not in known]
   new = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
   if len(left_open) > len(new):  # bins are still open; their numbers may come from tables
-    values = {k: v for k, v in (known | new).items() if k in cfg.data.left_open()}
-    new |= _boundaries(config.parse(config.dump(cfg), 'the config', measured=values))
+    new |= _boundaries(config.resolve(cfg, known | new))
   return new
 
 
@@ -225,7 +224,7 @@ def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float
   which does not add up rows.
   """
   slots = len(cfg.data.slots)
-  cfg = config.parse(config.dump(cfg), 'the config', measured=known)
+  cfg = config.resolve(cfg, known)
   summed = [f for f, is_mean in enumerate(cfg.averaged()) if not is_mean]
   of_many = any(cfg.ordered_slots[f].may_hold_several for f in summed)
   if not (cfg.adds_up_rows and of_many):
@@ -353,6 +352,9 @@ def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
     bounds = _quantiles(numbers.astype(np.float32), bins)
   else:
     bounds = np.linspace(numbers.min(), numbers.max(), slot.made.widths + 1)[1:-1]
+  if not np.isfinite(bounds.astype(np.float32)).all():
+    found = f"found numbers in the column '{slot.made.bins}' that float32 does not hold"
+    raise UserError(f"{path}: slot '{slot.name}': {found}; wanted smaller ones, or boundaries")
   return [float(str(bound)) for bound in np.unique(bounds.astype(np.float32))]
 
 

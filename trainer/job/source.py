@@ -14,10 +14,11 @@ from trainer import config, runtime
 from trainer.config import rules
 from trainer.data import frames
 from trainer.data.file_system import absolute, is_directory, is_remote, normal
+from trainer.data.frames import Frame
 from trainer.data.pass_files import folders_above, matching, refuse_tables
 from trainer.errors import ConfigError, UserError, refuse_secrets, short
 from trainer.plain_data import Json
-from trainer.tools import trackers
+from trainer.wings import wing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +26,14 @@ class Source:
   """Where a training job's config comes from.
 
   `configuration` is a YAML file, or its content as a dict; `overrides` are strings `a.b=value`;
-  `run_dir` replaces the config's unless it is None.
+  `run_dir` replaces the config's unless it is None. `frames`, {split: one or several}, are written
+  into the run_dir as passes, in place of the splits' files.
   """
 
   configuration: str | Mapping[str, Json]
   overrides: Sequence[str] = ()
   run_dir: str | None = None
+  frames: Mapping[str, Frame | Sequence[Frame]] = dataclasses.field(default_factory=dict)
 
   @functools.cached_property
   def cfg(self) -> config.Config:
@@ -39,10 +42,14 @@ class Source:
     UserError: such a file or directory does not exist, a setting needs days but the config has
     none, or MLflow is not installed.
     """
-    cfg, where = self.parsed(), self._where()
+    cfg, where = self._given, self._where()
+    if self.bucket:
+      cfg = cfg.model_copy(update={'run_dir': runtime.working_directory(self.bucket)})
+    if self.frames:
+      cfg = config.given(cfg, frames.write_passes(cfg, self.frames))
     rules.check_days(cfg, where)
     if 'mlflow' in cfg.report.to:
-      trackers.check_mlflow()
+      wing('tools').check_mlflow()
     for key in ('train', 'valid', 'test'):
       place = config.place_of(f'data.{key}', where, self.overrides)
       try:
@@ -81,7 +88,7 @@ class Source:
     values, told = on_first('cannot read the log', lambda: list(measured(cfg, init_from, race)))
     for line in told if tells else ():
       print(line, flush=True)
-    return self.parsed(values)
+    return config.resolve(cfg, values)
 
   def _where(self) -> str:
     return self.configuration if isinstance(self.configuration, str) else 'config'
@@ -97,24 +104,13 @@ class Source:
       raise UserError(f'run_dir: {found}; wanted a directory that all hosts share')
     return normal(cfg.run_dir)
 
-  def parsed(self, measured: Mapping[str, Json] = {}) -> config.Config:
-    """Returns the config with `measured`, without a check of the files that it names.
-
-    A run_dir in a bucket is replaced by the working directory for it on this machine.
-    """
-    cfg = self._read(measured) if measured else self._given
-    if self.bucket is None:
-      return cfg
-    return cfg.model_copy(update={'run_dir': runtime.working_directory(self.bucket)})
-
   @functools.cached_property
   def _given(self) -> config.Config:
-    return self._read({})
-
-  def _read(self, measured: Mapping[str, Json]) -> config.Config:
+    """The config as it was given, without a check of the files that it names."""
     refuse_secrets('\n'.join([*self.overrides, str(self.run_dir)]), self._where())
+    overrides = [*self.overrides, *(f'data.{split}=[frame]' for split in self.frames)]
     if isinstance(self.configuration, str):
-      return config.load(self.configuration, self.overrides, self.run_dir, measured)
+      return config.load(self.configuration, overrides, self.run_dir)
     if not isinstance(self.configuration, Mapping):
       wanted = 'wanted the path of a YAML file, or its content as a dict'
       raise ConfigError(f'config: found {short(self.configuration)}; {wanted}')
@@ -123,7 +119,7 @@ class Source:
     except (TypeError, ValueError, RecursionError) as e:  # a key is no text, or a dict in itself
       raise ConfigError(f'config: {e}; wanted a dict as a YAML file gives it') from None
     refuse_secrets(text := yaml.safe_dump(plain), 'config')
-    return config.parse(text, self._where(), self.overrides, self.run_dir, measured)
+    return config.parse(text, self._where(), overrides, self.run_dir)
 
 
 def _plain_setting(value: object) -> Json:
