@@ -149,7 +149,8 @@ def _import_everything() -> None:
   import trainer
 
   for module in pkgutil.walk_packages(trainer.__path__, 'trainer.'):
-    if module.ispkg or module.name.count('.') > 1:  # not the commands, which define flags
+    place = module.name.split('.')[1]
+    if module.ispkg or (module.name.count('.') > 1 and place != 'cli'):  # commands define flags
       with contextlib.suppress(ModuleNotFoundError):  # TFRA, which requirements-next.txt has not
         importlib.import_module(module.name)
   for name in _IMPORTED_LATE:
