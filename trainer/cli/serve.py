@@ -180,7 +180,8 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
     recommender,
     member,
   )
-  server, listener = http_server.server(app), member.listener if member else _listener()
+  server = http_server.server(app, member and member.turns)
+  listener = member.listener if member else _listener()
   asked: list[int] = []
 
   def ask(number: int, _: FrameType | None) -> None:
