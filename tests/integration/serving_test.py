@@ -85,7 +85,7 @@ class ProcessesTest(tf.test.TestCase):
       '  await serving\n'
       'listener = processes.listener("127.0.0.1", 0)\n'
       'member = processes.fork(2, listener)\n'
-      'app = types.SimpleNamespace(asgi=tell, limits=Limits())\n'
+      'app = types.SimpleNamespace(asgi=tell, gate=types.SimpleNamespace(limits=Limits()))\n'
       'server = http_server.server(app, member.turns)\n'
       'member.starts()\n'
       'asyncio.run(serve())\n'

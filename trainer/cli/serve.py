@@ -210,10 +210,10 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
         return
     async with contextlib.AsyncExitStack() as stack:
       if GRPC_PORT.value is not None:
-        calls = rpc.listening(app, HOST.value, GRPC_PORT.value, PROCESSES.value > 1)
+        calls = rpc.listening(app.batcher, HOST.value, GRPC_PORT.value, PROCESSES.value > 1)
         grpc_port = await stack.enter_async_context(calls)
       if member:
-        await stack.enter_async_context(member.telling(app.figures))
+        await stack.enter_async_context(member.telling(app.figures.text))
       if not member or member.number == 0:
         command_line.say(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', 'serving')
         if GRPC_PORT.value is not None:

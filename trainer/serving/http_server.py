@@ -11,9 +11,10 @@ import uvicorn
 from absl import logging
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from trainer.serving.gate import Gate
 from trainer.serving.http import App
+from trainer.serving.limits import BadRequest
 from trainer.serving.processes import Turns
-from trainer.serving.scorer import BadRequest
 
 _HEAD_BYTES = 16 << 10  # the longest head of a request
 SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
@@ -38,12 +39,10 @@ class _Protocol(HttpToolsProtocol):
   `idle` has the connections on which no request is under way, the longest idle one first.
   """
 
-  def __init__(
-    self, application: App, turns: Turns, idle: 'dict[_Protocol, None]', **settings: object
-  ):
+  def __init__(self, gate: Gate, turns: Turns, idle: 'dict[_Protocol, None]', **settings: object):
     super().__init__(**settings)
-    self._application, self._turns = application, turns
-    self._seconds_to_send = application.limits.seconds_to_send
+    self._gate, self._turns = gate, turns
+    self._seconds_to_send = gate.limits.seconds_to_send
     self._timer: asyncio.TimerHandle | None = None  # set while no request is under way
     self._head_bytes, self._idle = 0, idle
 
@@ -90,7 +89,7 @@ class _Protocol(HttpToolsProtocol):
     return self._timer.when() - self.loop.time() > self._seconds_to_send - _SECONDS_TO_BEGIN
 
   def send_400_response(self, msg: str) -> None:
-    self._application.told('HTTP', BadRequest(msg))
+    self._gate.told('HTTP', BadRequest(msg))
     super().send_400_response(msg)
 
   def connection_lost(self, error: Exception | None) -> None:
@@ -167,7 +166,7 @@ def server(app: App, turns: Turns | None = None) -> uvicorn.Server:
   turns = turns or Turns()
   settings = uvicorn.Config(
     app.asgi,
-    http=functools.partial(_Protocol, app, turns, {}),
+    http=functools.partial(_Protocol, app.gate, turns, {}),
     ws='none',
     interface='asgi3',
     proxy_headers=False,  # nothing here asks who the client is

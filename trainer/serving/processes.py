@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from absl import logging
 
@@ -94,28 +94,6 @@ class Member:
 
     found = await asyncio.gather(*map(asked, os.listdir(self._folder)), return_exceptions=True)
     return [text for text in found if isinstance(text, str)]  # one may be ending
-
-
-def summed(texts: Sequence[str]) -> bytes:
-  """Returns the figures of several processes as those of one: sums, or the oldest version."""
-  from prometheus_client import generate_latest
-  from prometheus_client.parser import text_string_to_metric_families
-
-  families = {}
-  for text in texts:
-    for family in text_string_to_metric_families(text):
-      samples = families.setdefault(family.name, (family, {}))[1]
-      for sample in family.samples:
-        key = sample.name, *sample.labels.items()
-        values = [sample.value, *([samples[key].value] if key in samples else [])]
-        if family.name == 'ctr_version' or sample.name.endswith('_created'):
-          value = min(values)
-        else:
-          value = max(values) if family.name == 'ctr_version_age_seconds' else sum(values)
-        samples[key] = sample._replace(value=value)
-  for family, samples in families.values():
-    family.samples = list(samples.values())
-  return generate_latest(types.SimpleNamespace(collect=lambda: [f for f, _ in families.values()]))
 
 
 def fork(count: int, listener: socket.socket) -> Member:
