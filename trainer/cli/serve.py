@@ -244,7 +244,7 @@ def _service(run: _Run | None) -> 'Service':
   from trainer.serving.memory_store import MemoryStore
   from trainer.serving.publisher import Publisher
   from trainer.serving.service import Service
-  from trainer.serving.versioned_store import open_store
+  from trainer.serving.stores import open_store
 
   if run is None:
     password = files.secret(PASSWORD_FILE.value, '--password_file')

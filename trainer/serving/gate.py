@@ -1,18 +1,19 @@
 """Which requests are answered and which are refused, whatever their protocol."""
 
+import asyncio
 import contextlib
 import hmac
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from absl import logging
 
 from trainer.errors import UserError, nearest
 from trainer.serving.figures import Figures
 from trainer.serving.limits import BadRequest, Limits, Refused
-from trainer.serving.sparing_log import SparingLog
 
 _LONG_SHARE = 0.25  # of the requests at a time that may be long
+_SECONDS = 60  # between two lines of the log about refusals of one kind
 
 
 class Gate:
@@ -112,3 +113,28 @@ class Gate:
   def count(self, status: int) -> None:
     """Counts a request by the HTTP status of its answer."""
     self.figures.requests.labels(status).inc()
+
+
+class SparingLog:
+  """Logs a kind's first line at once, then one a minute, which counts; within an event loop."""
+
+  def __init__(self):
+    self._left_out: dict[Hashable, tuple[int, str]] = {}  # kind -> the lines' number, the last one
+
+  def log(self, kind: Hashable, level: int, text: str, error: BaseException | None = None) -> None:
+    """Logs a line and `error`'s trace, unless one of its (few) kinds was within a minute."""
+    if kind in self._left_out:
+      self._left_out[kind] = self._left_out[kind][0] + 1, text
+      return
+    logging.log(level, '%s', text, exc_info=error)
+    self._wait(kind, level)
+
+  def _wait(self, kind: Hashable, level: int) -> None:
+    self._left_out[kind] = 0, ''
+    asyncio.get_running_loop().call_later(_SECONDS, self._tell, kind, level)
+
+  def _tell(self, kind: Hashable, level: int) -> None:
+    count, last = self._left_out.pop(kind)
+    if count:
+      logging.log(level, '%d more in %d s; the last: %s', count, _SECONDS, last)
+      self._wait(kind, level)

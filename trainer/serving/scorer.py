@@ -30,9 +30,8 @@ from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import build
 from trainer.plain_data import Json
-from trainer.serving.graph import Graph
 from trainer.serving.limits import BadRequest
-from trainer.serving.plain_columns import PlainColumns, Samples, Shared
+from trainer.serving.plain_columns import Graph, PlainColumns, Samples, Shared
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
 
 _TOGETHER = 8  # float32 elements of an AVX register
