@@ -46,7 +46,7 @@ from trainer.serving import http, http_server, processes
 from trainer.serving.limits import Limits
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scores
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 from trainer.storage import export_writer
 
 ROWS = flags.DEFINE_integer('rows', 500_000, 'Features of the model.')

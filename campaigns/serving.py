@@ -42,7 +42,7 @@ from trainer import config
 from trainer.data.features import hash_keys
 from trainer.job import job  # noqa: F401 likewise
 from trainer.serving import embedded_store, redis_store  # noqa: F401 before the forks
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 from trainer.storage import chain
 
 KILLS = flags.DEFINE_integer('kills', 100, 'The number of kills.')

@@ -26,7 +26,7 @@ from trainer.serving import rpc
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 from trainer.storage import export_writer
 
 INPUTS = 300  # of a unit that asks

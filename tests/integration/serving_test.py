@@ -2,6 +2,7 @@
 of which the long one is a command (campaigns/serving.py).
 """
 
+import collections
 import json
 import os
 import re
@@ -65,6 +66,56 @@ class ProcessesTest(tf.test.TestCase):
     wanted = ['at work', 'at work', f'{said}BUS', 'at work', f'{said}SEGV']
     self.assertEqual([line for line in found if 'pause' not in line], wanted)
     self.assertRegex(done.stderr, r'(?s)crashed \(SIGBUS\); .* in 1 s.*\(SIGSEGV\); .* in 2 s')
+
+  def test_connections_are_spread_evenly(self):
+    program = (
+      'import asyncio, os, types\n'
+      'from trainer.serving import http_server, processes\n'
+      'from trainer.serving.limits import Limits\n'
+      'http_server._TRIES = 1 << 60\n'  # of a busy machine
+      'async def tell(scope, receive, send):\n'
+      '  head = [(b"content-length", b"8")]\n'
+      '  await send({"type": "http.response.start", "status": 200, "headers": head})\n'
+      '  await send({"type": "http.response.body", "body": b"%8d" % os.getpid()})\n'
+      'async def serve():\n'
+      '  serving = asyncio.create_task(server.serve(sockets=[listener]))\n'
+      '  while not server.started:\n'
+      '    await asyncio.sleep(0)\n'
+      '  print(listener.getsockname()[1], flush=True)\n'
+      '  await serving\n'
+      'listener = processes.listener("127.0.0.1", 0)\n'
+      'member = processes.fork(2, listener)\n'
+      'app = types.SimpleNamespace(asgi=tell, gate=types.SimpleNamespace(limits=Limits()))\n'
+      'server = http_server.server(app, member.turns)\n'
+      'member.starts()\n'
+      'asyncio.run(serve())\n'
+    )
+    server = commands.start('-c', program, stdout=subprocess.PIPE)
+    self.addCleanup(server.kill)
+    port, _ = (int(server.stdout.readline()) for _ in range(2))  # both accept
+
+    def ask(connection, kept='keep-alive'):
+      connection.write(f'GET / HTTP/1.1\r\nHost: x\r\nConnection: {kept}\r\n\r\n'.encode())
+      connection.flush()
+      while connection.readline() != b'\r\n':
+        pass
+      return connection.read(8)
+
+    open_ones = []
+    for _ in range(2):
+      while len(open_ones) < 10:
+        one = self.enter_context(socket.create_connection(('127.0.0.1', port)))
+        open_ones.append(self.enter_context(one.makefile('rwb')))
+        ask(open_ones[-1])  # the server counts it now
+      pids = list(map(ask, open_ones))
+      self.assertEqual(sorted(collections.Counter(pids).values()), [5, 5])
+      for one, pid in zip(open_ones, pids):
+        if pid == pids[0]:
+          ask(one, 'close')
+          self.assertEmpty(one.read())  # the server no longer counts it
+      open_ones = [one for one, pid in zip(open_ones, pids) if pid != pids[0]]
+    server.terminate()
+    self.assertEqual(server.wait(), 0)
 
   def test_two_processes_answer_as_one(self):
     run = Run(f'{self.get_temp_dir()}/run')

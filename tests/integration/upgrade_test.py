@@ -20,7 +20,7 @@ from tests.support.topics import Cluster
 from trainer import config, files
 from trainer.errors import ConfigError, UserError
 from trainer.serving.service import Service
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 
 TESTS = pathlib.Path(__file__).resolve().parents[1]
 DOCUMENT = TESTS.parent / 'docs' / 'upgrading.md'

@@ -36,7 +36,8 @@ from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass, read_meta
 from trainer.data.texts import texts_of
 from trainer.errors import UserError
-from trainer.serving.scorer import BadRequest, Scorer
+from trainer.serving.limits import BadRequest
+from trainer.serving.scorer import Scorer
 
 
 def example(row):

@@ -30,7 +30,7 @@ from trainer.job import job
 from trainer.job.job import Job
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 from trainer.storage import chain, checkpoint, checkpoint_rows, row_files, saved_model
 from trainer.storage.run_lock import RunLock
 from trainer.tools import figures, findings

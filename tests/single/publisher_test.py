@@ -26,17 +26,17 @@ from tests.support.exports import RedisServer, Run, contents, events
 from tests.support.scorer import Client
 from trainer import files
 from trainer.errors import DataLoss, UserError
-from trainer.serving import embedded_check, embedded_files, embedded_store, redis_store
+from trainer.serving import embedded_files, embedded_store, redis_store
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.redis_store import RedisStore
+from trainer.serving.stores import open_store
 from trainer.serving.versioned_store import (
   Overtaken,
   Version,
   VersionGone,
   decode,
   encode,
-  open_store,
 )
 from trainer.storage import chain
 from trainer.storage.chain import RowExport, Rows
@@ -322,12 +322,12 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     """Else a search is led to the wrong page, and a row that is there counts as absent."""
     rng, folder = np.random.default_rng(6), f'{self.folder}/inner'
     keys = sorted(rng.bytes(8) for _ in range(500))
-    values = [embedded_check.sealed(key, rng.bytes(40)) for key in keys]
+    values = [embedded_files.sealed(key, rng.bytes(40)) for key in keys]
     with lmdb.open(folder, map_size=1 << 24) as env, env.begin(write=True) as transaction:
       transaction.cursor().putmulti(list(zip(keys, values)), append=True)
-      version = embedded_check.VERSION
-      transaction.put(version, embedded_check.sealed(version, b'{}'))
-    embedded_check.check(folder)
+      version = embedded_files.VERSION
+      transaction.put(version, embedded_files.sealed(version, b'{}'))
+    embedded_files.check(folder)
     with open(f'{folder}/data.mdb', 'rb') as f:
       data = f.read()
     inner = [
@@ -341,8 +341,8 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
       with open(f'{folder}/data.mdb', 'r+b') as f:
         f.write(data[:place] + bytes([data[place] | 128]) + data[place + 1 :])
       try:
-        embedded_check.check(folder)  # bytes that no page uses may change
-      except embedded_check.Damaged as e:
+        embedded_files.check(folder)  # bytes that no page uses may change
+      except embedded_files.Damaged as e:
         told.append(str(e))
     self.assertRegex(''.join(told), 'a search for key [0-9a-f]{16} does not find it')
 

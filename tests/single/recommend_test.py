@@ -38,7 +38,7 @@ from trainer.serving.plain_columns import Shared
 from trainer.serving.publisher import Publisher
 from trainer.serving.rest import Request
 from trainer.serving.service import Service
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 from trainer.storage import chain, export_writer
 from trainer.storage.chain import RowExport
 from trainer.training.inputs import Inputs

@@ -34,14 +34,14 @@ from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.serving import http_server
-from trainer.serving.limits import Limits
+from trainer.serving.gate import SparingLog
+from trainer.serving.limits import BadRequest, Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.plain_columns import PlainColumns, Samples, Shared
 from trainer.serving.publisher import Publisher
-from trainer.serving.scorer import BadRequest, Scorer
+from trainer.serving.scorer import Scorer
 from trainer.serving.service import Service
-from trainer.serving.sparing_log import SparingLog
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 from trainer.storage import export_writer
 from trainer.training.step import TrainStep
 

@@ -21,7 +21,8 @@ from trainer.serving import rest
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
-from trainer.serving.versioned_store import VersionedStore, open_store
+from trainer.serving.stores import open_store
+from trainer.serving.versioned_store import VersionedStore
 from trainer.storage import export_writer
 from trainer.training.step import TrainStep
 

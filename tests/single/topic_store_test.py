@@ -13,7 +13,7 @@ from tests.support import topics
 from tests.support.exports import Run, events
 from trainer.errors import UserError
 from trainer.serving.publisher import Publisher
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 from trainer.topics import topic
 from trainer.topics.topic_store import TopicStore
 

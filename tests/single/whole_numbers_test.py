@@ -22,9 +22,9 @@ from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, UserError
 from trainer.evaluation.finished_run import open_run
 from trainer.serving import rest
+from trainer.serving.limits import BadRequest
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.serving.scorer import BadRequest
 from trainer.serving.service import Service
 from trainer.storage import export_writer
 

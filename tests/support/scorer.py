@@ -127,7 +127,7 @@ def served(
       if rpc:
         from trainer.serving.rpc import listening
 
-        port = await stack.enter_async_context(listening(app, '127.0.0.1', rpc_port, False))
+        port = await stack.enter_async_context(listening(app.batcher, '127.0.0.1', rpc_port, False))
       started.set_result(port)
       await server.serve(sockets=[listener])
 

@@ -84,7 +84,7 @@ def _run() -> int:
     status.serve(METRICS_HOST.value, METRICS_PORT.value)
   _await_run_dir(status)
   from trainer.serving.publisher import Publisher  # slow to import
-  from trainer.serving.versioned_store import open_store
+  from trainer.serving.stores import open_store
   from trainer.storage.bucket import EXPORTS, followed
 
   password = files.secret(PASSWORD_FILE.value, '--password_file')
@@ -115,7 +115,7 @@ def _await_run_dir(status: Status) -> None:
 
 def _check_can_publish(exports: str, password: str | None, settings: JsonObject) -> None:
   """Refuses a run without an export, unless the store has a version. It makes no store."""
-  from trainer.serving.versioned_store import open_store
+  from trainer.serving.stores import open_store
   from trainer.storage import chain
 
   if any(export.kind in chain.ROW_KINDS for export in chain.exports(exports)):

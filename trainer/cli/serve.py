@@ -179,7 +179,8 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
     recommender,
     member,
   )
-  server, listener = http_server.server(app), member.listener if member else _listener()
+  server = http_server.server(app, member and member.turns)
+  listener = member.listener if member else _listener()
   asked: list[int] = []
 
   def ask(number: int, _: FrameType | None) -> None:
@@ -208,10 +209,10 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
         return
     async with contextlib.AsyncExitStack() as stack:
       if GRPC_PORT.value is not None:
-        calls = rpc.listening(app, HOST.value, GRPC_PORT.value, PROCESSES.value > 1)
+        calls = rpc.listening(app.batcher, HOST.value, GRPC_PORT.value, PROCESSES.value > 1)
         grpc_port = await stack.enter_async_context(calls)
       if member:
-        await stack.enter_async_context(member.telling(app.figures))
+        await stack.enter_async_context(member.telling(app.figures.text))
       if not member or member.number == 0:
         command_line.say(f'serving http://{host}:{port}/v1/models/{NAME.value}:{method}', 'serving')
         if GRPC_PORT.value is not None:
@@ -242,7 +243,7 @@ def _service(run: _Run | None) -> 'Service':
   from trainer.serving.memory_store import MemoryStore
   from trainer.serving.publisher import Publisher
   from trainer.serving.service import Service
-  from trainer.serving.versioned_store import open_store
+  from trainer.serving.stores import open_store
 
   if run is None:
     password = files.secret(PASSWORD_FILE.value, '--password_file')

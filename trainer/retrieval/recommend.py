@@ -6,8 +6,10 @@ from typing import NamedTuple
 import numpy as np
 
 from trainer.serving import rest
+from trainer.serving.limits import TooLarge
 from trainer.serving.plain_columns import Shared
-from trainer.serving.rest import Recommend, Request, Signature
+from trainer.serving.requests import Request, Signature, check_cost, weight
+from trainer.serving.rest import Recommend
 from trainer.serving.service import Service
 
 
@@ -20,7 +22,7 @@ class Answer(NamedTuple):
 
 
 class Recommender:
-  """Finds items with one model, and may rank them with another. NotReady: one has no version yet.
+  """Finds items with one model, and may rank them with another. Refused: one has no version yet.
 
   The first task's scores of `ranker` rank at least `candidates` found items; None: the finder's do.
   """
@@ -58,19 +60,19 @@ class Recommender:
     queries = request.queries
     of_query = self._finder.cost_of_query(max(request.k, self._candidates))
     if queries.size * of_query > max_instances:
-      raise rest.TooLarge(
+      raise TooLarge(
         f'found {queries.size} queries, each of which costs as much as {of_query:,} samples; '
         f'wanted at most {max_instances // of_query:,} queries'
       )
     if self._ranker is not None:  # each candidate is a sample with the columns of its query
       columns = [values for values in queries.columns.values() if values]
-      shared = sum(sum(map(rest.weight, values)) // len(values) for values in columns)
-      rest.check_cost(queries.size * of_query, shared, max_instances)
+      shared = sum(sum(map(weight, values)) // len(values) for values in columns)
+      check_cost(queries.size * of_query, shared, max_instances)
 
   def recommend(self, request: Recommend) -> Answer:
     """Finds items for the queries of a request, and ranks them if there is a ranker.
 
-    NotAnswered if the finder's model has no model.retrieval, or the ranker's has one.
+    Refused if the finder's model has no model.retrieval, or the ranker's has one.
     """
     queries, k, seen = request
     if self._ranker is None:

@@ -1,15 +1,40 @@
-"""The open files of an LMDB store."""
+"""The files of an LMDB store, and whether they are whole.
+
+LMDB has no checksums, and ends its process on some kinds of damage. So each value carries one, of
+its key too, and the store is read through once in a process of its own before others open it: its
+keys must ascend, be as many as LMDB counts, and be found by a search.
+"""
 
 import contextlib
+import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
+import zlib
 
 import lmdb
 
-from trainer.serving.embedded_check import SECONDS_TO_CHECK, VERSION, Damaged
+from trainer.errors import UserError
 
+# A store of another format reads as an empty one, and is not written.
+VERSION = b'version of format 3'
+_CHECKSUM_BYTES = 4
 _MAP_BYTES = 1 << 40  # the largest size; only addresses are reserved, not memory or disk
 _SECONDS_TO_WRITE = 600  # which another publisher may take
+SECONDS_TO_CHECK = 60  # and for each _BYTES_A_SECOND one more: else a lock of it is never free
+_BYTES_A_SECOND = 1 << 20
+_NUMBERS = 'ENOSPC EDQUOT EFBIG EACCES EROFS EMFILE ENFILE ENOMEM'.split()
+_OF_THE_MACHINE = tuple(os.strerror(getattr(errno, name)) for name in _NUMBERS) + (
+  'MDB_READERS_FULL',
+  'MDB_MAP_FULL',
+  'already open in this process',
+)
+
+
+class Damaged(Exception):
+  """A value is not the one that was written."""
 
 
 class StoreFiles:
@@ -77,3 +102,83 @@ class StoreFiles:
 def _inode(path: str) -> int | None:
   with contextlib.suppress(FileNotFoundError):
     return os.stat(path).st_ino
+
+
+def sealed(name: bytes, value: bytes) -> bytes:
+  """Returns a value with the checksum of its key and itself."""
+  return value + zlib.crc32(value, zlib.crc32(name)).to_bytes(_CHECKSUM_BYTES, 'little')
+
+
+def unsealed(name: bytes, data: bytes | None) -> bytes | None:
+  """Returns the value that `sealed` was given; Damaged if it has changed since."""
+  if data is None:
+    return None
+  value = data[:-_CHECKSUM_BYTES]
+  if sealed(name, value) != data:
+    raise Damaged(f'the value of key {name.hex()} is not the one that was written')
+  return value
+
+
+def value_of(transaction: lmdb.Transaction, name: bytes) -> bytes | None:
+  """Returns a key's value; None if there is none, as the keys before and after it prove."""
+  if (data := transaction.get(name)) is None:
+    with transaction.cursor() as cursor:
+      after = cursor.item() if (found := cursor.set_range(name)) else None
+      before = cursor.item() if (cursor.prev() if found else cursor.last()) else None
+      for key, value in filter(None, (before, after)):
+        unsealed(key, value)
+      if before and before[0] >= name or after and after[0] <= name:
+        raise Damaged(f'a search for key {name.hex()} does not find it')
+  return unsealed(name, data)
+
+
+def is_of_the_machine(error: object) -> bool:
+  """Returns whether an error of LMDB, or its text, is one of a full disk or the like."""
+  return any(text in str(error) for text in _OF_THE_MACHINE)
+
+
+def check(path: str) -> None:
+  """Checks a store in a process of its own; Damaged if it is not whole, UserError if it cannot."""
+  program = f'import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()'
+  words = [sys.executable, '-c', program, path]
+  patience = SECONDS_TO_CHECK + os.path.getsize(f'{path}/data.mdb') / _BYTES_A_SECOND
+  try:
+    done = subprocess.run(
+      words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=patience
+    )
+  except subprocess.TimeoutExpired:
+    raise Damaged(f'a process that read it waited for {patience:.0f} s') from None
+  text = done.stderr.strip().rpartition('\n')[2]
+  if done.returncode in (-signal.SIGKILL, -signal.SIGTERM) or is_of_the_machine(text):
+    raise UserError(f'{path}: cannot be checked: {text or signal.Signals(-done.returncode).name}')
+  if done.returncode < 0:
+    raise Damaged(f'signal {-done.returncode} ended a process that read it')
+  if done.returncode:
+    raise Damaged(text)
+
+
+def read_through(transaction: lmdb.Transaction) -> None:
+  """Reads a whole store; Damaged or an error of LMDB if it is not whole, or the process ends."""
+  with transaction.cursor() as cursor:
+    if transaction.get(VERSION) is None:
+      return
+    count, before = 0, b''
+    for name, data in cursor:
+      if name <= before:
+        raise Damaged(f'key {name.hex()} follows {before.hex()}')
+      unsealed(name, data)
+      if transaction.get(name) != data:  # the inner pages of the tree have no checksums
+        raise Damaged(f'a search for key {name.hex()} does not find it')
+      count, before = count + 1, name
+    if count != (entries := transaction.stat()['entries']):
+      raise Damaged(f'found {count} keys; wanted {entries}')
+
+
+def main() -> None:
+  """Checks the store that the command line names; ends with a line if it is not whole."""
+  try:
+    with lmdb.open(sys.argv[1], readonly=True, create=False, max_readers=1024) as env:
+      with env.begin() as transaction:
+        read_through(transaction)
+  except (Damaged, lmdb.Error, OverflowError, MemoryError) as e:
+    sys.exit(f'{type(e).__name__}: {e}')

@@ -10,7 +10,7 @@
                               keys of all rows that differ; absent if too many, and after a base
     'changed to version N' -> the same of earlier versions, the last ones
 
-Each value ends in a checksum, and a store is read through before it is opened (embedded_check.py).
+Each value ends in a checksum, and a store is read through before it is opened (embedded_files.py).
 A damaged store is refused; the publisher then makes new files, from the exports, and a reader goes
 on with the files that it has open until the new ones have a version.
 
@@ -35,9 +35,10 @@ from ops.row_store import RowStore
 from ops.sharding import shard_of
 from trainer.errors import DataLoss, UserError
 from trainer.files import from_npz, to_npz
-from trainer.serving.embedded_check import (
+from trainer.serving.embedded_files import (
   VERSION,
   Damaged,
+  StoreFiles,
   check,
   is_of_the_machine,
   read_through,
@@ -45,7 +46,6 @@ from trainer.serving.embedded_check import (
   unsealed,
   value_of,
 )
-from trainer.serving.embedded_files import StoreFiles
 from trainer.serving.processes import MARKER
 from trainer.serving.served_rows import ServedRows
 from trainer.serving.versioned_store import (

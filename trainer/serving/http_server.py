@@ -8,16 +8,20 @@ import select
 import socket
 
 import uvicorn
+from absl import logging
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from trainer.serving.gate import Gate
 from trainer.serving.http import App
-from trainer.serving.processes import BACKLOG
-from trainer.serving.scorer import BadRequest
+from trainer.serving.limits import BadRequest
+from trainer.serving.processes import Turns
 
 _HEAD_BYTES = 16 << 10  # the longest head of a request
 SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
 SECONDS_TO_ACCEPT = 5  # before that, while connections wait
 _SECONDS_TO_BEGIN = 1  # of these, for a connection's request to come
+_TRIES, _SECONDS_TO_TRY = 100, 0.002  # to let another process accept, which may hang
+_SECONDS_TO_RECOVER = 1  # after an error, as of too many open files
 _PASSES = 10  # of the event loop, in which a connection that waits becomes a request under way
 # An idle connection closes after this time. A short time would often end just as a client sends.
 _SECONDS_IDLE = 75
@@ -35,14 +39,16 @@ class _Protocol(HttpToolsProtocol):
   `idle` has the connections on which no request is under way, the longest idle one first.
   """
 
-  def __init__(self, application: App, idle: 'dict[_Protocol, None]', **settings: object):
+  def __init__(self, gate: Gate, turns: Turns, idle: 'dict[_Protocol, None]', **settings: object):
     super().__init__(**settings)
-    self._application, self._seconds_to_send = application, application.limits.seconds_to_send
+    self._gate, self._turns = gate, turns
+    self._seconds_to_send = gate.limits.seconds_to_send
     self._timer: asyncio.TimerHandle | None = None  # set while no request is under way
     self._head_bytes, self._idle = 0, idle
 
   def connection_made(self, transport: asyncio.Transport) -> None:
     super().connection_made(transport)
+    self._turns.has(len(self.connections))
     self.on_message_begin()
     if len(self.connections) > most_connections():
       longest = next(iter(self._idle))
@@ -74,7 +80,7 @@ class _Protocol(HttpToolsProtocol):
   def on_headers_complete(self) -> None:
     self._stop_waiting()
     super().on_headers_complete()
-    self.cycle.keep_alive &= not self.server_state.ends
+    self.cycle.keep_alive &= not self._turns.ends
 
   def may_begin(self) -> bool:
     """Returns whether a request may be on its way: the connection, or its head, is that new."""
@@ -83,12 +89,13 @@ class _Protocol(HttpToolsProtocol):
     return self._timer.when() - self.loop.time() > self._seconds_to_send - _SECONDS_TO_BEGIN
 
   def send_400_response(self, msg: str) -> None:
-    self._application.told('HTTP', BadRequest(msg))
+    self._gate.told('HTTP', BadRequest(msg))
     super().send_400_response(msg)
 
   def connection_lost(self, error: Exception | None) -> None:
     self._stop_waiting()
     super().connection_lost(error)
+    self._turns.has(len(self.connections))
 
   def _stop_waiting(self) -> None:
     self._idle.pop(self, None)
@@ -98,38 +105,68 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-  def __init__(self, settings: uvicorn.Config):
+  """Accepts connections itself, in turns with other processes, as asyncio's server does not."""
+
+  def __init__(self, settings: uvicorn.Config, turns: Turns):
     super().__init__(settings)
-    self.server_state.ends = False  # whether connections end with their next answer
+    self._turns = turns
 
   async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-    await super().startup(sockets)
-    for one in sockets:
-      one.listen(BACKLOG)
+    await super().startup([])
+    (self._listener,) = sockets
+    self._listener.setblocking(False)
+    self._waiting = select.poll()  # select.select knows no descriptor above 1,023
+    self._waiting.register(self._listener, select.POLLIN)
+    self._turns.has(0)
+    self._accepting = asyncio.create_task(self._accept())
+
+  async def _accept(self) -> None:
+    loop, readable, tries = asyncio.get_running_loop(), asyncio.Event(), 0
+    settings = {'config': self.config, 'server_state': self.server_state, 'app_state': {}}
+    while True:
+      loop.add_reader(self._listener, readable.set)
+      await readable.wait()
+      loop.remove_reader(self._listener)
+      readable.clear()
+      while tries < _TRIES and self._turns.are_anothers() and self._waiting.poll(0):
+        await asyncio.sleep(_SECONDS_TO_TRY)
+        tries += 1
+      try:
+        connection, _ = self._listener.accept()
+        protocol = functools.partial(self.config.http_protocol_class, **settings)
+        await loop.connect_accepted_socket(protocol, connection)
+        tries *= self._turns.are_anothers()  # still, so it hangs and is not waited for again
+      except BlockingIOError:  # another process was faster
+        tries = 0
+      except OSError as e:
+        logging.warning('a connection is not accepted: %s', e)
+        await asyncio.sleep(_SECONDS_TO_RECOVER)
 
   async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
     """Stops to listen once no connection waits to be accepted, or after a bound.
 
     The kernel would reset those that wait.
     """
-    self.server_state.ends = True
+    self._turns.ends = True
+    self._turns.has(0)
     loop, quiet = asyncio.get_running_loop(), 0
     deadline = loop.time() + SECONDS_TO_ACCEPT
-    waiting = select.poll()  # select.select knows no descriptor above 1,023
-    for one in sockets:
-      waiting.register(one, select.POLLIN)
     while quiet < _PASSES and loop.time() < deadline:
-      busy = waiting.poll(0) or any(one.may_begin() for one in self.server_state.connections)
+      connections = self.server_state.connections
+      busy = self._waiting.poll(0) or any(one.may_begin() for one in connections)
       quiet = 0 if busy else quiet + 1
       await asyncio.sleep(0.01 if busy else 0)
+    self._accepting.cancel()
+    loop.remove_reader(self._listener)
     await super().shutdown(sockets)
 
 
-def server(app: App) -> uvicorn.Server:
-  """Returns a server, whose `run` takes a listening socket."""
+def server(app: App, turns: Turns | None = None) -> uvicorn.Server:
+  """Returns a server, whose `run` takes a listening socket; None: it is the only process."""
+  turns = turns or Turns()
   settings = uvicorn.Config(
     app.asgi,
-    http=functools.partial(_Protocol, app, {}),
+    http=functools.partial(_Protocol, app.gate, turns, {}),
     ws='none',
     interface='asgi3',
     proxy_headers=False,  # nothing here asks who the client is
@@ -138,6 +175,5 @@ def server(app: App) -> uvicorn.Server:
     lifespan='off',
     timeout_graceful_shutdown=SECONDS_TO_FINISH,
     timeout_keep_alive=_SECONDS_IDLE,
-    backlog=1,  # connections to accept at once, so that several processes share them
   )
-  return _Server(settings)
+  return _Server(settings, turns)

@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from trainer.errors import UserError
+
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
@@ -15,9 +17,23 @@ class Limits:
   strict: bool = False  # whether columns that the model does not read are refused, not ignored
 
 
-class Refused(Exception):
+class Refused(UserError):
   """A request is refused; `status` is the HTTP status of the answer."""
 
   def __init__(self, status: int, text: str):
     super().__init__(text)
     self.status = status
+
+
+class BadRequest(Refused):
+  """A client's mistake."""
+
+  def __init__(self, text: str):
+    super().__init__(400, text)
+
+
+class TooLarge(Refused):
+  """A request that exceeds a limit."""
+
+  def __init__(self, text: str):
+    super().__init__(413, text)

@@ -8,6 +8,7 @@ over all.
 import asyncio
 import contextlib
 import ctypes
+import mmap
 import os
 import shutil
 import signal
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 
 from absl import logging
 
@@ -40,12 +41,31 @@ def listener(host: str, port: int) -> socket.socket:
   return found
 
 
+class Turns:
+  """Spreads connections over processes: one with more of them than another lets that accept."""
+
+  def __init__(self, count: int = 1):
+    # 1 + the connections of each process; 0: it does not accept. Forks share this memory.
+    self._numbers = memoryview(mmap.mmap(-1, 8 * count)).cast('q')
+    self.own = 0  # which one this process is
+    self.ends = False  # whether it stops, and lets nobody accept in its place
+
+  def has(self, connections: int) -> None:
+    """Tells the others how many connections this process has."""
+    self._numbers[self.own] = 0 if self.ends else 1 + connections
+
+  def are_anothers(self) -> bool:
+    """Returns whether another process that accepts has fewer connections."""
+    return any(0 < number < self._numbers[self.own] for number in self._numbers)
+
+
 class Member:
   """One of the processes, which share the socket `listener` and meet in the directory `folder`."""
 
-  def __init__(self, number: int, listener: socket.socket, folder: str, started: int):
-    self.number, self.listener = number, listener
+  def __init__(self, number: int, listener: socket.socket, folder: str, started: int, turns: Turns):
+    self.number, self.listener, self.turns = number, listener, turns
     self._folder, self._started = folder, started
+    turns.own = number
 
   def starts(self) -> None:
     """Tells that this process has a version to serve."""
@@ -76,28 +96,6 @@ class Member:
     return [text for text in found if isinstance(text, str)]  # one may be ending
 
 
-def summed(texts: Sequence[str]) -> bytes:
-  """Returns the figures of several processes as those of one: sums, or the oldest version."""
-  from prometheus_client import generate_latest
-  from prometheus_client.parser import text_string_to_metric_families
-
-  families = {}
-  for text in texts:
-    for family in text_string_to_metric_families(text):
-      samples = families.setdefault(family.name, (family, {}))[1]
-      for sample in family.samples:
-        key = sample.name, *sample.labels.items()
-        values = [sample.value, *([samples[key].value] if key in samples else [])]
-        if family.name == 'ctr_version' or sample.name.endswith('_created'):
-          value = min(values)
-        else:
-          value = max(values) if family.name == 'ctr_version_age_seconds' else sum(values)
-        samples[key] = sample._replace(value=value)
-  for family, samples in families.values():
-    family.samples = list(samples.values())
-  return generate_latest(types.SimpleNamespace(collect=lambda: [f for f, _ in families.values()]))
-
-
 def fork(count: int, listener: socket.socket) -> Member:
   """Forks `count` processes and returns in each; the calling process ends when they have ended.
 
@@ -105,7 +103,7 @@ def fork(count: int, listener: socket.socket) -> Member:
   """
   folder, pids, asked = tempfile.mkdtemp(prefix='ctr-serve-'), [], []
   told, started = os.pipe()
-  parent = os.getpid()
+  turns, parent = Turns(count), os.getpid()
 
   def stop(number: int, _: types.FrameType | None = None) -> None:
     if os.getpid() == parent:
@@ -119,7 +117,7 @@ def fork(count: int, listener: socket.socket) -> Member:
     if not (pid := os.fork()):
       os.close(told)
       _begin(defaults, parent, signal.SIGTERM)
-      return Member(number, listener, folder, started)
+      return Member(number, listener, folder, started, turns)
     pids.append(pid)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     if number == 0:

@@ -11,62 +11,33 @@ each list is a column; one value stands for all samples: one user, many items. T
 third has what all its instances share. The fourth asks for the best "k" items for each query,
 except those in "seen". A value {"b64": "…"} is a string in base 64. Answers also hold the
 "model_version".
-
-What a request costs is counted in samples, up to `max_instances`, before anything is worked on.
-What its samples share, such as a column of one value, counts once a sample, because layers and some
-columns work on it once a sample: `SAMPLE_BYTES` of it, written out, count as a sample.
 """
 
 import base64
 import itertools
 import json
 import operator
-from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from trainer.data.jsonl_format import Twice, parse_json, value_at
 from trainer.errors import nearest
 from trainer.plain_data import Json, JsonObject
+from trainer.serving.limits import BadRequest
 from trainer.serving.plain_columns import Shared
-from trainer.serving.scorer import BadRequest
+from trainer.serving.requests import (
+  SAMPLE_BYTES,
+  Request,
+  Signature,
+  check_columns,
+  check_cost,
+  weight,
+)
 
 SIGNATURE = 'serving_default'
-SAMPLE_BYTES = 1024
 _K = 20  # items, unless a request says how many
-
-
-class TooLarge(BadRequest):
-  """A request that exceeds a limit."""
-
-  status = 413
-
-
-class Request(NamedTuple):
-  """A request for scores."""
-
-  columns: Mapping[str, Sequence[Json]]  # `size` values each, or Shared
-  size: int  # number of samples
-  by_row: bool  # whether the body has "instances"
-  cost: int = 0  # in samples; at least `size`, if the request was parsed
-  # int32 [size]: for each sample, which value it has of Shared columns; None: these have one value.
-  shared: np.ndarray | None = None
-
-  def kind(self) -> frozenset[tuple[str, bool]]:
-    """Returns the columns, and whether each has objects, in which columns may be looked up.
-
-    Requests of one kind may be scored together.
-    """
-    return frozenset((name, dict in map(type, values)) for name, values in self.columns.items())
-
-
-class Form(Protocol):
-  """Reads and writes the messages of an interface; this module is one."""
-
-  def parse(self, message: bytes, max_instances: int) -> Request: ...
-
-  def answer(self, request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes: ...
 
 
 class Recommend(NamedTuple):
@@ -77,16 +48,6 @@ class Recommend(NamedTuple):
   seen: list[list[Json]] | None  # the items that each query leaves out; None: not given
 
 
-class Signature(NamedTuple):
-  """The columns of a request, the outputs of its answer, and the version that answers."""
-
-  columns: Mapping[str, str]  # name -> the dtype of its tensor, such as DT_STRING
-  example: Mapping[str, Json]  # a sample that a request may have
-  outputs: Sequence[str]
-  version: int
-
-
-_MOST_COLUMNS = 10_000
 _MOST_LISTS = 2  # nested: a column of lists of features
 _MOST_LENGTHS, _MOST_NAMES = 4, 3  # in a message about columns of different lengths
 _PLAIN = {str, int, float, bool, type(None)}
@@ -178,23 +139,6 @@ def _once(values: list[Json]) -> list[Json]:
   return values if values[0] == 0 or len(set(map(type, values))) > 1 else Shared(values[:1])
 
 
-def check_columns(names: Collection[str]) -> None:
-  """Raises TooLarge if a request has too many columns."""
-  if len(names) > _MOST_COLUMNS:
-    raise TooLarge(f'found {len(names)} columns; wanted at most {_MOST_COLUMNS}')
-
-
-def check_cost(size: int, shared: int, max_instances: int) -> None:
-  """Raises TooLarge if `size` samples, each of which needs the `shared` bytes, cost too much."""
-  if size > max_instances:
-    raise TooLarge(f'found {size} samples; wanted at most {max_instances}')
-  if size > 1 and size * shared > max_instances * SAMPLE_BYTES:
-    raise TooLarge(
-      f'found {size} samples that share {shared:,} bytes; wanted at most '
-      f'{max_instances * SAMPLE_BYTES // size:,} bytes for so many samples'
-    )
-
-
 def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], int, int]:
   """Returns the columns of a list of objects, the number of samples, and the bytes they share."""
   if not isinstance(instances, list) or not instances:
@@ -241,34 +185,11 @@ def _columns(inputs: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
   return columns, size, shared
 
 
-def weight(value: Json) -> int:
-  """Returns the bytes of a value, about."""
-  return 8 + len(value if isinstance(value, str) else str(value))
-
-
 def _listed(columns: Sequence[str]) -> str:
   """Returns the names of a few columns, or the number of many."""
   if len(columns) > _MOST_NAMES:
     return f'{len(columns)} columns'
   return ', '.join(f"'{name[:80]}'" for name in columns)
-
-
-def together(requests: Sequence[Request]) -> Request:
-  """Returns one request with the samples of all `requests`, which must be of one kind."""
-  if len(requests) == 1:
-    return requests[0]
-
-  def joined(name: str) -> list[Json]:
-    columns, kind = [r.columns[name] for r in requests], Shared
-    if not all(isinstance(column, Shared) for column in columns):
-      columns = [c * r.size if isinstance(c, Shared) else c for c, r in zip(columns, requests)]
-      kind = list
-    return kind(itertools.chain.from_iterable(columns))
-
-  columns = {name: joined(name) for name in requests[0].columns}
-  sizes = [r.size for r in requests]
-  shared = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)
-  return Request(columns, len(shared), requests[0].by_row, shared=shared)
 
 
 def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:

@@ -20,10 +20,11 @@ from tensorflow_serving.apis.predict_pb2 import PredictRequest, PredictResponse
 from trainer.errors import UserError, nearest
 from trainer.plain_data import Json
 from trainer.serving import rest
-from trainer.serving.http import App
+from trainer.serving.batcher import Batcher
+from trainer.serving.gate import Gate
 from trainer.serving.http_server import SECONDS_TO_ACCEPT, SECONDS_TO_FINISH, most_connections
-from trainer.serving.limits import Refused
-from trainer.serving.scorer import BadRequest
+from trainer.serving.limits import BadRequest, Refused, TooLarge
+from trainer.serving.requests import SAMPLE_BYTES, Request, check_columns, check_cost
 
 PREDICT = '/tensorflow.serving.PredictionService/Predict'
 TensorProto = type(tf.make_tensor_proto(0))  # TensorFlow has no public name for it
@@ -49,37 +50,35 @@ _CODES = {
 class _Call:
   """One call: reads its message, and writes its answer."""
 
-  def __init__(self, app: App):
-    self._app = app
+  def __init__(self, gate: Gate):
+    self._gate = gate
 
-  def parse(self, message: bytes, max_instances: int) -> rest.Request:
+  def parse(self, message: bytes, max_instances: int) -> Request:
     """Returns the samples of a request; Refused if it asks for another model."""
     try:
       request = PredictRequest.FromString(message)
     except DecodeError:
       raise BadRequest('found bytes that are no PredictRequest') from None
-    rest.check_columns(request.inputs)
-    self._app.check_name(request.model_spec.name)
+    check_columns(request.inputs)
+    self._gate.check_name(request.model_spec.name)
     self._spec, self._outputs = request.model_spec, list(request.output_filter)
     columns, written = {}, 0  # bytes of values and lists that the message does not hold each
     for name, tensor in request.inputs.items():
       shape = _shape(name[:80], tensor)
-      rest.check_cost(shape[0] if shape else 1, 0, max_instances)
+      check_cost(shape[0] if shape else 1, 0, max_instances)
       size, given = math.prod(shape), tensor.ByteSize()
       if size > given or len(tensor.string_val) == 1:
         written += size * given
       if len(shape) == 2:
         written += _LIST_BYTES * max(0, shape[0] - given)
-      if written > max_instances * rest.SAMPLE_BYTES:
+      if written > max_instances * SAMPLE_BYTES:
         what = f'{size} values' if size else f'{shape[0]} empty lists'
-        raise rest.TooLarge(
-          f"inputs: '{name[:80]}': found {what} in {given} bytes; wanted each value"
-        )
+        raise TooLarge(f"inputs: '{name[:80]}': found {what} in {given} bytes; wanted each value")
       columns[name] = _values(name[:80], tensor, shape)
     signature = self._spec.signature_name
     return rest.request_of({'signature_name': signature, 'inputs': columns}, max_instances)
 
-  def answer(self, request: rest.Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
+  def answer(self, request: Request, outputs: Mapping[str, np.ndarray], version: int) -> bytes:
     """Answers with {name: float32 [B]}; BadRequest, or Refused for another version."""
     spec = self._spec
     if spec.WhichOneof('version_choice') and spec.version.value != version:
@@ -138,8 +137,8 @@ def _values(name: str, tensor: TensorProto, shape: Sequence[int]) -> Json:
 class _Handler(grpc.GenericRpcHandler):
   """Answers all calls as bytes, so that no message is read before the client's token."""
 
-  def __init__(self, app: App):
-    self._app, self.begun = app, 0  # calls
+  def __init__(self, batcher: Batcher):
+    self._batcher, self._gate, self.begun = batcher, batcher.gate, 0  # calls
 
   def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
     is_known = details.method == PREDICT
@@ -148,38 +147,38 @@ class _Handler(grpc.GenericRpcHandler):
       self.begun += 1
       metadata = dict(context.invocation_metadata())
       try:
-        self._app.authorise(metadata.get('authorization', ''))
+        self._gate.authorise(metadata.get('authorization', ''))
         if not is_known:
           raise Refused(501, f'method: {details.method[:80]!r} is unknown; wanted {PREDICT!r}')
-        response = await self._app.scored(_Call(self._app), message)
+        response = await self._batcher.scored(_Call(self._gate), message)
       except Exception as e:
-        status, text = self._app.told('Predict' if is_known else 'a gRPC call', e)
+        status, text = self._gate.told('Predict' if is_known else 'a gRPC call', e)
         await context.abort(_CODES[status], text)
-      self._app.count(200)
+      self._gate.count(200)
       return response
 
     return grpc.unary_unary_rpc_method_handler(answer)
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App, host: str, port: int, shared: bool) -> AsyncIterator[int]:
+async def listening(batcher: Batcher, host: str, port: int, shared: bool) -> AsyncIterator[int]:
   """Answers gRPC calls while the context lasts; yields the port, any free one for port 0.
 
   `shared` is whether other processes of this server listen there.
   """
   options = {
-    'grpc.max_receive_message_length': app.limits.body_bytes,
+    'grpc.max_receive_message_length': batcher.gate.limits.body_bytes,
     # Else two servers could share a port, and each answer some calls.
     'grpc.so_reuseport': int(shared),
     # Whoever sends nothing, or not all of it, keeps no place of a connection for long.
     'grpc.max_allowed_incoming_connections': most_connections() // 2,
-    'grpc.server_handshake_timeout_ms': int(1000 * app.limits.seconds_to_send),
+    'grpc.server_handshake_timeout_ms': int(1000 * batcher.gate.limits.seconds_to_send),
     'grpc.max_connection_idle_ms': 75_000,
     'grpc.max_connection_age_ms': 600_000,
     'grpc.max_connection_age_grace_ms': 60_000,
   }
   server = grpc.aio.server(options=list(options.items()))
-  server.add_generic_rpc_handlers((handler := _Handler(app),))
+  server.add_generic_rpc_handlers((handler := _Handler(batcher),))
   try:
     bound = server.add_insecure_port(f'[{host}]:{port}' if ':' in host else f'{host}:{port}')
   except RuntimeError:

@@ -31,19 +31,13 @@ from trainer.embedding.embedding import Embedding
 from trainer.errors import DataLoss, UserError
 from trainer.model.builder import build
 from trainer.plain_data import Json
-from trainer.serving.graph import Graph
-from trainer.serving.plain_columns import PlainColumns, Samples, Shared
+from trainer.serving.limits import BadRequest
+from trainer.serving.plain_columns import Graph, PlainColumns, Samples, Shared
 from trainer.serving.versioned_store import VersionGone, View, without_show_click
 
 _TOGETHER = 8  # float32 elements of an AVX register
 # Examples to try for a column of numbers (False) and one of texts (True); all columns accept null.
 _EXAMPLES = {False: (1.0, None), True: ('1', '2024-01-31T13:05:00', '2024013113', None)}
-
-
-class BadRequest(UserError):
-  """A client's mistake; `status` is the HTTP status of the answer."""
-
-  status = 400
 
 
 class Scores(NamedTuple):

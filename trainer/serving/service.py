@@ -12,23 +12,14 @@ from absl import logging
 from trainer.data.arrays import places
 from trainer.errors import UserError, one_line
 from trainer.plain_data import Json
-from trainer.serving.rest import Request, Signature
-from trainer.serving.scorer import BadRequest, Scorer, Scores
+from trainer.serving.limits import BadRequest, Refused
+from trainer.serving.requests import Request, Signature
+from trainer.serving.scorer import Scorer, Scores
 from trainer.serving.versioned_store import Version, VersionedStore, VersionGone, View
 
 # What costs as much as a sample: to search so many items; and how many samples cost as much as a
 # query of few items.
 _ITEMS_A_SAMPLE, _QUERY_SAMPLES = 1000, 20
-
-
-class NotAnswered(UserError):
-  """A request for scores, but the model finds items; or a request for items, but it does not."""
-
-  status = 404
-
-
-class NotReady(UserError):
-  status = 503
 
 
 class FoundItems(NamedTuple):
@@ -52,7 +43,7 @@ class Service:
 
   A new version is loaded while the old one is served. A request keeps the version that it began
   with; if the store no longer holds that, it begins again with the new one. Methods that answer
-  requests raise NotReady if there is no version yet.
+  requests raise Refused if there is no version yet.
 
   Args:
     advance: called before each refresh to update the store; None: another process updates it.
@@ -90,11 +81,11 @@ class Service:
     return 'no version is published yet'
 
   def predict(self, request: Request) -> tuple[Scores, int]:
-    """Returns a request's scores and their version; NotAnswered if the run has model.retrieval."""
+    """Returns a request's scores and their version; refused if the run has model.retrieval."""
     while True:
       with self._use() as served:
         if served.view.items is not None:
-          raise NotAnswered('found a run with model.retrieval; wanted :recommend')
+          raise Refused(404, 'found a run with model.retrieval; wanted :recommend')
         samples = served.scorer.parse(request.columns, request.size, request.shared)
         try:
           scores = served.scorer.score(samples, served.view)
@@ -130,7 +121,7 @@ class Service:
     """
     with self._use() as served:
       if served.view.items is None:
-        raise NotAnswered('found a run without model.retrieval; wanted :predict')
+        raise Refused(404, 'found a run without model.retrieval; wanted :predict')
       scorer, search = served.scorer, served.view.items
       samples = scorer.parse(request.columns, request.size, request.shared)
       if (empty := scorer.is_empty(samples)).any():
@@ -166,7 +157,7 @@ class Service:
     with self._lock:
       served = self._served
       if served is None:
-        raise NotReady(self.not_ready)
+        raise Refused(503, self.not_ready)
       served.users += 1
     try:
       yield served

@@ -12,17 +12,15 @@ A row is kept as float32 values, little-endian: the linear weight, then the fact
 import abc
 import contextlib
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ops.row_store import RowStore
 from trainer.data.arrays import places, ranges
-from trainer.errors import UserError, fit_to_print
+from trainer.errors import UserError
 from trainer.storage.chain import RowExport, Rows
-from trainer.wings import wing
 
 _TRIES = 3  # to read a row store that changes
 _Read = TypeVar('_Read')
@@ -234,7 +232,10 @@ def decode(values: Sequence[bytes | None]) -> LookedUpRows:
 def replace(
   keys: np.ndarray, rows: LookedUpRows, other_keys: np.ndarray, other: LookedUpRows
 ) -> LookedUpRows:
-  """Returns the rows of `keys`; those of `other_keys`, which ascend, are taken from `other`."""
+  """Returns the rows of `keys` with some of them replaced.
+
+  A key that is in `other_keys`, which ascend, gets its row from `other`, any other from `rows`.
+  """
   if not len(other_keys):
     return rows
   at = places(other_keys, keys)
@@ -253,45 +254,3 @@ def plain(what: str, *errors: type[Exception]) -> Iterator[None]:
     yield
   except errors as e:
     raise UserError(f'{what}: {" ".join(str(e).split())}') from e
-
-
-def open_store(
-  address: str,
-  where: str,
-  writable: bool = False,
-  password: str | None = None,
-  settings: Mapping[str, Any] = {},
-) -> VersionedStore:
-  """Opens the store at an address: redis://HOST:PORT[/DATABASE], a directory or, to write it,
-  kafka://BROKERS/TOPIC.
-
-  `where` is the flag that gave the address; messages name it. `password` is Redis's, if it wants
-  one; `settings` are those of Kafka's client.
-  """
-  scheme, separator, _ = address.partition('://')
-  try:
-    if not separator:
-      if os.path.exists(address) and not os.path.isdir(address):
-        raise UserError(f'{where} {address}: is a file; wanted a directory, or a new name for one')
-      if os.path.exists(os.path.join(address, 'config.yaml')):
-        raise UserError(
-          f"{where} {address}: is the run_dir of a run; wanted the store's own directory"
-        )
-      from trainer.serving.embedded_store import EmbeddedStore
-
-      return EmbeddedStore(address, writable)
-    if scheme in ('redis', 'rediss', 'unix'):
-      from trainer.serving.redis_store import RedisStore
-
-      return RedisStore(address, password)
-    if scheme == 'kafka':
-      return wing('topic_store')(address, settings)
-  except ModuleNotFoundError as e:
-    raise UserError(
-      f"{where} {fit_to_print(address)}: needs the package '{e.name}'; wanted pip install "
-      "'ctr-trainer[serve]'"
-    ) from None
-  raise UserError(
-    f'{where} {fit_to_print(address)}: wanted a directory, redis://HOST:PORT[/DATABASE] or, to '
-    'write it, kafka://BROKERS/TOPIC'
-  )
