@@ -82,6 +82,11 @@ class Data(Section):
   `dnn` has no `hidden` and stands beside at most linear and fm (docs/tuning.md). With the recipe
   plain, a run that begins on at most a million samples tries that and null for two epochs each, and
   keeps what data.valid finds better."""
+  crosses: list[list[str]] = []
+  """Adds a slot 'A x B' of the cross of two to eight slots or columns for each list of them, unless
+  there is one. With the recipe plain, a run that begins on raw files looks for at most four, tries
+  them for two epochs, as with dense_bins, and keeps what data.valid finds better
+  (docs/tuning.md)."""
   counts: bool = False
   """What `counts` of a slot is if the slot does not say; slots that share rows have none. The
   default is true where that of dense_bins is 32, unless there are more than 50 slots, those of bins

@@ -7,7 +7,7 @@ measures, like train.batch_size.
 from typing import TYPE_CHECKING
 
 from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
-from trainer.config.columns import Bins, bins_slot
+from trainer.config.columns import Bins, SlotCross, bins_slot, cross_slot
 from trainer.config.lifecycle import LIFECYCLE_MODES, Lifecycle, Thresholds
 from trainer.config.metrics import METRICS
 from trainer.config.train import LEAST_GAIN, STATIC_EPOCHS
@@ -108,6 +108,8 @@ def completed(cfg: 'Config') -> tuple[JsonObject, dict[str, str]]:
       if key[-1] != 'max_days_ahead' or tree.values['data'].get('day_pattern'):
         tree.default(key, value, 'data.topic' if data.topic else 'data.watch')
   _of_lifecycle(cfg, tree)
+  if recipe == 'plain':
+    tree.default(('data', 'crosses'), [], 'model.recipe')
   _of_columns(cfg, tree, recipe is not None)
   features = cfg.sparse.features_per_sample or len(tree.values['data']['slots']) or 1
   for name, table in cfg.sparse.tables.items():
@@ -140,7 +142,7 @@ def _bare_dnns(cfg: 'Config') -> list[str]:
 
 
 def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
-  """Adds the slots of data.dense_bins, and `counts` of slots as data.counts says.
+  """Adds the slots of data.dense_bins and data.crosses, and `counts` of slots as data.counts says.
 
   `has_recipe`: both keys have the defaults of a dnn without `hidden`.
   """
@@ -156,6 +158,11 @@ def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
         made = {'bins': column.name, 'quantiles': bins}
         table = next((slot.table for slot in cfg.data.slots), 'default')
         slots.append({'name': bins_slot(column.name), 'from': made, 'table': table})
+  crossed = [slot.made.cross for slot in cfg.data.slots if isinstance(slot.made, SlotCross)]
+  for cross in data.get('crosses', ()):
+    if cross not in crossed:
+      table = next((slot.table for slot in cfg.data.slots if slot.name in cross), 'default')
+      slots.append({'name': cross_slot(cross), 'from': {'cross': cross}, 'table': table})
   if has_recipe:
     lifecycle = tree.values.get('lifecycle', {})
     by_counts = lifecycle.get('eviction') == 'score' or lifecycle.get('capacity') is not None
