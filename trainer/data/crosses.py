@@ -17,7 +17,7 @@ MOST_CROSSES = 4
 MOST_VALUES = 10_000_000  # of all slots in the samples that are read of a split, a million at most
 CELLS = 4_000_037  # combinations are counted in so many cells; two may share one
 SHRINK = 5.0  # what a cell's Hessian is raised by, so that a rare combination moves little
-ROUNDS, DAMPING = 3, 0.7  # of the additive model of all slots
+ROUNDS, DAMPING = 3, 0.7  # of fitting the additive model of all slots
 LEAST_GAIN = 0.002  # the share of data.valid's logloss that a cross takes off, beyond its parts
 KEPT_CANDIDATES = 20  # of the pairs that the first round tries, for the others
 
@@ -79,26 +79,30 @@ def _greedy(
   def joined(a: int, b: int) -> np.ndarray:
     return (columns[a] * (columns[b].max() + 1) + columns[b]) % CELLS
 
-  def moved(cells: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """Returns a Newton step of each cell's logit, [n + m], as training has it; 0 in new cells."""
-    p, size = 1 / (1 + np.exp(-z[:n])), cells.max() + 1
-    gradient = np.bincount(cells[:n], y - p, size)
-    return (gradient / (np.bincount(cells[:n], p * (1 - p), size) + SHRINK))[cells]
+  def moved(cells: np.ndarray, z: np.ndarray, steps: int = 1) -> np.ndarray:
+    """Returns z, [n + m], after Newton steps of each cell's weight, which training has."""
+    size = cells.max() + 1
+    weight = np.zeros([size])
+    for _ in range(steps):
+      p = 1 / (1 + np.exp(-z[:n] - weight[cells[:n]]))
+      gradient = np.bincount(cells[:n], y - p, size) - SHRINK * weight
+      weight += gradient / (np.bincount(cells[:n], p * (1 - p), size) + SHRINK)
+    return z + weight[cells]
 
   def lost(z: np.ndarray) -> float:
     return float(np.mean(np.logaddexp(0, z[n:]) - y_valid * z[n:]))
 
   z = np.full([n + len(y_valid)], np.log(y.mean() / (1 - y.mean())))
   for _, cells in itertools.product(range(ROUNDS), list(columns)):
-    z = z + DAMPING * moved(cells, z)
+    z = z + DAMPING * (moved(cells, z) - z)
   candidates = list(itertools.combinations(range(len(names)), 2))
   while len(columns) < len(names) + MOST_CROSSES and candidates:
-    losses = {pair: lost(z + moved(joined(*pair), z)) for pair in candidates}
+    losses = {pair: lost(moved(joined(*pair), z)) for pair in candidates}
     best, *others = sorted(candidates, key=losses.get)
     if losses[best] > (1 - LEAST_GAIN) * lost(z):
       break
     cells = joined(*best)
-    z = z + moved(cells, z)
+    z = moved(cells, z, ROUNDS)
     columns.append(np.unique(cells, return_inverse=True)[1].astype(np.int64))
     parts.append(tuple(sorted({*parts[best[0]], *parts[best[1]]})))
     new = [(len(parts) - 1, f) for f in range(len(names)) if f not in parts[-1]]
