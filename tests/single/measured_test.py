@@ -348,6 +348,8 @@ class CrossesTest(LogTest):
     self.assertEqual(self.found(), [])
     self.write([])
     self.assertEqual(self.found(), [])
+    (self.folder / 'valid.csv').write_text('click,a,b,c,d,tags\n')
+    self.assertEqual(self.found(), [])
 
   def test_one_may_grow(self):
     self.write(['a', 'b', 'd'])

@@ -159,8 +159,12 @@ def _of_columns(cfg: 'Config', tree: _Tree, has_recipe: bool) -> None:
         table = next((slot.table for slot in cfg.data.slots), 'default')
         slots.append({'name': bins_slot(column.name), 'from': made, 'table': table})
   crossed = [slot.made.cross for slot in cfg.data.slots if isinstance(slot.made, SlotCross)]
-  for cross in data.get('crosses', ()):
+  for i, cross in enumerate(data.get('crosses', ())):
+    if not 2 <= len({*cross}) == len(cross) <= 8:
+      wanted = 'wanted two to eight distinct columns'
+      raise ConfigError(f"key 'data.crosses.{i}': found {cross}; {wanted}")
     if cross not in crossed:
+      crossed.append(cross)
       table = next((slot.table for slot in cfg.data.slots if slot.name in cross), 'default')
       slots.append({'name': cross_slot(cross), 'from': {'cross': cross}, 'table': table})
   if has_recipe:

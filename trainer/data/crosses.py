@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -9,12 +10,13 @@ from ops.keys import NO_FEATURE
 from trainer import config
 from trainer.data.conversion import blocks_of_pass
 from trainer.data.parse import parse
-from trainer.data.passes import passes
+from trainer.data.passes import Pass, passes
+from trainer.data.prepared import is_prepared
 from trainer.data.schema import wanted_columns
 from trainer.errors import BadPass
 
 MOST_CROSSES = 4
-MOST_VALUES = 10_000_000  # of all slots in the samples that are read of a split, a million at most
+MOST_SAMPLES, MOST_VALUES = 1_000_000, 10_000_000  # samples, and features in them, of a split
 CELLS = 4_000_037  # combinations are counted in so many cells; two may share one
 SHRINK = 5.0  # what a cell's Hessian is raised by, so that a rare combination moves little
 ROUNDS, DAMPING = 3, 0.7  # of fitting the additive model of all slots
@@ -35,24 +37,30 @@ def found(cfg: config.Config) -> list[list[str]]:
     for f, s in enumerate(cfg.ordered_slots)
     if not s.may_hold_several and s.shares is None and not isinstance(s.made, config.Bins)
   ]
-  if len(has_one) < 2 or cfg.labels[0].loss == 'squared_error':
+  of_valid = passes(cfg, cfg.data.valid, 'data.valid')
+  is_raw = not any(is_prepared(cfg.data, data_pass.path) for data_pass in of_valid)
+  if len(has_one) < 2 or cfg.labels[0].loss == 'squared_error' or not is_raw:
     return []
   try:
-    (values, y), (of_valid, y_valid) = (_samples(cfg, s, has_one) for s in ('train', 'valid'))
+    of_train = passes(cfg, cfg.data.train, 'data.train')
+    (values, y), (others, y_valid) = (_samples(cfg, of, has_one) for of in (of_train, of_valid))
   except BadPass:  # the run refuses it, and says why
     return []
-  if not 0 < y.mean() < 1:
+  if not len(y_valid) or y.min(initial=1) >= y.max(initial=0):
     return []
   names = [cfg.ordered_slots[f].name for f in has_one]
   given = {frozenset(s.made.cross) for s in cfg.data.slots if isinstance(s.made, config.SlotCross)}
-  crosses = _greedy(names, np.concatenate([values, of_valid], 1), y, y_valid)
+  crosses = _greedy(names, np.concatenate([values, others], 1), y, y_valid)
   return [cross for cross in crosses if frozenset(cross) not in given]
 
 
-def _samples(cfg: config.Config, split: str, fields: list[int]) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the features, int64 [F, n], of the first samples of a split, and their labels, [n]."""
-  keys, labels, left = [], [], min(1_000_000, MOST_VALUES // len(fields))
-  for data_pass in passes(cfg, getattr(cfg.data, split), f'data.{split}'):
+def _samples(
+  cfg: config.Config, listed: Sequence[Pass], fields: list[int]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the features, int64 [F, n], of the first samples of passes, and their labels, [n]."""
+  keys, labels = [np.empty([len(fields), 0], np.int64)], [np.empty([0])]
+  left = min(MOST_SAMPLES, MOST_VALUES // len(fields))
+  for data_pass in listed:
     with contextlib.closing(blocks_of_pass(cfg, data_pass.path, wanted_columns(cfg))) as blocks:
       for block in blocks if left > 0 else ():
         parsed = parse(cfg, block)
@@ -66,7 +74,7 @@ def _samples(cfg: config.Config, split: str, fields: list[int]) -> tuple[np.ndar
         left -= len(labels[-1])
         if left <= 0:
           break
-  return np.concatenate(keys, 1), np.concatenate(labels).astype(float)
+  return np.concatenate(keys, 1), np.concatenate(labels)
 
 
 def _greedy(
