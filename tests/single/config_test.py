@@ -430,6 +430,20 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(cfg.model.interactions[2].args, {'hidden': [64, 32], 'dropout': 0.2})
     self.assertEqual(cfg.sparse.tables['default'].factors.l2, 0)
 
+  def test_crosses_are_slots(self):
+    given = ['data.slots=[{name: u}, {name: v}, {name: uv, from: {cross: [u, v]}}]']
+    given += ['data.counts=true', 'data.crosses=[[u, v], [v, w], [v, w]]']
+    cfg = self.load(overrides=given)
+    added = cfg.data.slots[3:]
+    self.assertEqual(
+      [(s.name, s.made.cross, s.counts) for s in added], [('v x w', ['v', 'w'], True)]
+    )
+    self.assertEqual(config.parse(config.dump(cfg), 'x'), cfg)
+    for crosses in ('[[u]]', '[[u, u]]'):
+      wanted = 'data.crosses.0.*wanted two to eight distinct columns'
+      with self.assertRaisesRegex(errors.ConfigError, wanted):
+        self.load(overrides=[f'data.crosses={crosses}'])
+
   def test_an_ensemble_on_many_slots_learns_slowly_and_without_counts(self):
     model = ['data.valid=[y.csv]', 'model.interactions=[linear, fm, dnn]', 'data.dense=[]']
     for slots, batch, linear, factors, counts in (

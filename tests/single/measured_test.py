@@ -18,7 +18,7 @@ from tests.support.threads import on_threads
 from trainer import api, config
 from trainer.cli import resolve
 from trainer.config import schema_text
-from trainer.data import measured
+from trainer.data import crosses, measured
 from trainer.data.columns import lookup
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import HASH_BITS
@@ -312,6 +312,69 @@ class RecipeTest(LogTest):
     self.assertEqual(cfg.model.recipe, 'plain')
     batch = next(PreparedPass(f'{out}/train/train', cfg).batches(4))
     self.assertAllEqual(batch.keys >> HASH_BITS, [1, 2, 3] * 4)
+
+
+class CrossesTest(LogTest):
+  """A plain run finds the crosses of slots that tell more than their parts."""
+
+  def setUp(self):
+    super().setUp()
+    self.enter_context(mock.patch.object(measured, 'MOST_OF_ENSEMBLE', 1000))
+    self.tree['data'] |= {
+      'valid': [f'{self.folder}/valid.csv'],
+      'slots': [{'name': name} for name in ('a', 'b', 'c', 'd')],
+      'counts': False,
+    }
+    self.tree['data']['slots'] += [{'name': 'tags', 'separator': '|'}]
+    self.tree['model']['interactions'] = ['linear', 'dnn']
+
+  def write(self, columns):
+    """Clicks follow the combination of the values of `columns`, and no value alone."""
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-2, 2], size=[5] * len(columns))
+    for split, size in (('train', 8000), ('valid', 4000)):
+      frame = pd.DataFrame(rng.integers(5, size=[size, 4]), columns=['a', 'b', 'c', 'd'])
+      z = signs[tuple(frame[c] for c in columns)] if columns else np.zeros([size])
+      frame['click'] = (rng.random(size) < 1 / (1 + np.exp(-z))).astype(int)
+      frame['tags'] = rng.choice(['x', 'x|y', ''], size=size)  # so samples differ in features
+      frame.to_csv(self.folder / f'{split}.csv', index=False)
+
+  def found(self):
+    return crosses.found(config.parse(yaml.safe_dump(self.tree), 'test'))
+
+  def test_they_are_found(self):
+    self.write(['a', 'c'])
+    self.assertEqual(self.found(), [['a', 'c']])
+    self.tree['data']['slots'] += [{'name': 'mine', 'from': {'cross': ['c', 'a']}}]
+    self.assertEqual(self.found(), [])
+    self.write([])
+    self.assertEqual(self.found(), [])
+    (self.folder / 'valid.csv').write_text('click,a,b,c,d,tags\n')
+    self.assertEqual(self.found(), [])
+
+  def test_one_may_grow(self):
+    self.write(['a', 'b', 'd'])
+    found = self.found()
+    self.assertIn(['a', 'b', 'd'], found)
+    self.assertLessEqual(len(found), crosses.MOST_CROSSES)
+
+  def test_a_run_keeps_those_that_help(self):
+    self.write(['a', 'c'])
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+      run = api.fit(self.tree, ['train.epochs=1'])
+    line = r'data.crosses: \[\["a", "c"\]\], measured \(logloss 0.\d* better with a x c, after 2'
+    self.assertRegex(told.getvalue(), line)
+    self.assertEqual(run.cfg.data.crosses, [['a', 'c']])
+    self.assertEqual([slot.name for slot in run.cfg.data.slots[4:]], ['tags', 'a x c'])
+    self.write(['b', 'd'])
+    with contextlib.redirect_stdout(told):
+      again = api.fit(self.tree, ['train.epochs=2'])
+      given = api.fit(self.tree, ['train.epochs=1', 'data.crosses=[]'], str(self.folder / 'given'))
+    self.assertIn("data.crosses: [['a', 'c']], measured when the run began", told.getvalue())
+    self.assertEqual(again.cfg.data, run.cfg.data)
+    self.assertLen(given.cfg.data.slots, 5)
+    self.assertEqual(told.getvalue().count('after 2 epochs'), 1)
 
 
 class ManySlotsTest(LogTest):

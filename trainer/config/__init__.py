@@ -20,6 +20,7 @@ from trainer.config.columns import (
   Time,
   bins_slot,
   column_of,
+  cross_slot,
 )
 from trainer.config.data import DAY_GROUPS, MAX_SLOTS, Data
 from trainer.config.defaults import BINS

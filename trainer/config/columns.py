@@ -6,7 +6,7 @@ SavedModels.
 
 import ast
 import zoneinfo
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -45,6 +45,11 @@ class Made(Section):
 def bins_slot(name: str) -> str:
   """Returns the name of the slot that data.dense_bins adds for a dense column."""
   return f'{name} bins'
+
+
+def cross_slot(cross: Sequence[str]) -> str:
+  """Returns the name of the slot that data.crosses adds for a cross of columns."""
+  return ' x '.join(cross)
 
 
 class Bins(Made):

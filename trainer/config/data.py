@@ -80,8 +80,12 @@ class Data(Section):
   """Adds a slot 'NAME bins' of so many quantiles for each column of `dense` that is not made of
   others and has no bins yet. The default is 32 for a log without days that has data.valid, if
   `dnn` has no `hidden` and stands beside at most linear and fm (docs/tuning.md). With the recipe
-  plain, a run that begins on at most a million samples tries that and null for two epochs each, and
-  keeps what data.valid finds better."""
+  plain, a run that begins on raw files of less than four million samples tries that and null for
+  two epochs each, and keeps what data.valid finds better."""
+  crosses: list[list[str]] = []
+  """Adds a slot 'A x B' of the cross of two to eight slots or columns for each list of them, unless
+  there is one. With the recipe plain, a run that begins looks for at most four, tries them as it
+  tries bins, and keeps what data.valid finds better (docs/tuning.md)."""
   counts: bool = False
   """What `counts` of a slot is if the slot does not say; slots that share rows have none. The
   default is true where that of dense_bins is 32, unless there are more than 50 slots, those of bins

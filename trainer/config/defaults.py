@@ -7,7 +7,7 @@ measures, like train.batch_size.
 from typing import Any
 
 from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
-from trainer.config.columns import Bins, bins_slot
+from trainer.config.columns import Bins, SlotCross, bins_slot, cross_slot
 from trainer.config.lifecycle import LIFECYCLE_MODES, Thresholds
 from trainer.config.metrics import METRICS
 from trainer.config.section import UNSET, set_value, with_value
@@ -101,6 +101,8 @@ def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
       if key[-1] != 'max_days_ahead' or data.has_days:
         tree.default(key, value, 'data.topic' if data.topic else 'data.watch')
   _of_lifecycle(cfg, tree)
+  if recipe == 'plain':
+    tree.default(('data', 'crosses'), [], 'model.recipe')
   _of_columns(cfg, tree, recipe is not None)
   features = cfg.sparse.features_per_sample or len(tree.cfg.data.slots) or 1
   for name, table in cfg.sparse.tables.items():
@@ -133,7 +135,7 @@ def _bare_dnns(cfg: Any) -> list[str]:
 
 
 def _of_columns(cfg: Any, tree: _Tree, has_recipe: bool) -> None:
-  """Adds the slots of data.dense_bins, and `counts` of slots as data.counts says.
+  """Adds the slots of data.dense_bins and data.crosses, and `counts` of slots as data.counts says.
 
   `has_recipe`: both keys have the defaults of a dnn without `hidden`.
   """
@@ -149,7 +151,17 @@ def _of_columns(cfg: Any, tree: _Tree, has_recipe: bool) -> None:
         made = Bins(bins=column.name, quantiles=bins)
         table = next((slot.table for slot in cfg.data.slots), 'default')
         slots.append(Slot(**{'name': bins_slot(column.name), 'from': made, 'table': table}))
-    tree.cfg = with_value(tree.cfg, ['data', 'slots'], slots)
+  crossed = [slot.made.cross for slot in cfg.data.slots if isinstance(slot.made, SlotCross)]
+  for i, cross in enumerate(tree.cfg.data.crosses):
+    if not 2 <= len({*cross}) == len(cross) <= 8:
+      wanted = 'wanted two to eight distinct columns'
+      raise ConfigError(f"key 'data.crosses.{i}': found {cross}; {wanted}")
+    if cross not in crossed:
+      crossed.append(cross)
+      made = SlotCross(cross=cross)
+      table = next((slot.table for slot in cfg.data.slots if slot.name in cross), 'default')
+      slots.append(Slot(**{'name': cross_slot(cross), 'from': made, 'table': table}))
+  tree.cfg = with_value(tree.cfg, ['data', 'slots'], slots)
   if has_recipe:
     lifecycle = tree.cfg.lifecycle
     by_counts = lifecycle.eviction == 'score' or lifecycle.capacity is not None

@@ -44,7 +44,7 @@ def _text_of(path: str) -> str:
 
 
 GIVEN = 'given.yaml'  # the file in a run_dir that holds the config as it was given
-# Keys that a run measures, beside those that columns leave open and data.dense_bins.
+# Keys that a run measures, beside those that columns leave open, data.dense_bins and data.crosses.
 MEASURED = 'model.recipe', 'train.batch_size', 'sparse.features_per_sample', 'sparse.shared_lists'
 CHECKPOINT_FORMAT = 8  # of a run's checkpoints (trainer.storage.checkpoint)
 _STAMP = '# crc32 of what follows: '
@@ -77,7 +77,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   given = read_yaml(_text_of_run(path, remedy), path)
   run = read_yaml(*_stored(run_dir))
   values: dict[str, Json] = {}
-  raced = ['data.dense_bins'] if run['model'].get('recipe') == 'plain' else []
+  raced = ['data.dense_bins', 'data.crosses'] if run['model'].get('recipe') == 'plain' else []
   for key in (*MEASURED, *raced):
     section, name = key.split('.')
     if cfg.origin(key) != 'given' and name not in given.get(section, {}):

@@ -4,12 +4,13 @@ import contextlib
 import json
 import os
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from trainer import config
+from trainer.data import crosses
 from trainer.data.block import Block
 from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowReader, only_unicode
@@ -32,9 +33,9 @@ LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 LEAST_STEPS_OF_A_PASS = 60
 SMALLEST = 64
 FEATURES, LISTS = 'sparse.features_per_sample', 'sparse.shared_lists'
-RECIPE, BINS = 'model.recipe', 'data.dense_bins'
-MOST_OF_RACE, EPOCHS_OF_RACE = 1_000_000, 2  # samples; a race of more would take too long
-LEAST_LEAD = 0.005  # the share of the metric by which bins must be better; less may be chance
+RECIPE, BINS, CROSSES = 'model.recipe', 'data.dense_bins', 'data.crosses'
+MOST_OF_RACE, EPOCHS_OF_RACE = 4_000_000, 2  # samples; a race of more would take too long
+LEAST_LEAD = 0.005  # the share of the metric that bins or crosses must gain; less may be chance
 MOST_CONTENT = 1 << 20  # bytes of a table in the config
 MOST_FOR_FEATURES = 65_536  # samples of a prepared pass on which features are counted
 MOST_SAMPLES = 1_000_000  # on which bins are measured
@@ -46,10 +47,11 @@ def measured(
 ) -> tuple[dict[str, Json], list[str]]:
   """Measures or reads the values that a config leaves to the run, such as the boundaries of bins.
 
-  Values that this run measured when it began are kept; recipe and bins that the run_dir `init_from`
-  measured are taken from there; all others are measured now, on the passes that are there. `race`
-  trains a config for so many epochs, and returns what it has `reached` (trainer.job.race). Returns
-  {config key: value}, and lines for the user that say where the values come from.
+  Values that this run measured when it began are kept; recipe, bins and crosses that the run_dir
+  `init_from` measured are taken from there; all others are measured now, on the passes that are
+  there. `race` trains a config for so many epochs, and returns what it has `reached`
+  (trainer.job.race). Returns {config key: value}, and lines for the user that say where the values
+  come from.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
@@ -66,17 +68,17 @@ def measured(
       values[key] = of_other[key]
       told.append(f'{key}: {values[key]}, as in {init_from}')
 
-  take_over([RECIPE, BINS])
+  take_over([RECIPE, BINS, CROSSES])
   found = {} if RECIPE in values else recipe(cfg)
   than = f'for a log of {"at least" if "plain" in found.values() else "less than"} '
   told += [f'{in_words(cfg, k, v)} {than}{MOST_OF_ENSEMBLE:,} samples' for k, v in found.items()]
   values |= found
-  chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS}}
+  chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS, CROSSES}}
   cfg = config.resolve(cfg, chosen)
-  if race and _may_race(cfg):
-    values[BINS], line = _raced_bins(cfg, race)
-    told.append(line)
-    cfg = config.resolve(cfg, {BINS: values[BINS]})
+  if race and (keys := _may_race(cfg)):
+    raced, lines = _raced(cfg, keys, race)
+    values, told = values | raced, told + lines
+    cfg = config.resolve(cfg, raced)
   take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
     size, samples = suitable(cfg)
@@ -112,29 +114,48 @@ def recipe(cfg: config.Config) -> dict[str, Json]:
   return {RECIPE: 'plain' if is_large else 'ensemble'}
 
 
-def _may_race(cfg: config.Config) -> bool:
-  """Returns whether a new run finds out if the slots that data.dense_bins adds by default help."""
-  last = f'data.slots.{len(cfg.data.slots) - 1}.name'
-  is_open = cfg.model.recipe == 'plain' and cfg.origin(BINS).startswith('from')
-  if not is_open or cfg.origin(last) != 'from data.dense_bins':
-    return False
-  is_raw = not any(is_prepared(cfg.data, path) for path in paths_of_log(cfg))
-  return is_raw and _count(cfg, MOST_OF_RACE)[0] < MOST_OF_RACE
+def _may_race(cfg: config.Config) -> list[str]:
+  """Returns the keys whose defaults a new run measures by a race: of bins and crosses of slots."""
+  if cfg.model.recipe != 'plain' or any(is_prepared(cfg.data, path) for path in paths_of_log(cfg)):
+    return []
+  added = {cfg.origin(f'data.slots.{i}.name') for i in range(len(cfg.data.slots))}
+  keys = [CROSSES] if cfg.origin(CROSSES).startswith('from') else []
+  if cfg.origin(BINS).startswith('from') and 'from data.dense_bins' in added:
+    keys.insert(0, BINS)
+  return keys if keys and _count(cfg, MOST_OF_RACE)[0] < MOST_OF_RACE else []
 
 
-def _raced_bins(cfg: config.Config, race: Callable) -> tuple[int | None, str]:
-  """Returns the better value of data.dense_bins, 32 or null, and a line for the user."""
-  reached = []
-  for bins in (config.BINS, None):
-    one = config.resolve(cfg, {BINS: bins})
-    reached.append(race(config.resolve(one, measured(one)[0]), EPOCHS_OF_RACE))
-  if None in reached:
-    return config.BINS, f'{BINS}: {config.BINS}, the default: data.valid cannot judge'
-  lead = reached[0] - reached[1]
-  best = config.BINS if lead >= LEAST_LEAD * abs(reached[1]) else None
-  how = f'{abs(lead):.4f} {"better" if lead > 0 else "worse"} with bins'
-  told = f'measured ({cfg.deciding_metric} {how}, after {EPOCHS_OF_RACE} epochs)'
-  return best, f'{BINS}: {json.dumps(best)}, {told}'
+def _raced(
+  cfg: config.Config, keys: Sequence[str], race: Callable
+) -> tuple[dict[str, Json], list[str]]:
+  """Returns the better values of `keys`, each tried with what is chosen before it, and lines."""
+
+  def variant(values: Mapping[str, Json]) -> config.Config:
+    one = config.resolve(cfg, values)
+    return config.resolve(one, measured(one)[0])
+
+  chosen: dict[str, Json] = {BINS: None, CROSSES: []}
+  chosen, told, reached = {key: chosen[key] for key in keys}, [], None
+  for key in keys:
+    rival = config.BINS if key == BINS else crosses.found(variant(chosen))
+    if not rival:
+      told.append(f'{key}: [], measured (none tells more than its parts)')
+      continue
+    what = 'bins' if key == BINS else ', '.join(map(config.cross_slot, rival))
+    if reached is None:
+      reached = race(variant(chosen), EPOCHS_OF_RACE)
+    of_rival = reached and race(variant(chosen | {key: rival}), EPOCHS_OF_RACE)
+    if of_rival is None:
+      chosen[key] = config.BINS if key == BINS else []
+      told.append(f'{key}: {json.dumps(chosen[key])}, the default: data.valid cannot judge')
+      continue
+    lead = of_rival - reached
+    if lead >= LEAST_LEAD * abs(reached):
+      chosen[key], reached = rival, of_rival
+    how = f'{abs(lead):.4f} {"better" if lead > 0 else "worse"} with {what}'
+    by = f'measured ({cfg.deciding_metric} {how}, after {EPOCHS_OF_RACE} epochs)'
+    told.append(f'{key}: {json.dumps(chosen[key])}, {by}')
+  return chosen, told
 
 
 def in_words(cfg: config.Config, key: str, value: Json) -> str:
