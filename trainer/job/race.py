@@ -14,6 +14,7 @@ from trainer.job.initial_values import set_biases, set_statistics
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_state import RunState
+from trainer.training.save_policy import SavePolicy
 
 
 def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) -> float | None:
@@ -28,7 +29,8 @@ def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) 
   step = task.step(cfg, communicator)
   inputs = Inputs(cfg, communicator, step, progress_made, folder)
   state = RunState(cfg, communicator, step)
-  calls = {'save': never, 'stop_requested': never, 'on_step': progress_made}
+  saves = SavePolicy(cfg.checkpoint, state, is_stream=False, goes_back=False)
+  calls = {'saves': saves, 'save': never, 'stop_requested': never, 'on_step': progress_made}
   try:
     train, valid = (
       inputs.prepared(passes(cfg, getattr(cfg.data, split), f'data.{split}'), split)
