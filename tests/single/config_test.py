@@ -74,6 +74,10 @@ MISTAKES = [
   (['train.batch_size=abc'], r"key 'train.batch_size': found 'abc'; .*whole number"),
   (['train.batch_size=1.5'], r"key 'train.batch_size': found 1.5"),
   (
+    ['train.batch_size=200000000', 'sparse.tables.default.factors.kind=sgd'],
+    r"factors.learning_rate': found 2.7\d*e\+06, which follows from train.batch_size; .* 1e\+06",
+  ),
+  (
     ['lifecycle.decay=3'],
     r"lifecycle.decay': found 3; wanted a number <= 1",
   ),

@@ -193,7 +193,8 @@ def _of_lifecycle(cfg: Any, tree: _Tree) -> None:
     for field, value in of_mode.items():
       tree.default(('lifecycle', field), value, f'lifecycle.{kind}')
   whole = tree.cfg.lifecycle
-  for i, _ in slots:
-    for field in Thresholds.model_fields:
-      key = ('data', 'slots', i, 'lifecycle', field)
-      tree.default(key, getattr(whole, field), f'lifecycle.{field}')
+  for i, section in slots:
+    left_out = [key for key in Thresholds.model_fields if key not in section.model_fields_set]
+    section = section.model_copy(update={key: getattr(whole, key) for key in left_out})
+    tree.cfg = with_value(tree.cfg, ['data', 'slots', str(i), 'lifecycle'], section)
+    tree.origins |= {f'data.slots.{i}.lifecycle.{key}': f'from lifecycle.{key}' for key in left_out}

@@ -1,5 +1,6 @@
 """The base class of sections with its rules, types of numbers, and helpers for rules."""
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, NoReturn
@@ -48,9 +49,11 @@ def set_value(node: Any, path: Sequence[str]) -> Any:
     if isinstance(node, Section):
       name = _attribute(node, part)
       node = getattr(node, name) if name in node.model_fields_set else UNSET
+    elif isinstance(node, (list, tuple)):
+      node = node[int(part)] if int(part) < len(node) else UNSET
     else:
-      items = enumerate(node) if isinstance(node, (list, tuple)) else getattr(node, 'items', dict)()
-      node = {str(key): value for key, value in items}.get(part, UNSET)
+      items = node.items() if isinstance(node, dict) else ()
+      node = next((value for key, value in items if str(key) == part), UNSET)
   return node
 
 
@@ -72,8 +75,12 @@ def with_value(node: Any, path: Sequence[str], value: object) -> Any:
 
 def _attribute(section: Section, key: str) -> str:
   """Returns the attribute that holds the value of a key: `made` of the key `from`."""
-  fields = type(section).model_fields
-  return next((name for name, field in fields.items() if field.alias == key), key)
+  return _attributes(type(section)).get(key, key)
+
+
+@functools.cache
+def _attributes(section: type[Section]) -> dict[str, str]:
+  return {field.alias: name for name, field in section.model_fields.items() if field.alias}
 
 
 MAX_INT = 2**63 - 1

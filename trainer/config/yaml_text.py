@@ -95,11 +95,6 @@ def set_key(tree: JsonObject, assignment: str) -> None:
   value = read_yaml(text, shown(assignment), hint)
   if not value and (first := text.strip()[:1]) and first in '|>#!':
     raise ConfigError(f'{shown(assignment)}: found no text after {first}; {hint}')
-  put(tree, key, value, assignment)
-
-
-def put(tree: JsonObject, key: str, value: Json, assignment: str) -> None:
-  """Sets a key such as `a.b.0.c` in `tree`; `assignment` is the argument of --set, for messages."""
   parts, node = key.split('.'), tree
   for i, part in enumerate(parts):
     place = _place(node, part, f"{shown(assignment)}: '{'.'.join(parts[: i + 1])}'")

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -99,9 +98,9 @@ def measured(
   if 'shared_lists' not in cfg.sparse.model_fields_set and LISTS not in values:
     adds_up = cfg.adds_up_rows and any(s.is_list_of_another for s in cfg.data.slots)
     values[LISTS] = 'mean' if adds_up else None  # the default, so not told
-  new = open_values(cfg, values)
+  new = open_values(config.resolve(cfg, values))
   if 'features_per_sample' not in cfg.sparse.model_fields_set and FEATURES not in values:
-    new[FEATURES] = _features_per_sample(cfg, values | new)
+    new[FEATURES] = _features_per_sample(config.resolve(cfg, values | new))
   told += [in_words(cfg, key, value) for key, value in new.items() if value is not None]
   return values | new, told
 
@@ -174,14 +173,12 @@ def _table_of(cfg: config.Config, key: str) -> str | None:
   return column.made.table if column and isinstance(column.made, config.Lookup) else None
 
 
-def open_values(
-  cfg: config.Config, known: Mapping[str, Json] = types.MappingProxyType({})
-) -> JsonObject:
-  """Reads the look-up tables and measures the bins that neither the config nor `known` has."""
-  left_open = [key for key in cfg.data.left_open() if key not in known]
+def open_values(cfg: config.Config) -> JsonObject:
+  """Reads the look-up tables and measures the bins that a config leaves open."""
+  left_open = cfg.data.left_open()
   new = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
   if len(left_open) > len(new):  # bins are still open; their numbers may come from tables
-    new |= _boundaries(config.resolve(cfg, known | new))
+    new |= _boundaries(config.resolve(cfg, new))
   return new
 
 
@@ -237,15 +234,13 @@ def suitable(cfg: config.Config) -> tuple[int, int]:
   return size, samples
 
 
-def _features_per_sample(cfg: config.Config, known: Mapping[str, Json]) -> float | None:
+def _features_per_sample(cfg: config.Config) -> float | None:
   """Returns how many features the log's first samples have on average, at least one a slot.
 
-  A list of which layers read the mean counts as one. `known` has all that the config leaves open.
-  None: no slot may hold several, no pass has a sample that can be read, or with model.retrieval,
-  which does not add up rows.
+  A list of which layers read the mean counts as one. None: no slot may hold several, no pass has a
+  sample that can be read, or with model.retrieval, which does not add up rows.
   """
   slots = len(cfg.data.slots)
-  cfg = config.resolve(cfg, known)
   summed = [f for f, is_mean in enumerate(cfg.averaged()) if not is_mean]
   of_many = any(cfg.ordered_slots[f].may_hold_several for f in summed)
   if not (cfg.adds_up_rows and of_many):
@@ -373,9 +368,6 @@ def _bounds(slot: config.Slot, numbers: np.ndarray, path: str) -> list[float]:
     bounds = _quantiles(numbers.astype(np.float32), bins)
   else:
     bounds = np.linspace(numbers.min(), numbers.max(), slot.made.widths + 1)[1:-1]
-  if not np.isfinite(bounds.astype(np.float32)).all():
-    found = f"found numbers in the column '{slot.made.bins}' that float32 does not hold"
-    raise UserError(f"{path}: slot '{slot.name}': {found}; wanted smaller ones, or boundaries")
   return [float(str(bound)) for bound in np.unique(bounds.astype(np.float32))]
 
 
