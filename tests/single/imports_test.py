@@ -136,6 +136,20 @@ class ImportsTest(tf.test.TestCase):
     crossings = {line for line in crossings if line.split()[1].count('.') == 2}
     self.assertEqual('\n'.join(sorted(crossings)), CROSSINGS.strip())
 
+  def test_few_places_ask_whether_a_model_finds_items(self):
+    """They ask the task (trainer.evaluation.task), or the config what follows from it."""
+    asks = []
+    for path in (ROOT / 'trainer').rglob('*.py'):
+      if path.parts[len(ROOT.parts) + 1] in ('config', 'retrieval'):
+        continue
+      for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.comprehension)):
+          tests = node.ifs if isinstance(node, ast.comprehension) else [node.test]
+          within = [n for test in tests for n in ast.walk(test)]
+          if any(isinstance(n, ast.Attribute) and n.attr == 'retrieval' for n in within):
+            asks.append(path.name)
+    self.assertLen(asks, 2, asks)
+
   def test_each_house_keeps_its_budget(self):
     lines = dict.fromkeys(BUDGETS, 0)
     for path in (*(ROOT / 'trainer').rglob('*.py'), *(ROOT / 'ops').rglob('*.py')):

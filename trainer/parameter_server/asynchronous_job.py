@@ -56,7 +56,7 @@ class AsynchronousJob(Job):
       self.communicator.open_pass(work | {'pause_after': cfg.checkpoint.every_steps}, state)
       try:
         while True:
-          save = wants_checkpoint(cfg, self.state)
+          save = wants_checkpoint(cfg.checkpoint.every_seconds, self.state)
           stop, is_merged = bool(self.stop_request), self.step.is_merged
           unit, reason, batches = self.communicator.claim(stop, save, is_merged)
           if reason == 'merge':

@@ -49,7 +49,7 @@ class WorkerStep(Step):
   def __init__(
     self, cfg: config.Config, communicator: CoordinatorClient, cluster: Cluster, target: str
   ):
-    multiplies_in = dense_dtype.chosen(cfg, communicator)
+    multiplies_in = dense_dtype.chosen(cfg.train.dense_dtype, cfg.run_dir, communicator)
     dense = DensePart(cfg, communicator.all_reduce_with_gradient, multiplies_in)
     super().__init__(cfg, communicator, dense)
     self.cluster = cluster
@@ -59,7 +59,7 @@ class WorkerStep(Step):
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._samples = 0  # since the last call of `traffic`
     self._stale = True  # whether the copy may differ from the servers' variables
-    specs = [batch_spec(cfg), DEDUPED_SPEC, rows_spec(cfg)]
+    specs = [batch_spec(len(cfg.labels)), DEDUPED_SPEC, rows_spec(cfg)]
     self._forward = tf.function(self.dense.predict, specs, autograph=False)
     if not communicator.late:
       if communicator.rank == 0:
@@ -178,7 +178,7 @@ class ServerStep(WorkerStep):
     self._tells_samples = self.in_lockstep and (
       len(cfg.labels) > 1 or 'position' in self.dense.model.needs
     )
-    specs = [batch_spec(cfg), DEDUPED_SPEC, rows_spec(cfg)]
+    specs = [batch_spec(len(cfg.labels)), DEDUPED_SPEC, rows_spec(cfg)]
     specs.append(tf.TensorSpec([self.servers.count], tf.int32))
     specs.append([tf.TensorSpec(v.shape) for v in self.dense.trainable])
     specs.append(tf.TensorSpec([], tf.int64))

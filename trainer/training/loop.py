@@ -5,16 +5,14 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from trainer import config
 from trainer.data.features import empty_batch
 from trainer.training.inputs import Inputs
 from trainer.training.run_state import RunState
 from trainer.training.step import Staged, StepFlags
 
 
-def wants_checkpoint(cfg: config.Config, state: RunState) -> bool:
-  """Returns whether the last checkpoint is more than `checkpoint.every_seconds` old."""
-  every = cfg.checkpoint.every_seconds
+def wants_checkpoint(every: float | None, state: RunState) -> bool:
+  """Returns whether the last checkpoint is more than `every` (checkpoint.every_seconds) old."""
   return every is not None and time.monotonic() - state.last_save > every
 
 
@@ -49,7 +47,8 @@ def train_in_lockstep(
   routed, number = step.route(current), step.steps
   while True:
     following = next(batches, None) if current is not no_samples else None
-    flags = StepFlags(following is not None, stop_requested(), wants_checkpoint(cfg, state))
+    is_due = wants_checkpoint(cfg.checkpoint.every_seconds, state)
+    flags = StepFlags(following is not None, stop_requested(), is_due)
     current, last = following or no_samples, current
     counts, routed = step.train(last, routed, current, flags)
     state.progress.batch += 1

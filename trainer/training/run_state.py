@@ -87,8 +87,8 @@ class RunState:
     self._cfg, self._communicator, self._step = cfg, communicator, step
     self._checkpoints = os.path.join(cfg.run_dir, 'checkpoints')
     self._best = os.path.join(cfg.run_dir, 'best')
-    kinds = zip(cfg.labels, cfg.kinds_of_labels)
-    self.progress = Progress(unset_biases=[x.name for x, kind in kinds if kind != 'losses'])
+    kinds = cfg.kinds_of_labels.items()
+    self.progress = Progress(unset_biases=[name for name, kind in kinds if kind != 'losses'])
     self.ledger = Ledger()
     self.texts = KeptTexts(cfg, communicator, step.store)
     self.fates: list[warm_start.Fate] = []
@@ -309,9 +309,8 @@ class RunState:
   ) -> bool:
     """Restores the newest intact checkpoint in a directory; returns whether there was one.
 
-    Args:
-      check_config: whether to refuse a checkpoint whose config `check_continues` refuses.
-      between_passes: whether to leave out checkpoints that were saved within a pass.
+    `check_config` refuses what `check_continues` refuses; `between_passes` leaves out checkpoints
+    that were saved within a pass.
     """
     cfg, before = self._cfg, None
 
