@@ -351,13 +351,14 @@ def train_here(
     bucket = Bucket(source.bucket, cfg.run_dir) if source.bucket else None
     if bucket:
       communicator.together('', lambda: None if here.rank else bucket.download())
-    communicator.together('', lambda: check_layers(cfg))  # before the log is read
+    communicator.together('', lambda: check_layers(cfg.model))  # before the log is read
     status = status or Status('trainer', cfg.sync.stalled_peer_seconds)
     if heartbeat:
       status.also = heartbeat.progress
     race = functools.partial(reached, progress_made=status.progress)
     cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first, race)
-    step = task_of(cfg).step(cfg, communicator, dense_dtype.chosen(cfg, communicator))
+    dtype = dense_dtype.chosen(cfg.train.dense_dtype, cfg.run_dir, communicator)
+    step = task_of(cfg).step(cfg, communicator, dtype)
     job = Job(cfg, communicator, step, status, init_from, callbacks, bucket)
     if heartbeat:
       heartbeat.tell_lost = job.tell_lost

@@ -10,7 +10,7 @@ _PLACES: dict[str, str] = {
   # What judges and explains a run while it trains: trainer.reporting.listener.Listener.
   'listeners': 'trainer.tools.listeners:listeners',
   # Runs this process's part of a job on parameter servers.
-  'servers': 'trainer.parameter_server.membership:train',
+  'servers': 'trainer.parameter_server.start:train',
   # Of a config with model.retrieval: its model (trainer.model.builder.build), and its task
   # (trainer.evaluation.task.Task). In serving: what finds items, and what answers for them.
   'retrieval.model': 'trainer.retrieval.model:build_retrieval',

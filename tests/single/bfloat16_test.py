@@ -185,7 +185,7 @@ class ChoiceTest(tf.test.TestCase):
 
     def choose(communicator):
       rank.number = communicator.rank
-      return dense_dtype.chosen(cfg, communicator)
+      return dense_dtype.chosen(cfg.train.dense_dtype, cfg.run_dir, communicator)
 
     with (
       mock.patch.object(bfloat16, 'seconds', return_value=seconds),

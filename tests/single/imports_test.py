@@ -42,7 +42,7 @@ BUDGETS = {
   'core': 27_960,
   'serving': 4_365,
   'tools': 4_800,
-  'parameter_server': 2_310,
+  'parameter_server': 2_312,
   'retrieval': 1_800,
   'topics': 890,
 }
@@ -133,6 +133,20 @@ class ImportsTest(tf.test.TestCase):
     while begins := graph.keys() - set().union(*graph.values()):
       graph = {m: graph[m] for m in graph.keys() - begins}
     self.assertLessEqual(set(graph), CIRCLE)
+
+  def test_few_places_ask_whether_a_model_finds_items(self):
+    """They ask the task (trainer.evaluation.task), or the config what follows from it."""
+    asks = []
+    for path in (ROOT / 'trainer').rglob('*.py'):
+      if path.parts[len(ROOT.parts) + 1] in ('config', 'retrieval'):
+        continue
+      for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.comprehension)):
+          tests = node.ifs if isinstance(node, ast.comprehension) else [node.test]
+          within = [n for test in tests for n in ast.walk(test)]
+          if any(isinstance(n, ast.Attribute) and n.attr == 'retrieval' for n in within):
+            asks.append(path.name)
+    self.assertLen(asks, 2, asks)
 
   def test_each_house_keeps_its_budget(self):
     lines = dict.fromkeys(BUDGETS, 0)

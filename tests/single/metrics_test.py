@@ -1,7 +1,5 @@
 """Metrics against scikit-learn's."""
 
-import types
-
 import numpy as np
 import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
@@ -11,12 +9,8 @@ from trainer.model.metrics import MetricSums, group_auc_sums, result
 from trainer.reporting.metric_text import auc_interval_of, clicks_of
 
 
-def config(loss='log_loss'):
-  label, model = (
-    types.SimpleNamespace(name='label', loss=loss),
-    types.SimpleNamespace(retrieval=None),
-  )
-  return types.SimpleNamespace(labels=[label], model=model)
+def kinds(loss='log_loss'):
+  return {'label': loss if loss == 'squared_error' else 'clicks'}
 
 
 def sample(n, mean, spread, seed=0):
@@ -36,7 +30,7 @@ def sample(n, mean, spread, seed=0):
 class MetricsTest(tf.test.TestCase):
   def test_equals_sklearn_in_batches(self):
     y, p, w = sample(20000, -1, 1.5)
-    metrics = MetricSums(config())
+    metrics = MetricSums(kinds())
     update = tf.function(metrics.update)
     for i in range(0, 20000, 7000):
       update(y[i : i + 7000], p[i : i + 7000], w[i : i + 7000])
@@ -62,7 +56,7 @@ class MetricsTest(tf.test.TestCase):
       rng.lognormal(0, 0.5, 20_000) * (rng.random(20_000) < 0.1),
     ):
       w = w.astype(np.float32)
-      metrics = MetricSums(config())
+      metrics = MetricSums(kinds())
       metrics.update(y, p.astype(np.float32), w)
       found = result(metrics.state())
       known = np.flatnonzero(w)
@@ -77,7 +71,7 @@ class MetricsTest(tf.test.TestCase):
   def test_sums_of_a_checkpoint_of_version_0_2(self):
     for loss in ('log_loss', 'squared_error'):
       y, p, _ = sample(500, -1, 1.0)
-      old, metrics = MetricSums(config(loss)), MetricSums(config(loss))
+      old, metrics = MetricSums(kinds(loss)), MetricSums(kinds(loss))
       old.update(y, p, np.ones_like(p))
       lengths = {8: 5, 4: 3}
       metrics.load({k: v[: lengths.get(len(v))] for k, v in old.state().items()})
@@ -93,7 +87,7 @@ class MetricsTest(tf.test.TestCase):
         states = []
         for seed in range(5):
           rng = np.random.default_rng(seed)
-          ranks = [MetricSums(config(loss), 1000) for _ in range(rng.integers(1, 5))]
+          ranks = [MetricSums(kinds(loss), 1000) for _ in range(rng.integers(1, 5))]
           for batch in rng.permutation(len(batches)):
             rows = batches[batch]
             ranks[rng.integers(len(ranks))].update(y[rows], p[rows], w[rows])
@@ -123,7 +117,7 @@ class MetricsTest(tf.test.TestCase):
         (0, 8),
       ):
         y, p, w = sample(20000, mean, spread)
-        metrics = MetricSums(config(), buckets)
+        metrics = MetricSums(kinds(), buckets)
         metrics.update(y, p, w)
         with self.subTest(buckets=buckets, mean=mean, spread=spread):
           self.assertAllClose(
@@ -131,7 +125,7 @@ class MetricsTest(tf.test.TestCase):
           )
 
   def test_probabilities_of_0_and_1(self):
-    metrics = MetricSums(config())
+    metrics = MetricSums(kinds())
     metrics.update(
       tf.constant([0.0, 1.0, 0.0, 1.0]), tf.constant([0.0, 1.0, 0.5, 0.5]), tf.ones([4])
     )
@@ -141,7 +135,7 @@ class MetricsTest(tf.test.TestCase):
 
   def test_labels_of_one_class(self):
     for label in (0.0, 1.0):
-      metrics = MetricSums(config())
+      metrics = MetricSums(kinds())
       metrics.update(tf.fill([4], label), tf.fill([4], 0.5), tf.ones([4]))
       found = result(metrics.state())
       self.assertIsNone(found['auc'])
@@ -149,7 +143,7 @@ class MetricsTest(tf.test.TestCase):
 
   def test_states_add_up(self):
     y, p, w = sample(3000, -2, 1)
-    whole, parts = MetricSums(config()), [MetricSums(config()) for _ in range(3)]
+    whole, parts = MetricSums(kinds()), [MetricSums(kinds()) for _ in range(3)]
     whole.update(y, p, w)
     for part, rows in zip(parts, (slice(0, 2500), slice(2500, 3000), slice(0, 0))):
       part.update(y[rows], p[rows], w[rows])
@@ -160,7 +154,7 @@ class MetricsTest(tf.test.TestCase):
 
   def test_load_and_reset(self):
     y, p, w = sample(100, 0, 1)
-    one, other = MetricSums(config()), MetricSums(config())
+    one, other = MetricSums(kinds()), MetricSums(kinds())
     one.update(y, p, w)
     other.load(one.state())
     self.assertEqual(result(other.state()), result(one.state()))
@@ -185,7 +179,7 @@ class MetricsTest(tf.test.TestCase):
     self.assertAllEqual(tf.reduce_sum(histogram, 1), [w[y == 0].sum(), w[y == 1].sum()])
 
   def test_a_prediction_that_is_no_number(self):
-    metrics = MetricSums(config())
+    metrics = MetricSums(kinds())
     metrics.update(tf.ones([2]), tf.constant([np.nan, 0.5]), tf.ones([2]))
     self.assertAllEqual(np.isnan(metrics.state()['sums']), [False, False, True, True, *[False] * 4])
     self.assertEqual(metrics.state()['histogram'].sum(), 2)
@@ -209,7 +203,7 @@ class MetricsTest(tf.test.TestCase):
         wrong()
 
   def test_one_class_has_no_auc(self):
-    metrics = MetricSums(config())
+    metrics = MetricSums(kinds())
     metrics.update(tf.zeros([5]), tf.fill([5], 0.5), tf.ones([5]))
     found = result(metrics.state())
     self.assertIsNone(found['auc'])
@@ -217,7 +211,7 @@ class MetricsTest(tf.test.TestCase):
     self.assertAllClose(found['logloss'], np.log(2))
 
   def test_regression_has_rmse(self):
-    metrics = MetricSums(config('squared_error'))
+    metrics = MetricSums(kinds('squared_error'))
     nothing = dict.fromkeys(('rmse', 'mean', 'base_rmse'))
     nothing |= {'weight': 0, 'examples': 0, 'samples': 0}
     self.assertEqual(result(metrics.state()), nothing)

@@ -371,7 +371,7 @@ class UserLayerTest(tf.test.TestCase):
     )
     wanted = r"model.interactions.1: .*'__main__.Hadamard', a class of the notebook or script that"
     with self.assertRaisesRegex(errors.UserError, wanted):  # in another process
-      check_layers(cfg)
+      check_layers(cfg.model)
 
   def test_mistakes_are_one_line_each(self):
     for interaction, text in MISTAKES:

@@ -157,7 +157,7 @@ class StoreTest(tf.test.TestCase, parameterized.TestCase):
       with self.assertRaisesRegex(
         UserError, "^sparse.store: found 'tfra', but .* is not installed"
       ):
-        store_class(cfg.model_copy(update={'sparse': sparse}))
+        store_class(sparse.store)
 
 
 if __name__ == '__main__':

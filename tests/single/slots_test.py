@@ -131,7 +131,8 @@ class StatisticsTest(tf.test.TestCase):
 
   def test_equal_a_loop_over_slots(self):
     cfg, rng = make_config({}), np.random.default_rng(0)
-    statistics, chunks = SlotStatistics(cfg, {'default': 4}), [self.chunk(rng) for _ in range(2)]
+    statistics = SlotStatistics(cfg.own_slot_ids(), cfg.data.slots, {'default': 4})
+    chunks = [self.chunk(rng) for _ in range(2)]
     for chunk in chunks:
       # Slot 2: column 1 is dead; slot 3: all rows lie on one line.
       slots = chunk['slot'][chunk['admitted']]

@@ -145,7 +145,7 @@ def slices_by_text(
       slot = slots.get(name, config.Slot(name=name))
       for texts in texts_of(run.cfg, paths, slot, keys):
         values |= texts
-        run.progress_made()
+        run.inputs.progress_made()
     named[name] = _named(rows, values)
   return named
 

@@ -7,13 +7,17 @@ vector of a query. To a SavedModel, a missing text is '' and a missing number Na
 
 import re
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import flags
 
-from trainer import command_line, config, files
+from trainer import command_line, files
 from trainer.data.file_system import is_remote
 from trainer.errors import UserError
+
+if TYPE_CHECKING:
+  from trainer.evaluation.finished_run import FinishedRun
 
 _KINDS = ('base', 'delta', 'items', 'saved_model')
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
@@ -31,25 +35,20 @@ CHECKPOINT = flags.DEFINE_enum(
 )
 
 
-def _check_integer_slots(cfg: config.Config) -> None:
+def _check_integer_slots(run: 'FinishedRun') -> None:
   """Refuses a slot in --integer_slots if texts of it were kept, and none is a number."""
-  from trainer.storage.checkpoint_reader import CheckpointReader
-
   if INTEGER_SLOTS.value and KIND.value != 'saved_model':
     raise UserError(f'--integer_slots: found with --kind {KIND.value}; wanted --kind saved_model')
   unknown = []
   for slot in dict.fromkeys(INTEGER_SLOTS.value):
-    kept = []
-    if slot in cfg.data.keep_texts:
-      kept = (
-        CheckpointReader(cfg.run_dir, CHECKPOINT.value).texts(slot, np.zeros(0, np.int64)).values()
-      )
+    is_kept = slot in run.cfg.data.keep_texts
+    kept = run.texts(slot, np.zeros(0, np.int64)).values() if is_kept else []
     if not kept:
       unknown.append(slot)
     elif not any(re.fullmatch('-?[0-9]+', text) for text in kept):
       found = f"the texts of '{slot}' are no whole numbers, as {next(iter(kept))!r}"
       raise UserError(f'--integer_slots: {found}; wanted slots of whole numbers')
-  if unknown := [slot for slot in unknown if slot in cfg.slot_ids()]:
+  if unknown := [slot for slot in unknown if slot in run.cfg.slot_ids()]:
     print(
       f'--integer_slots: not checked for {", ".join(unknown)}, whose texts the run has not kept '
       '(data.keep_texts): all of them must be whole numbers'
@@ -70,7 +69,7 @@ def main() -> None:
     if KIND.value not in run.task.exports:
       has = f'a run with model.{run.cfg.model.section} has {", ".join(run.task.exports)}'
       raise UserError(f"--kind: found '{KIND.value}'; {has}")
-    _check_integer_slots(run.cfg)
+    _check_integer_slots(run)
     has_rows = KIND.value in ROW_KINDS
     items = run.task.items(run.inputs, run.texts) if has_rows else None
     position = {'command': 'trainer.export', 'step': run.step.steps}

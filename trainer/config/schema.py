@@ -178,10 +178,10 @@ class Config(Section):
     return data.labels or [one]
 
   @property
-  def kinds_of_labels(self) -> list[str]:
+  def kinds_of_labels(self) -> dict[str, str]:
     """What each label measures: 'clicks', 'squared_error', or the 'losses' of finding items."""
-    of_clicks = 'clicks' if self.model.retrieval is None else 'losses'
-    return ['squared_error' if x.loss == 'squared_error' else of_clicks for x in self.labels]
+    others = 'clicks' if self.model.retrieval is None else 'losses'
+    return {x.name: x.loss if x.loss == 'squared_error' else others for x in self.labels}
 
   @property
   def ranking_metrics(self) -> list[str]:

@@ -40,9 +40,9 @@ def nothing_to_learn(cfg: config.Config, prepared: PreparedPass) -> Nothing | No
     path = prepared.meta['source']['path']
     text = f"{path}: every weight in the column '{cfg.data.weight}' is 0"
     return Nothing(f'{text}; wanted some above 0, or data.weight: null', not cfg.data.stream)
-  labels = zip(cfg.labels, cfg.kinds_of_labels, prepared.sole_labels())
-  for i, (label, kind, sole) in enumerate(labels):
-    if sole is None or label.negative is not None or kind != 'clicks':
+  kinds = cfg.kinds_of_labels
+  for i, (label, sole) in enumerate(zip(cfg.labels, prepared.sole_labels())):
+    if sole is None or label.negative is not None or kinds[label.name] != 'clicks':
       continue
     key = f'data.labels.{i}.' if cfg.data.labels else 'data.label_'
     path, column = prepared.meta['source']['path'], label.column or label.name

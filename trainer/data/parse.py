@@ -259,7 +259,7 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
         wanted = '0 or 1'
         positive = f'data.labels.{i}.positive' if may_be_blank else 'data.label_positive'
         loss = f'data.labels.{i}.loss' if may_be_blank else 'model.loss'
-        loss = loss if cfg.kinds_of_labels[i] == 'clicks' else None
+        loss = loss if cfg.kinds_of_labels[label.name] == 'clicks' else None
         hint_of = functools.partial(_label_hint, positive=positive, loss=loss)
     if may_be_blank:
       wanted += ', or blank'

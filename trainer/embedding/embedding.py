@@ -1,6 +1,6 @@
 """Turns a batch and its rows into the inputs of the layers; derives the rows' layout."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -9,6 +9,7 @@ from ops import pooling, row_optimizers, row_store
 from ops.dedupe import Deduped, dedupe
 from ops.library import TensorLike
 from trainer.config import Config
+from trainer.config.sparse import Table
 from trainer.data.features import SlotBatch, transform_counts, transform_dense
 from trainer.embedding.layer_inputs import HistoryVectors, LayerInputs
 
@@ -18,15 +19,17 @@ def _size(batch: SlotBatch) -> tf.Tensor:
   return tf.maximum(tf.shape(batch.label)[0], tf.shape(batch.item)[0])
 
 
-def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec]:
+def table_specs(
+  tables: Mapping[str, Table], slots: int, needs: Collection[str]
+) -> list[row_store.TableSpec]:
   """Returns the layout of each table's rows; `needs`: those of layer_inputs.NEEDS that are read."""
   specs = []
-  for name, table in cfg.sparse.tables.items():
+  for name, table in tables.items():
     parts = []
     if 'factors' in needs or 'totals' in needs:
       parts.append(row_store.FactorPart('plain', table.width))
     if 'field_factors' in needs:
-      parts.append(row_store.FactorPart('field', table.width * len(cfg.data.slots)))
+      parts.append(row_store.FactorPart('field', table.width * slots))
     specs.append(
       row_store.TableSpec(
         name=name,
@@ -41,10 +44,7 @@ def table_specs(cfg: Config, needs: Collection[str]) -> list[row_store.TableSpec
 
 
 class Embedding:
-  """Sums the rows of a batch's features into layer inputs. It holds no weights.
-
-  Args:
-    needs: the inputs that the model's interactions read, of trainer.embedding.layer_inputs.NEEDS.
+  """Sums the rows of a batch's features into the layer inputs that are in `needs`, without weights.
 
   Attributes:
     slot_table: for each slot id, the index of its table; −1 for unused ids.
@@ -66,7 +66,7 @@ class Embedding:
     self.slot_table = [-1] * (max(ids.values()) + 1)
     for s in slots:
       self.slot_table[ids[s.name]] = names.index(s.table)
-    self.tables = table_specs(cfg, needs)
+    self.tables = table_specs(cfg.sparse.tables, len(slots), needs)
     self._layout = pooling.PoolLayout(
       table_of_slot=tuple(names.index(s.table) for s in slots),
       parts=tuple(t.parts for t in self.tables),

@@ -109,13 +109,9 @@ class LocalRows:
   ) -> None:
     """Updates rows, adds shows and clicks to features, and admits features; every rank calls it.
 
-    Args:
-      rows: the result of `pull` for these keys.
-      linear_gradient: float32 [u], summed over this process's samples, as is factors_gradient.
-      factors_gradient: float32, laid out as rows.factors.
-      scale: float32 [], 1 / the weight of all ranks' samples.
-      hyper: float32 [tables, 2, H], the result of ops.row_optimizers.hyper.
-      step: int64 [], the number of this step, from 1.
+    `rows` is the result of `pull` for these keys. Gradients, laid out as `rows.linear` and
+    `rows.factors`, are sums over this process's samples. `scale` is 1 / the weight of all ranks'
+    samples, `hyper` the result of ops.row_optimizers.hyper, `step` the number of this step, from 1.
     """
     scale = gradient_scale(self._by, scale, deduped.shows)
     gradients = linear_gradient, factors_gradient

@@ -1,11 +1,11 @@
 """Statistics of each slot's rows: features, shows, norms and the effective rank of the factors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ops.row_store import to_float32
-from trainer.config import Config
+from trainer.config import Slot
 
 # A running job reads at most about this many features, over all processes, for these statistics.
 MOST_FEATURES = 1 << 18
@@ -32,22 +32,22 @@ Figure = float | list[int] | None
 class SlotStatistics:
   """Sums over the rows of each slot, which can be added over processes or parts.
 
-  `widths` is {name of a table: the number of factors in its rows, which is F·D for ffm}.
+  `ids` is Config.own_slot_ids(), `widths` is {name of a table: the number of factors in its rows,
+  which is F·D for ffm}.
   """
 
-  def __init__(self, cfg: Config, widths: Mapping[str, int]):
-    ids = cfg.own_slot_ids()
+  def __init__(self, ids: Mapping[str, int], slots: Sequence[Slot], widths: Mapping[str, int]):
     self._names = list(ids)
-    self._tables = {s.name: s.table for s in cfg.ordered_slots}
+    self._tables = {s.name: s.table for s in slots}
     self._place = np.full(max(ids.values()) + 1, -1)
     self._place[list(ids.values())] = np.arange(len(ids))
     self._widths = dict(widths)
-    slots = len(self._names)
-    self._sums = {'counts': np.zeros([slots, 4]), 'bytes': np.zeros(slots), 'norm': np.zeros(slots)}
-    self._sums['norms'] = np.zeros([slots, _OCTAVES])
+    count = len(self._names)
+    self._sums = {'counts': np.zeros([count, 4]), 'bytes': np.zeros(count), 'norm': np.zeros(count)}
+    self._sums['norms'] = np.zeros([count, _OCTAVES])
     for table, width in widths.items():
       if width:
-        self._sums[f'gram_{table}'] = np.zeros([slots, width, width])
+        self._sums[f'gram_{table}'] = np.zeros([count, width, width])
 
   def add(self, chunk: Mapping[str, np.ndarray]) -> None:
     """Adds the rows of a chunk, which a store has exported or a checkpoint holds."""

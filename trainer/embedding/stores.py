@@ -4,9 +4,9 @@ from trainer.embedding.embedding import Embedding
 from trainer.errors import UserError
 
 
-def store_class(cfg: Config) -> type[RowStore]:
-  """Returns the class that `sparse.store` names; UserError if it is tfra, and not installed."""
-  if cfg.sparse.store == 'rows':
+def store_class(name: str) -> type[RowStore]:
+  """Returns the class of a `sparse.store`; UserError if it is tfra, and not installed."""
+  if name == 'rows':
     return RowStore
   try:
     # The import of TFRA takes seconds, so only its users pay for it.
@@ -23,6 +23,6 @@ def store_class(cfg: Config) -> type[RowStore]:
 
 def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> RowStore:
   """Makes the store that `sparse.store` names; the v1 graphs of workers share it by `name`."""
-  return store_class(cfg)(
+  return store_class(cfg.sparse.store)(
     cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name
   )

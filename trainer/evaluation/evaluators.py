@@ -45,8 +45,9 @@ class Evaluator(abc.ABC):
   ) -> Iterator[tuple[str, Json]]:
     """Yields the name and the value of each figure over the samples of all processes.
 
-    A value is None if the samples do not define it. All evaluators yield `examples`. `in_log` says
-    that the passes were sampled like the training log. Every process calls it.
+    A value is None if the samples do not define it. All evaluators yield `examples`. Every process
+    calls it. `in_log` says that the passes were sampled like the training log, that is, hold only
+    the share model.negative_sampling_rate of the negatives.
     """
 
 
@@ -65,7 +66,7 @@ class Evaluation(Evaluator):
     self._grouped = cfg.data.group is not None
     predicts_clicks = cfg.model.loss != 'squared_error'
     self._kept_negatives = cfg.model.negative_sampling_rate if predicts_clicks else 1.0
-    self._metrics, self._blank_told = MetricSums(cfg), False
+    self._metrics, self._blank_told = MetricSums(cfg.kinds_of_labels), False
     # Each day or hour brings new values of these slots.
     self._times = {slot.name for slot in cfg.data.slots if isinstance(slot.made, config.Time)}
     self._slots_before = collections.deque(slots_before, maxlen=100)
@@ -120,10 +121,8 @@ class Evaluation(Evaluator):
     - With several tasks: the figures of the first task, and `tasks`, {name: figures of the task}.
     - `slots`: the result of SlotCalibration.
 
-    Args:
-      in_log: whether the passes were sampled like the training log, that is, hold only the share
-        model.negative_sampling_rate of the negatives. If so, the figures use the probability of a
-        click in such a log; otherwise they use the probability among all impressions.
+    With `in_log`, the figures use the probability of a click in the training log; otherwise the
+    probability among all impressions.
     """
     self._metrics.reset()
     self._begin()
@@ -191,13 +190,9 @@ def group_auc(
 ) -> float | None:
   """Returns GAUC: the mean of the groups' own AUC, weighted by impressions, over all processes.
 
-  All samples of a group are sent to one process, so its AUC is exact. Every process calls it.
-
-  Args:
-    columns: for each batch of this process: group (int64), label, probability and weight (float32),
-      each [B].
-  Returns:
-    None if no group has both a positive and a negative.
+  All samples of a group are sent to one process, so its AUC is exact. None: no group has both a
+  positive and a negative. Every process calls it; `columns` are, for each of its batches, group
+  (int64), label, probability and weight (float32), each [B].
   """
   size = communicator.size
   empty = [np.zeros([0], np.int64)] + [np.zeros([0], np.float32)] * 3

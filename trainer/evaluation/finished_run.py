@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from absl import logging
@@ -36,7 +36,6 @@ class FinishedRun:
   inputs: Inputs
   task: Task
   evaluation: Evaluator
-  progress_made: Callable[[], None]  # to call after each chunk of slow work, for the heartbeat
   checkpoint: str  # which one the caller asked for, 'best' or 'last'
 
   def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
@@ -92,17 +91,8 @@ def open_run(
       events = read_events(run_dir)
       evaluated = events[events['event'] == 'eval'].get('slots', ())
       slots_before = [slots for slots in evaluated if isinstance(slots, dict)]
-    yield FinishedRun(
-      cfg,
-      communicator,
-      step,
-      state.progress,
-      inputs,
-      task,
-      task.evaluator(inputs, slots_before),
-      progress_made,
-      checkpoint,
-    )
+    judge, progress = task.evaluator(inputs, slots_before), state.progress
+    yield FinishedRun(cfg, communicator, step, progress, inputs, task, judge, checkpoint)
     if untrained and communicator.rank == 0:  # after the work, so that a mistake in it is one line
       logging.warning('%s', untrained)
     communicator.barrier()  # all processes use the temporary directory of process 0

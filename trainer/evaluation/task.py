@@ -1,6 +1,6 @@
 """The task of a model: what it learns to do, and what trains, judges and answers for it."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +9,6 @@ from trainer.comm.communicator import Communicator
 from trainer.config import Config
 from trainer.data.prepared import PreparedPass
 from trainer.evaluation.evaluators import Evaluation, Evaluator
-from trainer.plain_data import Json
 from trainer.storage.export_writer import Items
 from trainer.training.dense_part import DensePart
 from trainer.training.inputs import Inputs
@@ -24,11 +23,15 @@ TextsOf = Callable[[str, np.ndarray], Mapping[int, str]]
 class Task:
   """To predict labels, such as clicks; wings derive other tasks from it.
 
+  With model.tasks, it is one task all the same, of several labels.
+
   Attributes:
     exports: the kinds of the exports of its models; the first is the one that begins a chain.
+    evaluator: the class of what judges its models; it takes the arguments of Evaluation.
   """
 
-  exports: tuple[str, ...] = ('base', 'delta', 'saved_model', 'dense_model')
+  exports: tuple[str, ...] = ('base', 'delta', 'saved_model')
+  evaluator: type[Evaluator] = Evaluation
 
   def step(
     self, cfg: Config, communicator: Communicator, dense_dtype: str | None = None
@@ -36,10 +39,6 @@ class Task:
     """Returns the training step of a rank; `dense_dtype` is that of DensePart."""
     dense = DensePart(cfg, communicator.all_reduce_with_gradient, dense_dtype)
     return TrainStep(cfg, communicator, dense)
-
-  def evaluator(self, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()) -> Evaluator:
-    """Returns what judges its models; `slots_before` is that of Evaluation."""
-    return Evaluation(inputs, slots_before)
 
   def items(self, inputs: Inputs, texts: TextsOf) -> Items | None:
     """Returns, on process 0, the items that exports hold beside rows; None: it finds none.

@@ -33,7 +33,7 @@ def set_biases(cfg: config.Config, step: Step, prepared: PreparedPass, progress:
   Otherwise the rows of features would learn it, and a feature that is new would lack its share.
   """
   names, unset = [label.name for label in cfg.labels], progress.unset_biases
-  biases = first_biases(cfg, prepared.mean_labels())
+  biases = first_biases(cfg.model, cfg.labels, prepared.mean_labels())
   biases[[name not in unset for name in names]] = np.nan
   step.set_biases(biases)
   progress.unset_biases = [n for n, b in zip(names, biases) if n in unset and np.isnan(b)]

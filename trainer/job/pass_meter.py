@@ -164,7 +164,9 @@ class PassMeter:
     It also writes histograms of the norms of the rows to TensorBoard. `features` is the number of
     features on all processes.
     """
-    statistics = SlotStatistics(self._cfg, {t.name: t.width for t in self._step.store.tables})
+    slots, ids = self._cfg.data.slots, self._cfg.own_slot_ids()
+    widths = {t.name: t.width for t in self._step.store.tables}
+    statistics = SlotStatistics(ids, slots, widths)
     own = shards_of(self._communicator.rank, self._communicator.size)
     shards, share = shards_to_read(features, own)
     for chunk in self._step.store.export_state(shards=shards):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 import tensorflow as tf
 
 from ops import bfloat16, float32
-from trainer.config import BUILT_IN, Config, Interaction
+from trainer.config import BUILT_IN, Config, Interaction, Model
 from trainer.embedding.layer_inputs import NEEDS, HistoryVectors, LayerInputs, with_fields
 from trainer.errors import UserError, nearest, one_line
 from trainer.model.click_model import CTRModel
@@ -70,9 +70,9 @@ def _place(key: str) -> str:
   return place.replace('.interactions.', '/')
 
 
-def check_layers(cfg: Config) -> None:
-  """Checks that each layer of a config is one, as `layer_class` does; not its arguments."""
-  for key, interaction in cfg.model.all_interactions().items():
+def check_layers(model: Model) -> None:
+  """Checks that each layer of a model is one, as `layer_class` does; not its arguments."""
+  for key, interaction in model.all_interactions().items():
     layer_class(interaction.kind, key)
 
 
@@ -217,13 +217,11 @@ def build(
 ) -> tf.keras.Model:
   """Builds the model of a config, with all its variables; UserError if a layer fails.
 
-  Args:
-    sum_across_ranks: a differentiable function that sums float32 [k] over ranks, for layers with
-      batch_norm 'sync'. None in a single process.
-    dense_dtype: of matrix products in training steps; None: `train.dense_dtype`.
+  The arguments are those of trainer.training.dense_part.DensePart; without `sum_across_ranks` there
+  is a single process.
   """
   if cfg.model.retrieval is not None:
-    return wing('retrieval.model')(cfg, empty_inputs(cfg, {'factors', 'histories'}))
+    return wing('retrieval.model')(cfg)
   model, builder, embedding = cfg.model, _Builder(cfg, sum_across_ranks, dense_dtype), None
   if (kind := model.dense_embedding) is not None:
     embedding, fields = builder.layer(kind, 'model.dense_embedding')
@@ -262,4 +260,4 @@ def build(
   layers = [*interactions, *(layer for own in of_tasks for layer in own)]
   if len(members := sorted({getattr(layer, 'members', 1) for layer in layers} - {1})) > 1:
     raise UserError(f'model: found layers of {members} members; wanted one number of members')
-  return CTRModel(cfg, interactions, shared, of_tasks, embedding)
+  return CTRModel(model, cfg.labels, interactions, shared, of_tasks, embedding)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from trainer.config import Config
+from trainer.config import Label, Model
 from trainer.embedding.layer_inputs import LayerInputs, with_fields
 
 
@@ -19,16 +19,16 @@ def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
   return -tf.reduce_logsumexp(tf.stack([-first, -second, -first - second]), 0)
 
 
-def first_biases(cfg: Config, means: np.ndarray) -> np.ndarray:
+def first_biases(model: Model, labels: Sequence[Label], means: np.ndarray) -> np.ndarray:
   """Returns the biases with which a model without features predicts labels' `means`, float64 [T].
 
   A task that is `given` another begins at its share of the other's positives. NaN: labels unknown
   or all equal.
   """
-  names, biases = [label.name for label in cfg.labels], means.copy()
-  smoothing = cfg.model.label_smoothing
-  for t, label in enumerate(cfg.labels):
-    task = cfg.model.tasks.get(label.name)
+  names, biases = [label.name for label in labels], means.copy()
+  smoothing = model.label_smoothing
+  for t, label in enumerate(labels):
+    task = model.tasks.get(label.name)
     of = means[names.index(task.given)] if task and task.given else 1.0
     if label.loss != 'squared_error':
       biases[t] = math.nan
@@ -54,10 +54,8 @@ class CTRModel(tf.keras.Model):
   the config, so that all ranks start from the same.
 
   Args:
-    interactions: the layers whose logits are added for every label.
-    shared: the layer of `model.shared`, whose output the interaction `tower` reads, or None.
+    shared: the layer of `model.shared`, whose output the interaction `tower` reads.
     of_tasks: for each label, in the order of `Config.labels`, its own interactions.
-    dense_embedding: the layer that maps dense columns to vectors, [B, Dn, D], or None.
 
   Attributes:
     needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
@@ -65,21 +63,22 @@ class CTRModel(tf.keras.Model):
 
   def __init__(
     self,
-    cfg: Config,
+    model: Model,
+    labels: Sequence[Label],
     interactions: Sequence[tf.keras.layers.Layer],
     shared: tf.keras.layers.Layer | None,
     of_tasks: Sequence[Sequence[tf.keras.layers.Layer]],
     dense_embedding: tf.keras.layers.Layer | None,
   ):
     super().__init__(name='model')
-    self._names = [label.name for label in cfg.labels]
-    self._predicts_clicks = [label.loss != 'squared_error' for label in cfg.labels]
-    self._logit_shift = math.log(cfg.model.negative_sampling_rate)
+    self._names = [label.name for label in labels]
+    self._predicts_clicks = [label.loss != 'squared_error' for label in labels]
+    self._logit_shift = math.log(model.negative_sampling_rate)
     self.interactions, self.shared = list(interactions), shared
     self.dense_embedding = dense_embedding
     self.of_tasks = [list(layers) for layers in of_tasks]
-    self._given = {name: task.given for name, task in cfg.model.tasks.items() if task.given}
-    self._late = {label.name for label in cfg.labels if label.loss == 'fake_negative'}
+    self._given = {name: task.given for name, task in model.tasks.items() if task.given}
+    self._late = {label.name for label in labels if label.loss == 'fake_negative'}
     layers = [*interactions, *(layer for some in of_tasks for layer in some)]
     layers += [] if shared is None else [shared]
     self.members = max((getattr(layer, 'members', 1) for layer in layers), default=1)

@@ -1,10 +1,10 @@
 """Losses of the samples of a batch, which the caller weights, and divides by all weights."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from trainer.config import Config, Model
+from trainer.config import Label, Model
 
 SampleLoss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
@@ -60,12 +60,15 @@ def per_sample_loss(model: Model) -> SampleLoss:
   return of_members
 
 
-def task_losses(cfg: Config) -> SampleLoss:
-  """Returns a function of labels [B, T] and logits [B, T · members] to weighted losses, [B, T]."""
-  losses = [
-    per_sample_loss(cfg.model.model_copy(update={'loss': label.loss})) for label in cfg.data.labels
-  ]
-  weights = [label.weight for label in cfg.data.labels]
+def sample_losses(model: Model, labels: Sequence[Label]) -> SampleLoss:
+  """Returns `per_sample_loss` or, with data.labels, the weighted losses of T tasks.
+
+  These are [B, T], of labels [B, T] and logits [B, T · members].
+  """
+  if not labels:
+    return per_sample_loss(model)
+  losses = [per_sample_loss(model.model_copy(update={'loss': label.loss})) for label in labels]
+  weights = [label.weight for label in labels]
 
   def of_all(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     columns = zip(losses, tf.unstack(labels, len(losses), 1), tf.split(logits, len(losses), 1))

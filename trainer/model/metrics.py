@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 
 from ops import library
-from trainer.config import Config
 from trainer.plain_data import JsonObject
 
 State = dict[str, np.ndarray]
@@ -67,11 +66,10 @@ class MetricSums:
   With several tasks there is one array for each task, named as in `TASK/histogram`.
   """
 
-  def __init__(self, cfg: Config, buckets: int = 100_000):
-    prefixes = [f'{label.name}/' for label in cfg.labels] if len(cfg.labels) > 1 else ['']
-    self._tasks = [
-      _Sums(kind, buckets, prefix) for kind, prefix in zip(cfg.kinds_of_labels, prefixes)
-    ]
+  def __init__(self, kinds: Mapping[str, str], buckets: int = 100_000):
+    """`kinds` are Config.kinds_of_labels."""
+    prefixes = [f'{name}/' for name in kinds] if len(kinds) > 1 else ['']
+    self._tasks = [_Sums(kind, buckets, prefix) for kind, prefix in zip(kinds.values(), prefixes)]
     self._state = {
       prefix + key: variable
       for prefix, sums in zip(prefixes, self._tasks)

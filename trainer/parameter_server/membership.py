@@ -6,29 +6,10 @@ connection, and sends beats before it imports TensorFlow, so it stays a member a
 
 import os
 import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 from trainer import runtime
 from trainer.comm import messages
-from trainer.job.source import Source
-from trainer.reporting.status import Status
-
-
-def train(source: Source, figures: Status, serve_figures: Callable[[], None]) -> int:
-  """Runs this process's part of a job on parameter servers; returns the exit status."""
-  cfg = source.cfg
-  # Before TensorFlow is imported, so that a worker that restarts itself is not taken for lost.
-  connection = inherited(cfg.sync.lost_peer_seconds)
-  runtime.start(cfg)
-  from trainer.parameter_server import run
-  from trainer.parameter_server.cluster import Cluster
-
-  cluster = Cluster.from_tf_config(runtime.tf_config(), cfg.sync.mode)
-  is_first = cluster.name == 'worker 0'
-  if is_first:
-    serve_figures()
-  return run.run(source.with_measured_values(tells=is_first), cluster, figures, connection)
 
 
 def connect(address: messages.Address, secret: bytes, seconds: float) -> messages.MessageConnection:

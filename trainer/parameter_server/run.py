@@ -46,7 +46,7 @@ def run(
   """
   # The servers need our ops too, and TFRA's if it keeps the rows.
   library.load()
-  store_class(cfg)
+  store_class(cfg.sparse.store)
   settings = flatten(cfg.model_dump()) | cluster.settings()
   if cluster.name == 'ps 0':
     coordinator = Coordinator(

@@ -38,7 +38,7 @@ class WorkerStep(Step):
   is_merged = True
 
   def __init__(self, cfg: Config, communicator: CoordinatorClient, cluster: Cluster, target: str):
-    multiplies_in = dense_dtype.chosen(cfg, communicator)
+    multiplies_in = dense_dtype.chosen(cfg.train.dense_dtype, cfg.run_dir, communicator)
     dense = DensePart(cfg, communicator.all_reduce_with_gradient, multiplies_in)
     super().__init__(cfg, communicator, dense)
     self.cluster = cluster
@@ -55,7 +55,7 @@ class WorkerStep(Step):
       factors=tf.TensorSpec([None]),
       show_click=tf.TensorSpec([None, 2]) if cfg.counted_fields() else (),
     )
-    self._specs = [batch_spec(cfg), DEDUPED_SPEC, rows]  # of what a step reads
+    self._specs = [batch_spec(len(cfg.labels)), DEDUPED_SPEC, rows]  # of what a step reads
     self._forward = tf.function(self.dense.predict, self._specs, autograph=False)
     if not communicator.late:
       if communicator.rank == 0:

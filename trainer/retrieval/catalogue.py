@@ -173,11 +173,10 @@ class Catalogue:
     return self._with_columns(batch, items)
 
   def _with_columns(self, batch: SlotBatch, items: np.ndarray) -> SlotBatch:
-    """Adds to a batch the columns that data.items has for each item.
+    """Adds to a batch the columns that data.items has for each of its items.
 
-    Args:
-      items: the key of each sample's item, then the key of each negative, int64 [B + negatives]; −1
-        for a sample without an item. An item that is not in data.items gets no columns.
+    `items`, int64 [B + negatives], are their keys; −1 for a sample without one. An item that is not
+    in data.items gets no columns.
     """
     if not self._of_table:
       return batch

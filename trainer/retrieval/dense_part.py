@@ -47,7 +47,7 @@ class RetrievalPart(DensePart):
 
   def read_items(self, table: PreparedPass) -> None:
     known = self.catalogue.table
-    if known is None or known.meta != table.meta:
+    if known is None or known.prepared.meta != table.meta:
       self.catalogue.table = ItemTable(self._cfg, table)
 
   def begin_pass(self, prepared: PreparedPass, store: RowTable, is_new: bool) -> None:

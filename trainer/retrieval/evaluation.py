@@ -1,6 +1,6 @@
 """Judges a model with model.retrieval: ranks the whole catalogue."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from trainer.training.inputs import Inputs
 class RankingEvaluation(Evaluator):
   """Ranks the whole catalogue for the users of passes, and measures the rankings."""
 
-  def __init__(self, inputs: Inputs):
+  def __init__(self, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()):
     self._eval_at, self._ranker = inputs.cfg.model.retrieval.eval_at, Ranker(inputs)
 
   def figures(

@@ -16,20 +16,15 @@ _ITEMS_AT_ONCE = 65536
 class ItemTable:
   """The C items of data.items; UserError if two lines hold the same item, or a line holds none.
 
-  Args:
-    cfg: the config of the run.
-    prepared: the table as a prepared pass, as Inputs.items returned it.
+  `prepared` is what Inputs.items returned.
 
   Attributes:
-    meta: the meta.json of `prepared`.
     keys: int64 [C], the items' keys, ascending.
-    dense: {dense column: [count, mean, Σ (x − mean)²]} of the columns in the table.
   """
 
   def __init__(self, cfg: config.Config, prepared: PreparedPass):
-    self.prepared, self._path, self.meta = prepared, cfg.data.items, prepared.meta
-    field, of_items = cfg.ordered_slots.index(cfg.item_slot), cfg.columns_of_items()
-    self.dense = {n: stats for n, stats in prepared.meta['dense'].items() if n in of_items}
+    self.prepared, self._path = prepared, cfg.data.items
+    field = cfg.ordered_slots.index(cfg.item_slot)
     keys = np.concatenate(
       [sole_features(b, field, len(cfg.data.slots)) for b in prepared.batches(_ITEMS_AT_ONCE)]
     )

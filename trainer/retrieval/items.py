@@ -52,7 +52,6 @@ class Items(NamedTuple):
 
   @property
   def told(self) -> str:
-    """What a base has of them, for the user."""
     index = f'and {INDEX}' if self.has_index else "no index: pip install 'ctr-trainer[index]'"
     return f'{len(self.keys):,} items, {index}'
 
@@ -86,7 +85,6 @@ class Change(NamedTuple):
 
   @property
   def keys(self) -> np.ndarray:
-    """The keys of `items`."""
     return self.items.keys
 
   @classmethod

@@ -5,8 +5,10 @@ import zlib
 import tensorflow as tf
 
 from trainer.config import Config
+from trainer.config.retrieval import Retrieval
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.errors import UserError, one_line
+from trainer.model.builder import empty_inputs
 from trainer.model.layers.dnn import dropout
 from trainer.retrieval.sasrec import SASRec
 from trainer.retrieval.vector_tower import SlotPlace, VectorTower
@@ -18,15 +20,14 @@ class RetrievalModel(tf.keras.Model):
   With similarity cosine, vectors have length 1. The losses divide scores by the temperature.
   """
 
-  def __init__(self, cfg: Config):
+  def __init__(self, towers: dict[str, VectorTower], retrieval: Retrieval, seed: int):
     super().__init__(name='model')
-    retrieval = cfg.model.retrieval
-    self.query_tower, self.item_tower = _tower(cfg, 'query'), _tower(cfg, 'item')
+    self.query_tower, self.item_tower = towers['query'], towers['item']
     # `position` seeds dropout; the loss reads from it how many samples are on lower ranks.
     self.needs = self.query_tower.needs | self.item_tower.needs | {'position'}
     self._has_unit_length = retrieval.similarity == 'cosine'
     self._dropout = retrieval.query.dropout
-    self._dropout_seed = zlib.crc32(f'{cfg.seed}/dropout'.encode()) % 2**31
+    self._dropout_seed = zlib.crc32(f'{seed}/dropout'.encode()) % 2**31
 
   def queries(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of queries, float32 [B, d]."""
@@ -56,8 +57,7 @@ class RetrievalModel(tf.keras.Model):
 
 
 def _tower(cfg: Config, side: str) -> VectorTower:
-  retrieval, slots = cfg.model.retrieval, cfg.ordered_slots
-  tower = getattr(retrieval, side)
+  tower, slots = cfg.model.towers[side], cfg.ordered_slots
   seed = zlib.crc32(f'{cfg.seed}/{side}'.encode()) % 2**31
   history, encoder = None, None
   if side == 'query' and tower.encoder is not None:
@@ -79,11 +79,13 @@ def _tower(cfg: Config, side: str) -> VectorTower:
   return VectorTower(places, columns, tower.hidden, history, encoder, seed, name=side)
 
 
-def build_retrieval(cfg: Config, example: LayerInputs) -> RetrievalModel:
-  """Builds the model of a config with model.retrieval; `example` is a batch of 0 samples."""
-  model = RetrievalModel(cfg)
+def build_retrieval(cfg: Config) -> RetrievalModel:
+  """Builds the model of a config with model.retrieval; UserError if a tower fails."""
+  towers = {side: _tower(cfg, side) for side in cfg.model.towers}
+  model = RetrievalModel(towers, cfg.model.retrieval, cfg.seed)
+  example = empty_inputs(cfg, {'factors', 'histories'})
   shapes = tf.nest.map_structure(lambda t: None if t is None else t.shape, example)
-  for tower in (model.query_tower, model.item_tower):
+  for tower in towers.values():
     try:
       with tf.name_scope(tower.name):
         tower.build(shapes)

@@ -6,16 +6,12 @@ from trainer.data import arrays
 
 
 class OwnPositives:
-  """The items that were right for each user, as indices in a catalogue. 8 bytes per positive."""
+  """The items that were right for each user, as indices in a catalogue. 8 bytes per positive.
+
+  `users` and `items`, int64 [n], have the positives in any order; the catalogue has `num_items`.
+  """
 
   def __init__(self, users: np.ndarray, items: np.ndarray, num_items: int):
-    """Takes positives in any order.
-
-    Args:
-      users: the user of each positive, int64 [n].
-      items: the index of its item in the catalogue, int64 [n].
-      num_items: the size of the catalogue, C.
-    """
     order = np.argsort(users, kind='stable')
     self._items, self._num_items = items[order], num_items
     self._users, self._first, self._counts = np.unique(
@@ -23,14 +19,10 @@ class OwnPositives:
     )
 
   def among(self, negatives: np.ndarray, users: np.ndarray) -> np.ndarray:
-    """Finds the drawn negatives that are positives of a sample's user.
+    """Finds the drawn negatives, int64 [N], that are positives of a sample's user.
 
-    Args:
-      negatives: the index in the catalogue of each drawn item, int64 [N]; items may repeat.
-      users: the user of each sample, int64 [B].
-    Returns:
-      int64 [n, 2]: for each negative to leave out, the index of the sample, then its own index in
-      `negatives`.
+    `negatives` may have an item twice; `users`, int64 [B], are those of the samples. Returns int64
+    [n, 2]: for each negative to leave out, the index of the sample, then its own in `negatives`.
     """
     place = arrays.places(self._users, users)
     counts = np.append(self._counts, 0)[place]  # a user without positives has place -1, so 0

@@ -90,16 +90,15 @@ class Ranker:
   def rank(
     self, queries: np.ndarray, left_out: tuple[np.ndarray, np.ndarray], k: int, items: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best k items of each query, the best first.
+    """Returns the best k items of each query, the best first; the same on every process.
+
+    These are indices in the catalogue, int64, and scores, float32, each [Q, k]. Where a query has
+    fewer than k items, the index is the size of the catalogue.
 
     Args:
       queries: vectors, float32 [Q, d], the same on every process.
-      left_out: the pairs of a query and an item that are not ranked: indices of queries and indices
-        in the catalogue, both int64 [n], sorted by query.
+      left_out: the pairs that are not ranked, as the method `left_out` returns them.
       items: the vectors of this process's share of the catalogue, from `item_vectors`.
-    Returns:
-      Indices in the catalogue, int64, and scores, float32, each [Q, k], the same on every process.
-      Where a query has fewer than k items, the index is the size of the catalogue.
     """
     rank, size = self._communicator.rank, self._communicator.size
     first = rank * len(self.catalogue.keys) // size
@@ -161,12 +160,9 @@ class Ranker:
     return self.catalogue.keys[order], vectors[order]
 
   def query_vectors(self, prepared: Sequence[PreparedPass], users: np.ndarray) -> np.ndarray:
-    """Returns the vector of each user, computed from the user's first sample in the passes.
+    """Returns the vector of each user's first sample in the passes, float32 [Q, d], everywhere.
 
-    Args:
-      users: int64 [Q], ascending; each has a sample in the passes.
-    Returns:
-      float32 [Q, d], the same on every process.
+    `users` are int64 [Q], ascending; each has a sample in the passes.
     """
     samples, no_groups = [], np.zeros([0], np.int64)
     for i, data_pass in enumerate(prepared):
@@ -193,13 +189,9 @@ class Ranker:
     return self._step.predict(self._step.stage(batch))[:, 0]
 
   def left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the pairs of a query and an item that the query's user has seen.
+    """Returns which items the user of each query, int64 [Q], has in a table of pairs.
 
-    Args:
-      users: the user of each query, int64 [Q].
-      seen: distinct pairs, int64 columns `user` and `item`, sorted by user.
-    Returns:
-      Indices of queries and indices in the catalogue, both int64 [n], sorted by query.
+    These are indices of queries and indices in the catalogue, both int64 [n], sorted by query.
     """
     low, high = (np.searchsorted(seen['user'], users, side) for side in ('left', 'right'))
     query = np.repeat(np.arange(len(users)), high - low)

@@ -21,14 +21,13 @@ def top_k(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Finds the items with the highest scores ⟨query, item⟩; of equal scores, the lower index wins.
 
+  Returns the scores, float32 [Q, k], descending, and the items' indices, int64 [Q, k]. If fewer
+  than k items are left, the row ends with scores −inf and indices C.
+
   Args:
-    queries, items: float32 [Q, d] and [C, d].
     left_out: a function of (start, end) that returns the items to leave out for the queries start,
       …, end − 1, as n pairs: queries' indices minus start, and items' indices, int64 [n] each.
     on_block: called after each block of queries with the number of queries that are done.
-  Returns:
-    The scores, float32 [Q, k], descending, and the items' indices, int64 [Q, k]. If fewer than k
-      items are left, the row ends with scores −inf and indices C.
   """
   k_here, count = min(k, len(items)), max(1, _SCORES_AT_ONCE // max(1, len(items)))
   scores = np.full([len(queries), k], -np.inf, np.float32)

@@ -45,13 +45,9 @@ def items_of(inputs: Inputs, texts: TextsOf) -> Items | None:
 def recommendations(
   inputs: Inputs, texts: TextsOf, prepared: Sequence[PreparedPass], k: int
 ) -> Iterator[pa.Table]:
-  """Yields, on rank 0, tables with the best k items of each sample. Every rank calls it.
+  """Yields what Task.recommendations says, a table for each block of samples.
 
   What Ranker.recommend says of a user's items in data.train and data.valid is left out.
-
-  Yields:
-    A table for each block of samples, with a row per item, the best item of a sample first. Its
-    columns: `sample` (int64, from 0 in input order), `item` (string) and `score` (float32).
   """
   ranker, slot, done, few = Ranker(inputs), inputs.cfg.item_slot.name, 0, 0
   keys, names = np.zeros([0], np.int64), np.zeros([0], object)

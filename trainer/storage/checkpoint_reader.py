@@ -61,7 +61,9 @@ class CheckpointReader:
 
   def _widths(self) -> dict[str, int]:
     """Returns {table: the number of factors of a row}."""
-    return {table.name: table.width for table in table_specs(self.cfg, build(self.cfg).needs)}
+    cfg = self.cfg
+    specs = table_specs(cfg.sparse.tables, len(cfg.data.slots), build(cfg).needs)
+    return {table.name: table.width for table in specs}
 
   def layers(self) -> pd.DataFrame:
     """Returns the dense variables of the model, one in each row: shape, parameters and bytes."""
@@ -76,7 +78,8 @@ class CheckpointReader:
 
   def slots(self) -> pd.DataFrame:
     """Returns a table with statistics of each slot, such as features, admitted_share and bytes."""
-    statistics = SlotStatistics(self.cfg, self._widths())
+    slots, ids = self.cfg.data.slots, self.cfg.own_slot_ids()
+    statistics = SlotStatistics(ids, slots, self._widths())
     for chunk in self.rows():
       statistics.add(chunk)
     state = statistics.state()

@@ -93,29 +93,23 @@ PATIENCE = 600.0  # seconds that an export waits for another one
 class Change(Protocol):
   """The items of a base, or those that differ from the items of the chain that a delta follows."""
 
-  @property
-  def keys(self) -> np.ndarray:
-    """Of these items, int64 [n]; a delta has the rows of these keys too."""
+  keys: np.ndarray  # int64 [n], theirs; a delta has the rows of these too
 
   def save(self, directory: str) -> None: ...
 
 
 class Items(Protocol):
-  """The items of a model that finds some, which exports hold beside rows (trainer.retrieval)."""
+  """The items of a model that finds some, which exports hold beside rows.
 
-  @property
-  def told(self) -> str:
-    """What a base has of them, for the user."""
+  `told` says to the user what a base has of them; `since` returns how they differ from those of a
+  chain, all of them if `links` is empty; `save_index` writes what finds them, if `has_index`.
+  """
 
-  @property
-  def has_index(self) -> bool:
-    """Whether `save_index` writes one."""
+  told: str
+  has_index: bool
 
-  def since(self, links: Sequence[str], replay: chain.Replay) -> Change:
-    """Returns how they differ from those of a chain; all of them if `links` is empty."""
-
-  def save_index(self, directory: str) -> None:
-    """Writes an index of the items, to search them, beside a base."""
+  def since(self, links: Sequence[str], replay: chain.Replay) -> Change: ...
+  def save_index(self, directory: str) -> None: ...
 
 
 class WrittenExport(NamedTuple):

@@ -1,5 +1,6 @@
 """What hears of a run in order to judge and explain it: see trainer.reporting.listener."""
 
+from trainer.evaluation.task import task_of
 from trainer.reporting.listener import Listener
 from trainer.tools.closing import Closing
 from trainer.tools.drift import Drift
@@ -17,7 +18,7 @@ def listeners(inputs: Inputs, state: RunState, log: RunLog, shown: str) -> list[
   return [
     *([ExportGate(cfg, state)] if cfg.export.gate else ()),
     Drift(inputs, state, log),
-    *([] if cfg.model.retrieval else [Importance(inputs, log)]),
+    *([Importance(inputs, log)] if task_of(cfg).evaluator.scores_samples else ()),
     Closing(cfg, log, shown),
     *([Mlflow(cfg, log)] if 'mlflow' in cfg.report.to else ()),
   ]

@@ -61,7 +61,7 @@ def lower_rates(cfg: config.Config) -> str:
 def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
   """Returns a warning if data.valid has too few clicks for choosing the best epoch; else None."""
   label, plateau = cfg.deciding_label, cfg.train.plateau
-  has_clicks = cfg.kinds_of_labels[cfg.labels.index(label)] == 'clicks'
+  has_clicks = cfg.kinds_of_labels[label.name] == 'clicks'
   if not (has_clicks and valid and cfg.train.epochs > 1):
     return None
   labels, weights = zip(*(p.labels(cfg.labels.index(label)) for p in valid))

@@ -107,12 +107,9 @@ def parts(cfg: config.Config) -> dict[str, JsonObject]:
 def differences(
   trained: Mapping[str, JsonObject | None], now: Mapping[str, JsonObject]
 ) -> list[str]:
-  """Returns a text for each difference between a model and the trained one.
+  """Returns a text for each difference between a model and the trained one, as `parts` tell them.
 
-  Args:
-    trained: the result of `parts` for the trained model, with None for a part whose trained weights
-      were dropped; {} if no model was trained.
-    now: the result of `parts` for the model.
+  In `trained`, a part whose weights were dropped is None; it is {} if no model was trained.
   """
   if not trained:
     return ['all of it is new']

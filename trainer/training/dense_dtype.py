@@ -12,18 +12,17 @@ from absl import logging
 from ops import bfloat16
 from trainer import files
 from trainer.comm.communicator import Communicator
-from trainer.config import Config
 from trainer.errors import UserError
 
 FILE = 'dense_dtype'  # the file in the run_dir that holds the choice
 
 
-def chosen(cfg: Config, communicator: Communicator) -> str:
-  """Returns the dtype of matrix products, 'float32' or 'bfloat16'. Every process calls it."""
-  if cfg.train.dense_dtype == 'float32':
-    return 'float32'
+def chosen(wanted: str, run_dir: str, communicator: Communicator) -> str:
+  """Returns the dtype of matrix products, where the config has `wanted`. Every process calls it."""
+  if wanted == 'float32':
+    return wanted
   everywhere = all(communicator.gather(bfloat16.available()))
-  path = os.path.join(cfg.run_dir, FILE)
+  path = os.path.join(run_dir, FILE)
 
   def choose() -> str:
     if os.path.exists(path):
@@ -34,10 +33,10 @@ def chosen(cfg: Config, communicator: Communicator) -> str:
         'train.dense_dtype: the run trains in float32, because a processor of this job cannot '
         'multiply in bfloat16 (no avx512_bf16)'
       )
-    os.makedirs(cfg.run_dir, exist_ok=True)
+    os.makedirs(run_dir, exist_ok=True)
     files.write_synced(path + files.UNFINISHED, dtype.encode())
     os.replace(path + files.UNFINISHED, path)
-    files.sync_directory(cfg.run_dir)
+    files.sync_directory(run_dir)
     return dtype
 
   return communicator.on_first(f'cannot use {path}', choose)
@@ -53,14 +52,9 @@ def _measured() -> str:
 
 
 def _kept(path: str, everywhere: bool) -> str:
-  """Returns the dtype that the run chose when it began, and prints it.
+  """Returns, and prints, the dtype that the run chose when it began; UserError for another text.
 
-  Args:
-    path: the file that holds the choice.
-    everywhere: whether the processors of all processes can multiply in bfloat16. If not, it warns
-      that bfloat16 will be slow.
-  Raises:
-    UserError: if the file holds neither 'float32' nor 'bfloat16'.
+  Unless processors can multiply in bfloat16 `everywhere`, it warns that this is slow.
   """
   with open(path, encoding='utf-8', errors='replace') as f:
     dtype = f.read()

@@ -18,7 +18,7 @@ from trainer.embedding.layer_inputs import LayerInputs
 from trainer.embedding.row_table import RowTable
 from trainer.errors import UserError
 from trainer.model.builder import build
-from trainer.model.losses import per_sample_loss, task_losses
+from trainer.model.losses import sample_losses
 from trainer.model.metrics import MetricSums
 from trainer.runtime import HOST, dense_device
 from trainer.training.schedule import Rates
@@ -61,7 +61,6 @@ class DensePart:
 
   Attributes:
     device: the TensorFlow device of the layers and their optimizer.
-    model: the layers, as trainer.model.builder.build returned them.
     embedding: turns the rows of a batch into the inputs of the layers.
     metrics: sums over the samples trained on since the last reset.
     rates: computes the factor by which all learning rates are multiplied.
@@ -83,9 +82,9 @@ class DensePart:
       self.optimizer._create_all_weights(self.model.trainable_variables)
     with tf.device(HOST):
       self.embedding = Embedding(cfg, self.model.needs)
-      self.metrics = MetricSums(cfg)
+      self.metrics = MetricSums(cfg.kinds_of_labels)
       self.rates = Rates(cfg.train.schedule)
-    self._loss = task_losses(cfg) if cfg.data.labels else per_sample_loss(cfg.model)
+    self._loss = sample_losses(cfg.model, cfg.data.labels)
     self._learning_rate = cfg.train.dense_optimizer.learning_rate
 
   @property
@@ -126,12 +125,10 @@ class DensePart:
     this method first multiplies a task's loss by the greatest weight / the task's weight.
 
     Args:
-      position: int64 [2], the seed of dropout: the number of the step, and how many samples of the
-        step are on lower ranks.
+      position: LayerInputs.position.
       total_weight: float32 [T], the weight of each task's labels over all samples of the step; it
         is read only with several tasks. None if this process has all samples.
-      samples: int64 [], the number of samples of the step on all ranks; it is read only with
-        model.retrieval.
+      samples: int64 [], the number of samples of the step on all ranks, for `_loss_of`.
     """
     with tf.device(HOST):
       weight, weights = tf.reduce_sum(batch.weight, 0), batch.weight
@@ -189,12 +186,10 @@ class DensePart:
       return self.model.probability(self.model(inputs, training=False))
 
   def apply(self, gradients: list[tf.Tensor], scale: tf.Tensor, steps: TensorLike) -> None:
-    """Takes one step of the dense optimizer.
+    """Takes one step of the dense optimizer, after `steps` others.
 
-    Args:
-      gradients: the sums, over all samples of the step, of the gradients of `trainable`, in order.
-      scale: float32 [], the factor that turns the sums into means.
-      steps: whole number [], the number of steps before this one.
+    `gradients` are those of `trainable`, summed over all samples of the step; times `scale`,
+    float32 [], they are means.
     """
     self.optimizer.learning_rate.assign(self._learning_rate * self.rates.at(steps))
     with tf.device(self.device):
@@ -219,12 +214,7 @@ class DensePart:
     variable.assign(value)
 
   def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
-    """Returns the hyperparameters of the row optimizers after `steps` steps.
-
-    Returns:
-      float32 [tables, 2, H]: for each table, H hyperparameters for linear weights and H for
-      factors.
-    """
+    """Returns ops.row_optimizers.hyper of the tables after `steps` steps."""
     return self.embedding.hyper(self.rates.at(steps))
 
   def _variables(self) -> dict[str, tf.Variable]:

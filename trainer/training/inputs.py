@@ -86,9 +86,7 @@ class Inputs:
     If there are fewer passes than processes, the processes convert a large file together. Every
     process calls it with the same passes, and a UserError is raised on all of them.
 
-    Args:
-      split: the name of the folder that converted passes go to.
-      labelled: whether to read labels, weights and groups; prediction needs none of them.
+    The passes go to the folder `split`; without labels, weights and groups unless `labelled`.
     """
     rank, size = self.communicator.rank, self.communicator.size
     paths = [self._path(data_pass, split) for data_pass in passes]
@@ -301,13 +299,10 @@ class Inputs:
     start: int = 0,
     ready: Callable[[SlotBatch, int], SlotBatch] | None = None,
   ) -> Iterator[Staged]:
-    """Yields this process's share of each global batch, as tensors that another thread makes.
+    """Yields this process's share of each global batch from `start` on, as tensors.
 
-    Args:
-      shuffle: whether to shuffle the samples, in an order that depends on seed, epoch and pass.
-      start: the index of the first batch to yield.
-      ready: a function (batch of NumPy arrays, number of the step) -> batch, which changes each
-        batch before tensors are made of it.
+    Another thread makes them, of what `ready` returns for a batch of NumPy arrays and the number of
+    its step. The order of shuffled samples depends on seed, epoch and pass.
     """
     batches = prepared.batches(
       self.cfg.train.batch_size,

@@ -86,8 +86,8 @@ class RunState:
 
   def __init__(self, cfg: config.Config, communicator: Communicator, step: Step):
     self._cfg, self._communicator, self._step = cfg, communicator, step
-    kinds = zip(cfg.labels, cfg.kinds_of_labels)
-    self.progress = Progress(unset_biases=[x.name for x, kind in kinds if kind != 'losses'])
+    kinds = cfg.kinds_of_labels.items()
+    self.progress = Progress(unset_biases=[name for name, kind in kinds if kind != 'losses'])
     self.ledger = Ledger()
     ids = {name: cfg.slot_ids()[name] for name in cfg.data.keep_texts}
     self.texts = KeptTexts(ids, communicator, step.store)
@@ -308,9 +308,8 @@ class RunState:
   ) -> bool:
     """Restores the newest intact of some checkpoints; returns whether there was one.
 
-    Args:
-      check_config: whether to refuse a checkpoint whose config `check_continues` refuses.
-      between_passes: whether to leave out checkpoints that were saved within a pass.
+    `check_config` refuses what `check_continues` refuses; `between_passes` leaves out checkpoints
+    that were saved within a pass.
     """
     cfg, before = self._cfg, None
 

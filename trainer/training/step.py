@@ -23,8 +23,8 @@ from trainer.training.advice import huge_value, lower_rates
 from trainer.training.dense_part import DensePart
 
 
-def batch_spec(cfg: config.Config) -> SlotBatch:
-  samples = [None] if len(cfg.labels) == 1 else [None, len(cfg.labels)]
+def batch_spec(tasks: int) -> SlotBatch:
+  samples = [None] if tasks == 1 else [None, tasks]
   return SlotBatch(
     keys=tf.TensorSpec([None], tf.int64),
     values=tf.TensorSpec([None], tf.float32),
@@ -71,10 +71,8 @@ class StepCounts(NamedTuple):
 class Step(abc.ABC):
   """Base class of training steps, on ranks or on parameter servers.
 
-  Args:
-    dense: the layers of this process, with their loss and optimizer.
-
   Attributes:
+    dense: the layers of this process, with their loss and optimizer.
     store: the rows that this process owns.
     in_lockstep: whether all processes take each step together.
     exchange_seconds: the time so far in which this process exchanged rows, gradients and sums with
@@ -105,16 +103,15 @@ class Step(abc.ABC):
   def train(
     self, staged: Staged, routed: Routing, following: Staged | None, flags: StepFlags
   ) -> tuple[StepCounts, Routing]:
-    """Trains on this process's share of a step.
+    """Trains on this process's share of a step; returns sums, and the routing of `following`.
+
+    It raises BadPass if the loss or a gradient is not finite; on every process, if they train in
+    lockstep.
 
     Args:
       routed: the routing of `staged`, from `route` or from the previous call of `train`.
       following: the samples of the next step, whose keys are routed while this step runs. None if
         there is no next step; then every process must pass None.
-    Returns:
-      The sums over all processes, and the routing of `following`.
-    Raises:
-      BadPass: if the loss or a gradient is not finite; on every process, if they train in lockstep.
     """
 
   def predict(self, staged: Staged) -> np.ndarray:
@@ -186,10 +183,8 @@ def check_finite(
 ) -> None:
   """Raises BadPass, which names the likely cause, if the loss or a gradient is not finite.
 
-  Args:
-    step: int64 [], the number of the step. Reading it takes 0.3 ms, so only an error reads it.
-    loss: Σ weight·loss, NaN if any gradient is not finite.
-    communicator: of the processes that take the step together, and have the same `loss`.
+  `step` is its number, which takes 0.3 ms to read, so only an error does; `loss` is Σ weight·loss,
+  NaN if any gradient is not finite, the same for all processes of `communicator`.
   """
   if np.isfinite(loss):
     return
@@ -245,7 +240,7 @@ class TrainStep(Step):
       spans=self._spans,
     )
     self._no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
-    spec = batch_spec(cfg)
+    spec = batch_spec(len(cfg.labels))
     route_specs = DEDUPED_SPEC, spec.weight
     routed = self._rows.routed
     self._routes = bool(routed)

@@ -34,7 +34,8 @@ class Fate(NamedTuple):
 def layouts(cfg: config.Config) -> dict[str, row_store.TableSpec]:
   layers = cfg.model.all_interactions().items()
   needs = {need for key, layer in layers for need in layer_class(layer.kind, key).needs}
-  specs = table_specs(cfg, needs if layers else {'factors'})  # without layers there are towers
+  needs = needs if layers else {'factors'}  # without layers there are towers
+  specs = table_specs(cfg.sparse.tables, len(cfg.data.slots), needs)
   return {spec.name: spec for spec in specs}
 
 
@@ -136,7 +137,9 @@ def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
   return {p.kind: range(end - p.width, end) for p, end in zip(spec.parts, ends)}
 
 
-def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str, str]:
+def _by_layer(
+  arrays: Mapping[str, np.ndarray], model: config.Model, histories: Sequence[str]
+) -> dict[str, str]:
   """Gives the variables of a checkpoint names by which another model's variables are matched.
 
   The variable '012/dnn_2/kernel_0/m:0' is named 'dnn 0/kernel_0/m:0' if dnn_2 is the first dnn, so
@@ -148,8 +151,7 @@ def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str,
   Returns:
     {new name: name in the checkpoint}.
   """
-  names, layers, histories, own = {}, {}, _histories(cfg), _own_layers(cfg)
-  classes = _classes(cfg)
+  names, layers, own, classes = {}, {}, _own_layers(model), _classes(model)
   within: dict[tuple[str, str], list[str]] = {}
   for name in arrays:
     if not re.match(r'\d+/', name):
@@ -177,27 +179,31 @@ def _by_layer(arrays: Mapping[str, np.ndarray], cfg: config.Config) -> dict[str,
   return names
 
 
-def _classes(cfg: config.Config) -> dict[str, type]:
+def _classes(model: config.Model) -> dict[str, type]:
   """Returns the classes of a model's layers, by their names in a checkpoint."""
-  layers = cfg.model.all_interactions().items()
+  layers = model.all_interactions().items()
   return {layer_name(key, layer.kind): layer_class(layer.kind, key) for key, layer in layers}
 
 
-def _own_layers(cfg: config.Config) -> tuple[str, ...]:
+def _own_layers(model: config.Model) -> tuple[str, ...]:
   """Returns how the names of the layers that a user wrote begin, as we or Keras name them."""
-  names = {layer.kind.rpartition('.')[2] for layer in cfg.model.all_interactions().values()}
+  names = {layer.kind.rpartition('.')[2] for layer in model.all_interactions().values()}
   names = names.difference(config.BUILT_IN)
   snake = [re.sub(r'(?<=[a-z0-9])(?=[A-Z])', '_', name) for name in names]
   return tuple(name.lower() for name in (*names, *snake))
 
 
-def _histories(cfg: config.Config) -> list[str]:
-  return sorted(slot.name for slot in cfg.data.slots if slot.sequence)
+def _histories(slots: Sequence[config.Slot]) -> list[str]:
+  return sorted(slot.name for slot in slots if slot.sequence)
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
   """Returns {tensor that `axes` of layers name, such as 'dense': its entries' names, in order}."""
-  slots, dense, histories = [s.name for s in cfg.ordered_slots], cfg.dense_inputs(), _histories(cfg)
+  slots, dense, histories = (
+    [s.name for s in cfg.ordered_slots],
+    cfg.dense_inputs(),
+    _histories(cfg.data.slots),
+  )
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
   vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
   table_width = next(iter(cfg.sparse.tables.values())).width
@@ -228,8 +234,7 @@ def _inputs(cfg: config.Config) -> dict[str, list[str]]:
 def _followed(axes: Mapping[str, Sequence[str | None]], variable: str) -> Sequence[str | None]:
   """Returns, for the first axes of a variable, which of `_inputs` each has an entry for.
 
-  Args:
-    axes: {pattern of variables' names: the result}, as the class of a layer says it.
+  `axes` is that of the layer's class, {pattern of variables' names: the result}.
   """
   for pattern, inputs in axes.items():
     if match := re.fullmatch(rf'(?:{pattern})(?:/\w+)?:0', variable):
@@ -273,15 +278,14 @@ def dense(
 ) -> tuple[dict[str, np.ndarray], list[Fate]]:
   """Returns the new model's dense state, and what became of each slot, table and layer.
 
-  Args:
-    old: the config that `saved` was written with.
-    saved: the dense state of the checkpoint, {name: array}.
-    fresh: the dense state of the new model before training, {name: array}.
+  `saved` is the state of the old model in the checkpoint, `fresh` that of the new one before
+  training, both {name: array}.
   """
-  state, was, wanted = dict(saved), _by_layer(saved, old), _by_layer(fresh, new)
+  state, both = dict(saved), ((saved, old), (fresh, new))
+  was, wanted = (_by_layer(a, cfg.model, _histories(cfg.data.slots)) for a, cfg in both)
   for name in was.values():
     del state[name]
-  own, classes = _own_layers(new), _classes(new)
+  own, classes = _own_layers(new.model), _classes(new.model)
   towers = {side: {'kernel_0': (side,)} for side in ('query', 'item')}  # of model.retrieval
   before, now = _inputs(old), _inputs(new)
   fates: dict[str, set[str]] = {}
