@@ -16,8 +16,8 @@ from trainer.data.schema import wanted_columns
 from trainer.errors import BadPass
 
 MOST_CROSSES = 4
-MOST_SAMPLES, MOST_VALUES = 1_000_000, 10_000_000  # samples, and features in them, of a split
-CELLS = 4_000_037  # combinations are counted in so many cells; two may share one
+MOST_SAMPLES, MOST_VALUES = 1_000_000, 5_000_000  # samples, and features in them, of a split
+CELLS = 1_000_003  # combinations are counted in so many cells; two may share one
 SHRINK = 5.0  # what a cell's Hessian is raised by, so that a rare combination moves little
 ROUNDS, DAMPING = 3, 0.7  # of fitting the additive model of all slots
 LEAST_GAIN = 0.002  # the share of data.valid's logloss that a cross takes off, beyond its parts
