@@ -297,7 +297,6 @@ class Job:
     cfg, progress, name = self.cfg, self.progress, action.data_pass.name
     lag = {'waiting': action.waiting, 'seconds_behind': action.seconds_behind}
     figures = meter.finish(lag | action.of_topic if cfg.data.stream else {})
-    self.validation.trained_auc = figures.get('auc')
     self.state.texts.learn(prepared)
     for listener in self.log.listeners:
       listener.trained(prepared, name)

@@ -156,11 +156,11 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
         yield f'      the true probabilities reach AUC {bound:.4f}'
   if best is not None and run.cfg.train.epochs > 1 and best['epoch'] == run.cfg.train.epochs - 1:
     yield f'the last of {run.cfg.train.epochs} epochs was the best: more may help (train.epochs)'
-  found = faults(run)
-  for text in found[:MOST_FINDINGS]:
-    yield from textwrap.wrap(text, WIDTH, subsequent_indent='  ')
-  if len(found) > MOST_FINDINGS:
-    yield f'{len(found)} findings in report.html'
+  findings = faults(run)
+  for finding in findings[:MOST_FINDINGS]:
+    yield from textwrap.wrap(finding.sentence, WIDTH, subsequent_indent='  ')
+  if len(findings) > MOST_FINDINGS:
+    yield f'{len(findings)} findings in report.html'
   entries = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
   sizes = {entry.name: files.size_of(entry.path) / 1e6 for entry in entries}
   shown = [f'{name} {size:,.1f} MB' for name, size in sizes.items() if size >= SHOWN_MEGABYTES]

@@ -1,6 +1,7 @@
 """What hears of a run in order to judge and explain it: see trainer.reporting.listener."""
 
 from trainer.reporting.listener import Listener
+from trainer.tools.advice import Advice
 from trainer.tools.closing import Closing
 from trainer.tools.drift import Drift
 from trainer.tools.gate import ExportGate
@@ -16,6 +17,7 @@ def listeners(inputs: Inputs, state: RunState, log: RunLog, shown: str) -> list[
   cfg = inputs.cfg
   return [
     *([ExportGate(cfg, state)] if cfg.export.gate else ()),
+    Advice(cfg, state),
     Drift(inputs, state, log),
     *([] if cfg.model.retrieval else [Importance(inputs, log)]),
     Closing(cfg, log, shown),
