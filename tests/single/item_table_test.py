@@ -7,6 +7,7 @@ import tempfile
 
 import numpy as np
 import pandas as pd
+import pytest
 import tensorflow as tf
 
 import trainer
@@ -35,6 +36,8 @@ from trainer.tools import dry_run, findings, report
 from trainer.tools.runs import read_run
 from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
+
+pytestmark = pytest.mark.reports
 
 
 class ItemTableTest(tf.test.TestCase):

@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
+import pytest
 import tensorflow as tf
 
 from ops.sharding import SHARDS
@@ -38,6 +39,8 @@ from trainer.tools.advice import why_no_help
 from trainer.tools.runs import read_run
 from trainer.training import inputs
 from trainer.training.step import TrainStep
+
+pytestmark = pytest.mark.reports
 
 
 class JobTest(tf.test.TestCase):
