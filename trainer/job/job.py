@@ -418,7 +418,8 @@ class Job:
     epochs = f' in {progress.epoch + 1} epochs' if progress.epoch else ''
     self.log.show(f'passes: {fates or "none"}{epochs}', keep=True)
     if progress.step == self._continued_at:
-      self._nothing_left = nothing_left(self.cfg, progress.epoch + 1, progress.finished)
+      run_dir, epochs = self.cfg.run_dir, self.cfg.train.epochs
+      self._nothing_left = nothing_left(run_dir, progress.epoch + 1, epochs, progress.finished)
     if (untrained := self.state.untrained_told()) and self._is_reporter:
       logging.warning('%s', untrained)
     took_best = self.state.take_best()

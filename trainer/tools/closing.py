@@ -47,9 +47,8 @@ class Closing(Listener):
 
   what = 'report.html'
 
-  def __init__(self, cfg: config.Config, log: RunLog, shown: str):
-    self._run_dir, self._is_stream = cfg.run_dir, cfg.data.stream
-    self._log, self._shown = log, shown
+  def __init__(self, run_dir: str, is_stream: bool, log: RunLog, shown: str):
+    self._run_dir, self._is_stream, self._log, self._shown = run_dir, is_stream, log, shown
 
   def day_ended(self, day: int, is_empty: bool) -> None:
     if self._is_stream and self._log.events.active:

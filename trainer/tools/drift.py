@@ -14,7 +14,7 @@ from trainer.reporting.listener import Listener
 from trainer.tools.sentences import Finding, found
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog
-from trainer.training.run_state import Progress, RunState
+from trainer.training.run_state import RunState
 
 DRIFTED = 0.25  # a population stability index above it is usually called a significant change
 BEYOND = 0.25  # the share of a dense column's values that `standardise` cuts
@@ -28,15 +28,38 @@ class Drift(Listener):
     self._inputs, self._state, self._log = inputs, state, log
 
   def trained(self, prepared: PreparedPass, name: str) -> None:
-    progress, cfg = self._state.progress, self._inputs.cfg
-    if progress.epoch == 0:
-      count(cfg, progress, prepared, self._inputs.step.dense.embedding.stats.numpy())
-      if cfg.data.day_pattern is None:
+    if self._state.progress.epoch == 0:
+      self._count(prepared)
+      if self._inputs.cfg.data.day_pattern is None:
         self._compare(name, **{'pass': name})
 
   def day_ended(self, day: int, is_empty: bool) -> None:
     if not is_empty:
       self._compare(f'day {day}', day=day)
+
+  def _count(self, prepared: PreparedPass) -> None:
+    """Adds a pass to the counts of the day: samples by bin, and dense values that are cut.
+
+    The first are of each slot made of bins, the others of each dense column with a bound. Only the
+    samples in the first chunks of the pass are counted. Every process calls it, reads the same
+    samples, and keeps the same counts in `Progress.bins`.
+    """
+    cfg, counted = self._inputs.cfg, self._state.progress.bins
+    stats = self._inputs.step.dense.embedding.stats.numpy()
+    _count_beyond(cfg.data.dense, counted.setdefault('beyond', {}), prepared, stats)
+    ids, today = cfg.slot_ids(), counted.setdefault('today', {})
+    for i, slot in enumerate(cfg.ordered_slots):
+      is_read = slot.shares is None and slot.name not in cfg.columns_of_items()
+      if not (is_read and isinstance(slot.made, config.Bins)):
+        continue
+      of_bins = hash_keys(bins.texts(slot.made), ids[slot.name]).numpy()
+      order = np.argsort(of_bins)
+      counts = np.array(today.get(slot.name, [0] * len(of_bins)))
+      for chunk in range(prepared.num_chunks)[:_MOST_CHUNKS]:
+        samples, features, keys = prepared.fields(chunk, i)
+        places = order[np.searchsorted(of_bins[order], keys)]
+        np.add.at(counts, places, np.repeat(samples, features))
+      today[slot.name] = counts.tolist()
 
   def _compare(self, when: str, **place: Json) -> None:
     """Compares the finished day, or pass, with the first one, and writes an event `drift`.
@@ -52,41 +75,16 @@ class Drift(Listener):
         logging.warning('%s', finding.sentence)
 
 
-def count(
-  cfg: config.Config, progress: Progress, prepared: PreparedPass, stats: np.ndarray
-) -> None:
-  """Adds a pass to the counts of the day: samples by bin, and dense values that are cut.
-
-  The first are of each slot made of bins, the others of each dense column with a bound. Only the
-  samples in the first chunks of the pass are counted. Every process calls it, reads the same
-  samples, and keeps the same counts in `progress.bins`.
-
-  Args:
-    stats: float32 [3, >= Dn], a result of `dense_stats`.
-  """
-  _count_beyond(cfg.data.dense, progress.bins.setdefault('beyond', {}), prepared, stats)
-  ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
-  for i, slot in enumerate(cfg.ordered_slots):
-    is_read = slot.shares is None and slot.name not in cfg.columns_of_items()
-    if not (is_read and isinstance(slot.made, config.Bins)):
-      continue
-    of_bins = hash_keys(bins.texts(slot.made), ids[slot.name]).numpy()
-    order = np.argsort(of_bins)
-    counts = np.array(today.get(slot.name, [0] * len(of_bins)))
-    for chunk in range(prepared.num_chunks)[:_MOST_CHUNKS]:
-      samples, features, keys = prepared.fields(chunk, i)
-      places = order[np.searchsorted(of_bins[order], keys)]
-      np.add.at(counts, places, np.repeat(samples, features))
-    today[slot.name] = counts.tolist()
-
-
 def _count_beyond(
   columns: Sequence[config.DenseColumn],
   counts: dict[str, list[int]],
   prepared: PreparedPass,
   stats: np.ndarray,
 ) -> None:
-  """Adds a pass to `counts`, {column: [its values that are cut to its bound, all its values]}."""
+  """Adds a pass to `counts`, {column: [its values that are cut to its bound, all its values]}.
+
+  `stats` is float32 [3, >= Dn], a result of `dense_stats`.
+  """
   bounds = stats[2, : len(columns)]
   if not bounds.any():
     return

@@ -16,10 +16,10 @@ def listeners(inputs: Inputs, state: RunState, log: RunLog, shown: str) -> list[
   """Returns those that a config asks for; `shown` is that of Closing."""
   cfg = inputs.cfg
   return [
-    *([ExportGate(cfg, state)] if cfg.export.gate else ()),
+    *([ExportGate(cfg.export.gate, cfg.ordered_slots, state)] if cfg.export.gate else ()),
     Advice(cfg, state),
     Drift(inputs, state, log),
     *([] if cfg.model.retrieval else [Importance(inputs, log)]),
-    Closing(cfg, log, shown),
+    Closing(cfg.run_dir, cfg.data.stream, log, shown),
     *([Mlflow(cfg, log)] if 'mlflow' in cfg.report.to else ()),
   ]

@@ -70,13 +70,12 @@ def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
   return f'{few}: chance {ends}chooses the epoch that is kept; hold out more samples for it'
 
 
-def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
+def nothing_left(run_dir: str, epochs: int, of_epochs: int, has_ended_early: bool) -> str:
   """Returns a text: the run has finished so many epochs; and how to train more."""
-  run_dir = cfg.run_dir
   why = ', where train.plateau ended it' if has_ended_early else ''
   more = '' if has_ended_early else 'raise train.epochs or add passes to data.train to train more; '
   return (
-    f'nothing left to train; {run_dir} has trained {epochs} of {cfg.train.epochs} epochs{why}, and '
+    f'nothing left to train; {run_dir} has trained {epochs} of {of_epochs} epochs{why}, and '
     f'{run_dir}/report.html shows them. New settings have trained nothing; {more}'
     'to train with other settings, give another --run_dir and, to start from this run, '
     f'--init_from {run_dir}'
