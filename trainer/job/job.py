@@ -157,7 +157,6 @@ class Job:
     self.communicator.on_first(what, lambda: config.write_of_run(self.cfg))
     self.state.keep_best()
     self.log.open(self._is_reporter, self.progress.metrics_position)
-    self.log.events.tell(self.log.listeners)
     if begins_with:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
     place = {'epoch': self.progress.epoch, 'day': self.progress.day}
