@@ -25,11 +25,10 @@ os.environ['PYTHONPATH'] = os.pathsep.join(filter(None, [ROOT, os.environ.get('P
 
 @pytest.fixture(scope='module', autouse=True)
 def _no_reports(request):
-  """Jobs draw no report.html, a third of a small one's time, where a file of tests names none."""
+  """Jobs draw no report.html, a third of a small one's time, without the mark `reports`."""
   with pytest.MonkeyPatch.context() as patch:
-    closing = sys.modules.get('trainer.tools.closing')
-    if closing and 'report.html' not in request.path.read_text(encoding='utf-8'):
-      patch.setattr(closing, 'write_report', lambda run_dir: None)
+    if 'trainer.job.job' in sys.modules and not request.node.get_closest_marker('reports'):
+      patch.setattr('trainer.tools.closing.write_report', lambda run_dir: None)
     yield
 
 

@@ -290,8 +290,8 @@ class ApiTest(tf.test.TestCase):
     data = {'label': 'click', 'slots': slots, 'dense': [{'name': 'age'}, {'name': 'price'}]}
     run_dir = self.get_temp_dir()
     api.fit({'data': data, 'model': {'interactions': ['linear']}}, (), run_dir, train=frame)
-    told = "Blank in every sample of the training: slots 'none' and 'gone'; dense column 'age'. "
-    self.assertIn(f'{told}Check the log, or leave them out.', findings.faults(read_run(run_dir)))
+    wanted = ('never_filled', '', {'slots': ['none', 'gone'], 'dense': ['age']})
+    self.assertIn(wanted, findings.faults(read_run(run_dir)))
 
   def test_nothing_is_made_up_for_a_frame(self):
     run, _ = self.fit(log(300))

@@ -41,7 +41,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 BUDGETS = {
   'core': 27_960,
   'serving': 4_365,
-  'tools': 4_800,
+  'tools': 5_070,
   'parameter_server': 2_312,
   'retrieval': 1_800,
   'topics': 890,

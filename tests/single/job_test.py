@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pandas as pd
+import pytest
 import tensorflow as tf
 
 from ops.sharding import SHARDS
@@ -34,10 +35,12 @@ from trainer.serving.stores import open_store
 from trainer.storage import chain, checkpoint, checkpoint_rows, row_files, saved_model
 from trainer.storage.run_lock import RunLock
 from trainer.tools import figures, findings
+from trainer.tools.advice import why_no_help
 from trainer.tools.runs import read_run
 from trainer.training import inputs
-from trainer.training.advice import why_worse_than_constant
 from trainer.training.step import TrainStep
+
+pytestmark = pytest.mark.reports
 
 
 class JobTest(tf.test.TestCase):
@@ -588,12 +591,12 @@ class JobTest(tf.test.TestCase):
       over = [e['logloss'] / e['base_logloss'] for e in self.events('eval')[1:]]
       drifts = [e['beyond'] for e in self.events() if e['event'] == 'drift']
       run = read_run(self.run_dir)
-      faults = ' '.join(findings.faults(run))
+      faults = {(f.code, f.where): f.figures for f in findings.faults(run)}
       self.assertIsNone(figures.drift(run), 'of bins, which the log has not')
       if days:
         self.assertAllLess(over, 1)
         self.assertEqual(drifts, [{'price': 1.0}] * 4)
-        self.assertIn("'price' has left the values of the first pass: 100% on day 5", faults)
+        self.assertEqual(faults['left_range', 'price'], {'share': 1.0, 'when': 'day 5'})
       else:  # what is not a stream is taken as it is
         self.assertGreater(over[0], 5)
         self.assertEmpty(drifts)
@@ -635,15 +638,15 @@ class JobTest(tf.test.TestCase):
     self.assertRegex(str(logs.output), 'logloss .*: it was trained for 13 steps only; more epochs')
     self.assertNotIn('data.valid holds', str(logs.output), 'one epoch: there is nothing to choose')
     cfg, values = self.make_job(data).cfg, {'auc': 0.67, 'calibration': 3.0}
-    for trained, why in (
-      (0.97, 'the model overfits: AUC was 0.97 in training and is 0.67 here'),
-      (0.70, 'the predictions add up to 3.00 times the clicks'),
-      (None, 'the predictions add up to 3.00 times the clicks'),
+    for trained, code, figures_ in (
+      (0.97, 'overfits_here', {'trained': 0.97, 'new': 0.67}),
+      (0.70, 'other_sampling', {'calibration': 3.0}),
+      (None, 'other_sampling', {'calibration': 3.0}),
     ):
-      self.assertIn(why, why_worse_than_constant(cfg, values, trained, 500))
+      self.assertEqual(why_no_help(cfg, values, trained, 500), (code, '', figures_))
     chance = values | {'auc': 0.5, 'calibration': 1.3, 'ctr': 0.005, 'examples': 8000}
-    why = why_worse_than_constant(cfg, chance, 0.56, 45, later_was_worse=True)
-    self.assertStartsWith(why, '40 clicks are too few to judge a model by')
+    why = why_no_help(cfg, chance, 0.56, 45, later_was_worse=True)
+    self.assertEqual(why, ('few_clicks', '', {'clicks': 40.0}))
 
   def test_the_auc_of_one_class_is_not_known(self):
     clicks = f'{self.folder}/clicks.csv'
@@ -669,11 +672,13 @@ class JobTest(tf.test.TestCase):
   def test_a_threshold_that_admits_almost_nothing_is_told(self):
     one = self.make_job({'train': [self.write('a.csv')]}, lifecycle={'admission_threshold': 1000})
     one.run()
-    run, wanted = read_run(self.run_dir), 'lifecycle.admission_threshold 1000 admits 0 of the 14 '
-    self.assertStartsWith(findings.faults(run)[0], f'{wanted}features seen (0.0%): ')
+    run = read_run(self.run_dir)
+    counts = {'threshold': 1000, 'admitted': 0, 'features': 14, 'share': 0}
+    wanted = ('few_admitted', 'admission_threshold', counts)
+    self.assertEqual(findings.faults(run)[0], wanted)
     plain = one.cfg.model_copy(update={'lifecycle': config.Lifecycle()})
     told = findings.faults(dataclasses.replace(run, cfg=plain))
-    self.assertNotIn('only a linear weight', ''.join(told))
+    self.assertNotIn('few_admitted', [finding.code for finding in told])
 
   def test_a_run_without_a_checkpoint_pins_nothing(self):
     data = {'train': [self.write('a.csv')]}
@@ -745,11 +750,12 @@ class JobTest(tf.test.TestCase):
     with self.assertLogs('absl', 'WARNING') as logs:
       self.assertEqual(0, self.make_job({'train': [train], 'valid': [valid]}).run())
     told = 'all labels are 0, so they judge no model: hold out samples with labels of both classes'
-    self.assertIn(f'valid: {told}', str(logs.output))
+    self.assertIn(f'On data.valid, {told}.', str(logs.output))
     self.assertNotIn('is worse than', str(logs.output))
-    faults = ' '.join(findings.faults(read_run(self.run_dir)))
-    self.assertIn(f'On data.valid, {told}.', faults)
-    self.assertNotIn('does not help', faults)
+    wanted = ('one_class', 'valid', {'label': 0, 'task': ''})
+    faults = findings.faults(read_run(self.run_dir))
+    self.assertIn(wanted, faults)
+    self.assertNotIn('no_help', [fault.code for fault in faults])
 
 
 if __name__ == '__main__':

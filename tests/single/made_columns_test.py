@@ -179,11 +179,13 @@ class MadeColumnsTest(tf.test.TestCase):
     q, p = (np.maximum(s, 0.5 / 400) for s in shares)
     self.assertAllClose(third['psi'], np.sum((p - q) * np.log(p / q)), rtol=1e-4)
     told = [
-      line for line in logged.output if "slot 'price_bin': on 3 its bins have other shares" in line
+      line
+      for line in logged.output
+      if "bins of slot 'price_bin' have drifted" in line and 'on day 3' in line
     ]
     self.assertLen(told, 1)
-    faults = ' '.join(findings.faults(read_run(run.run_dir)))
-    self.assertIn("bins of slot 'price_bin' have drifted", faults)
+    faults = [(fault.code, fault.where) for fault in findings.faults(read_run(run.run_dir))]
+    self.assertIn(('drifted', 'price_bin'), faults)
     report.write([run.run_dir], str(self.folder / 'report.html'))
     self.assertIn('Bins of numbers', (self.folder / 'report.html').read_text())
 

@@ -17,6 +17,8 @@ from trainer.comm.communicator import SingleProcess
 from trainer.job.job import Job
 from trainer.training.step import TrainStep
 
+pytestmark = pytest.mark.reports
+
 PASSES, PASSES_OF_A_DAY, WARM_UP = 50, 5, 20
 # A tensor made of a Python number loses 330 bytes in TensorFlow 2.16. A pass may keep some kB: of
 # its entry in the ledger, its export, and the features that it brought.

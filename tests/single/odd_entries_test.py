@@ -28,6 +28,8 @@ from trainer.tools import closing
 from trainer.training import inputs
 from trainer.training.step import TrainStep
 
+pytestmark = pytest.mark.reports
+
 
 def _text(seed, samples=20):
   rng = np.random.default_rng(seed)

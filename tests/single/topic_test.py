@@ -13,6 +13,7 @@ from unittest import mock
 import confluent_kafka
 import numpy as np
 import pyarrow as pa
+import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
@@ -32,6 +33,8 @@ from trainer.job.job import Job
 from trainer.topics import topic
 from trainer.topics.topic_passes import TopicPasses, shared
 from trainer.training.step import TrainStep
+
+pytestmark = pytest.mark.reports
 
 COLUMNS = ('user', 'item', 'price', 'click')
 

@@ -13,8 +13,7 @@ from trainer.evaluation import plateau
 from trainer.evaluation.task import task_of
 from trainer.files import to_json
 from trainer.plain_data import JsonObject
-from trainer.reporting.metric_text import no_judge, worse_than_constant
-from trainer.training.advice import FEW_STEPS, few_clicks, why_worse_than_constant
+from trainer.training.advice import few_clicks
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog, quality_text
 from trainer.training.run_state import RunState
@@ -23,18 +22,11 @@ SAME_SAMPLES = '%s holds the samples of %s: metrics of data.%s say nothing of ne
 
 
 class Validation:
-  """Evaluates passes while a run trains. Every process calls each method.
+  """Evaluates passes while a run trains. Every process calls each method."""
 
-  Attributes:
-    trained_auc: the AUC of the last trained pass; None if there is none.
-  """
-
-  trained_auc: float | None = None
-  _trained_auc_of_best: float | None = None
   # The metrics of data.valid for the last and the best state, if this process evaluated them.
   _valid_of_last: JsonObject = {}
   _valid_of_best: JsonObject = {}
-  _took_best = False  # whether the evaluated state is an earlier one than the last
 
   def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
     self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
@@ -91,7 +83,7 @@ class Validation:
         self._undo()
       if progress.best_step == self._step.steps:
         self._log.write('best', epoch=progress.epoch)
-        self._trained_auc_of_best, self._valid_of_best = self.trained_auc, values
+        self._valid_of_best = values
     progress.unvalidated = False
     return values
 
@@ -148,9 +140,6 @@ class Validation:
     """
     valid, test = self._passes['valid'], self._passes['test']
     values = self._valid_of_best if took_best else self._valid_of_last
-    self._took_best = took_best
-    if took_best:
-      self.trained_auc = self._trained_auc_of_best
     if test:
       values = self._evaluate(test, 'test')
     for listener in self._log.listeners if test or valid else ():
@@ -191,12 +180,4 @@ class Validation:
     self._log.write('eval', **values, **counts, **fields)
     place = f'{split:5} · ' + (f'{shown} · ' if shown != split else '')
     self._log.show(f'{place}{quality_text(values)}', keep=True)
-    only_begins = steps < FEW_STEPS and progress.epoch + 1 < self._cfg.train.epochs
-    if split == 'test' or (split == 'valid' and not only_begins):
-      told = no_judge(values)
-      if told is None and (told := worse_than_constant(values)):
-        auc, took_best = self.trained_auc, self._took_best
-        told += f': {why_worse_than_constant(self._cfg, values, auc, steps, took_best)}'
-      if told and self._communicator.rank == 0:
-        logging.warning('%s: %s', split, told)
     return values

@@ -158,7 +158,6 @@ class Job:
     self.communicator.on_first(what, lambda: config.write_of_run(self.cfg))
     self.state.keep_best()
     self.log.open(self._is_reporter, self.progress.metrics_position)
-    self.log.events.tell(self.log.listeners)
     if begins_with:
       self.log.show(f'begins with the model of {begins_with}', keep=True)
     place = {'epoch': self.progress.epoch, 'day': self.progress.day}
@@ -299,7 +298,6 @@ class Job:
     cfg, progress, name = self.cfg, self.progress, action.data_pass.name
     lag = {'waiting': action.waiting, 'seconds_behind': action.seconds_behind}
     figures = meter.finish(lag | action.of_topic if cfg.data.stream else {})
-    self.validation.trained_auc = figures.get('auc')
     self.state.texts.learn(prepared)
     for listener in self.log.listeners:
       listener.trained(prepared, name)
@@ -417,7 +415,8 @@ class Job:
     epochs = f' in {progress.epoch + 1} epochs' if progress.epoch else ''
     self.log.show(f'passes: {fates or "none"}{epochs}', keep=True)
     if progress.step == self._continued_at:
-      self._nothing_left = nothing_left(self.cfg, progress.epoch + 1, progress.finished)
+      run_dir, epochs = self.cfg.run_dir, self.cfg.train.epochs
+      self._nothing_left = nothing_left(run_dir, progress.epoch + 1, epochs, progress.finished)
     if (untrained := self.state.untrained_told()) and self._is_reporter:
       logging.warning('%s', untrained)
     took_best = self.state.take_best()

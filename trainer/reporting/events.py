@@ -121,6 +121,7 @@ class EventLog:
     known = {name: value for name, value in fields.items() if value is not None}
     record = {'event': event, 'step': step, **known}
     self.append(record)
+    self._each(lambda listener: listener.wrote(record))
     if event == 'end':
       self.ending = record['status']
     if event == 'importance':  # its metrics are of fewer samples than those of `eval`

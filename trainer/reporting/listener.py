@@ -14,8 +14,8 @@ if TYPE_CHECKING:  # importing TensorFlow takes seconds
 class Listener:
   """Hears of a run. A subclass overrides the methods that it needs.
 
-  Process 0 alone calls `begin`, `scalars`, `histograms` and `close`, and tells the user once if one
-  of them raises an error. All processes call the others, which may communicate.
+  Process 0 alone calls `begin`, `wrote`, `scalars`, `histograms` and `close`, and tells the user
+  once if one of them raises an error. All processes call the others, which may communicate.
 
   Attributes:
     what: names what it writes, for the user.
@@ -25,6 +25,9 @@ class Listener:
 
   def begin(self) -> None:
     """Called once the run_dir is open, before the first event."""
+
+  def wrote(self, record: Mapping[str, Json]) -> None:
+    """Called after an event was written; `record` is without fields that are None."""
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
     """Called with the metrics of an event; `kind` is a split or the name of the event."""

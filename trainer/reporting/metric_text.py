@@ -36,15 +36,6 @@ def metric_text(name: str, value: float) -> str:
   return f'{value:.{decimals(name, value)}f}'
 
 
-def differing_texts(name: str, value: float, other: float) -> tuple[str, str]:
-  """Returns two different values of a metric with so many decimals that their texts differ too."""
-  for digits in range(decimals(name, min(value, other)), 18):
-    texts = f'{value:.{digits}f}', f'{other:.{digits}f}'
-    if texts[0] != texts[1]:
-      break
-  return texts
-
-
 def auc_interval(
   auc: float, positives: float, negatives: float, z: float = Z
 ) -> tuple[float, float]:
@@ -109,23 +100,6 @@ def all_alike(values: Mapping[str, Json]) -> str | None:
   """Returns 'all labels are 0', or 1, for an evaluation on labels of one class; else None."""
   ctr = values.get('ctr')
   return f'all labels are {ctr:.0f}' if ctr in (0, 1) else None
-
-
-def no_judge(values: Mapping[str, Json], of_task: str = '') -> str | None:
-  """Returns why an evaluation says nothing of the model, and what to do; else None."""
-  alike = all_alike(values)
-  advice = 'so they judge no model: hold out samples with labels of both classes'
-  return alike and f'{alike}{of_task}, {advice}'
-
-
-def worse_than_constant(values: Mapping[str, Json]) -> str | None:
-  """Returns a text if predicting the mean label for every sample would be better; else None."""
-  for metric, what in (('logloss', 'the share of clicks'), ('rmse', 'the mean')):
-    value, base = values.get(metric), values.get(f'base_{metric}')
-    if value is not None and base is not None and value > base:
-      own, constant = differing_texts(metric, value, base)
-      return f'{metric} {own} is worse than the {constant} of predicting {what} for all'
-  return None
 
 
 def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:

@@ -47,9 +47,8 @@ class Closing(Listener):
 
   what = 'report.html'
 
-  def __init__(self, cfg: config.Config, log: RunLog, shown: str):
-    self._run_dir, self._is_stream = cfg.run_dir, cfg.data.stream
-    self._log, self._shown = log, shown
+  def __init__(self, run_dir: str, is_stream: bool, log: RunLog, shown: str):
+    self._run_dir, self._is_stream, self._log, self._shown = run_dir, is_stream, log, shown
 
   def day_ended(self, day: int, is_empty: bool) -> None:
     if self._is_stream and self._log.events.active:
@@ -156,11 +155,11 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
         yield f'      the true probabilities reach AUC {bound:.4f}'
   if best is not None and run.cfg.train.epochs > 1 and best['epoch'] == run.cfg.train.epochs - 1:
     yield f'the last of {run.cfg.train.epochs} epochs was the best: more may help (train.epochs)'
-  found = faults(run)
-  for text in found[:MOST_FINDINGS]:
-    yield from textwrap.wrap(text, WIDTH, subsequent_indent='  ')
-  if len(found) > MOST_FINDINGS:
-    yield f'{len(found)} findings in report.html'
+  findings = faults(run)
+  for finding in findings[:MOST_FINDINGS]:
+    yield from textwrap.wrap(finding.sentence, WIDTH, subsequent_indent='  ')
+  if len(findings) > MOST_FINDINGS:
+    yield f'{len(findings)} findings in report.html'
   entries = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
   sizes = {entry.name: files.size_of(entry.path) / 1e6 for entry in entries}
   shown = [f'{name} {size:,.1f} MB' for name, size in sizes.items() if size >= SHOWN_MEGABYTES]

@@ -11,12 +11,13 @@ from trainer.data.features import hash_keys, transform_dense
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.listener import Listener
+from trainer.tools.sentences import Finding, found
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog
-from trainer.training.run_state import Progress, RunState
+from trainer.training.run_state import RunState
 
-TOLD = 0.25  # a population stability index above it is usually called a significant change
-TOLD_BEYOND = 0.25  # the share of a dense column's values that `standardise` cuts
+DRIFTED = 0.25  # a population stability index above it is usually called a significant change
+BEYOND = 0.25  # the share of a dense column's values that `standardise` cuts
 _MOST_CHUNKS = 8  # how many chunks of a pass are counted
 
 
@@ -27,56 +28,51 @@ class Drift(Listener):
     self._inputs, self._state, self._log = inputs, state, log
 
   def trained(self, prepared: PreparedPass, name: str) -> None:
-    progress, cfg = self._state.progress, self._inputs.cfg
-    if progress.epoch == 0:
-      count(cfg, progress, prepared, self._inputs.step.dense.embedding.stats.numpy())
-      if not cfg.data.has_days:
-        self._compare(**{'pass': name})
+    if self._state.progress.epoch == 0:
+      self._count(prepared)
+      if not self._inputs.cfg.data.has_days:
+        self._compare(name, **{'pass': name})
 
   def day_ended(self, day: int, is_empty: bool) -> None:
     if not is_empty:
-      self._compare(day=day)
+      self._compare(f'day {day}', day=day)
 
-  def _compare(self, **place: Json) -> None:
+  def _count(self, prepared: PreparedPass) -> None:
+    """Adds a pass to the counts of the day: samples by bin, and dense values that are cut.
+
+    The first are of each slot made of bins, the others of each dense column with a bound. Only the
+    samples in the first chunks of the pass are counted. Every process calls it, reads the same
+    samples, and keeps the same counts in `Progress.bins`.
+    """
+    cfg, counted = self._inputs.cfg, self._state.progress.bins
+    stats = self._inputs.step.dense.embedding.stats.numpy()
+    _count_beyond(cfg.data.dense, counted.setdefault('beyond', {}), prepared, stats)
+    ids, today = cfg.slot_ids(), counted.setdefault('today', {})
+    for i, slot in enumerate(cfg.ordered_slots):
+      is_read = slot.shares is None and slot.name not in cfg.columns_of_items()
+      if not (is_read and isinstance(slot.made, config.Bins)):
+        continue
+      of_bins = hash_keys(bins.texts(slot.made), ids[slot.name]).numpy()
+      order = np.argsort(of_bins)
+      counts = np.array(today.get(slot.name, [0] * len(of_bins)))
+      for chunk in range(prepared.num_chunks)[:_MOST_CHUNKS]:
+        samples, features, keys = prepared.fields(chunk, i)
+        places = order[np.searchsorted(of_bins[order], keys)]
+        np.add.at(counts, places, np.repeat(samples, features))
+      today[slot.name] = counts.tolist()
+
+  def _compare(self, when: str, **place: Json) -> None:
     """Compares the finished day, or pass, with the first one, and writes an event `drift`.
 
     On process 0 it warns of slots and columns that have drifted far.
     """
-    if (found := compared(self._state.progress.bins)) is None:
+    slots, beyond = compared(self._state.progress.bins)
+    if not slots and not beyond:
       return
-    slots, beyond = found
     self._log.write('drift', slots=slots, beyond=beyond, **place)
     if self._inputs.communicator.rank == 0:
-      for text in _warnings(slots, beyond, next(iter(place.values()))):
-        logging.warning('%s', text)
-
-
-def count(
-  cfg: config.Config, progress: Progress, prepared: PreparedPass, stats: np.ndarray
-) -> None:
-  """Adds a pass to the counts of the day: samples by bin, and dense values that are cut.
-
-  The first are of each slot made of bins, the others of each dense column with a bound. Only the
-  samples in the first chunks of the pass are counted. Every process calls it, reads the same
-  samples, and keeps the same counts in `progress.bins`.
-
-  Args:
-    stats: float32 [3, >= Dn], a result of `dense_stats`.
-  """
-  _count_beyond(cfg.data.dense, progress.bins.setdefault('beyond', {}), prepared, stats)
-  ids, today = cfg.slot_ids(), progress.bins.setdefault('today', {})
-  for i, slot in enumerate(cfg.ordered_slots):
-    is_read = slot.shares is None and slot.name not in cfg.columns_of_items()
-    if not (is_read and isinstance(slot.made, config.Bins)):
-      continue
-    of_bins = hash_keys(bins.texts(slot.made), ids[slot.name]).numpy()
-    order = np.argsort(of_bins)
-    counts = np.array(today.get(slot.name, [0] * len(of_bins)))
-    for chunk in range(prepared.num_chunks)[:_MOST_CHUNKS]:
-      samples, features, keys = prepared.fields(chunk, i)
-      places = order[np.searchsorted(of_bins[order], keys)]
-      np.add.at(counts, places, np.repeat(samples, features))
-    today[slot.name] = counts.tolist()
+      for finding in drifted(when, slots, beyond):
+        logging.warning('%s', finding.sentence)
 
 
 def _count_beyond(
@@ -85,7 +81,10 @@ def _count_beyond(
   prepared: PreparedPass,
   stats: np.ndarray,
 ) -> None:
-  """Adds a pass to `counts`, {column: [its values that are cut to its bound, all its values]}."""
+  """Adds a pass to `counts`, {column: [its values that are cut to its bound, all its values]}.
+
+  `stats` is float32 [3, >= Dn], a result of `dense_stats`.
+  """
   bounds = stats[2, : len(columns)]
   if not bounds.any():
     return
@@ -97,14 +96,14 @@ def _count_beyond(
     counts[name] = np.add(counts.get(name, [0, 0]), of_pass).tolist()
 
 
-def compared(bins: JsonObject) -> tuple[JsonObject, dict[str, float]] | None:
+def compared(bins: JsonObject) -> tuple[JsonObject, dict[str, float]]:
   """Compares the counts of today in `bins`, which it removes, with those of the first day.
 
   On the first day there is nothing to compare; its counts are kept for later days.
 
   Returns:
-    None if there is nothing to compare. Else {slot: figures}, and {dense column: the share of its
-    values that are cut to its bound}. The figures of a slot are
+    {slot: figures}, and {dense column: the share of its values that are cut to its bound}. The
+    figures of a slot are
 
     psi      the population stability index over the bins, Σ (p − q) ln(p / q). Here p is a bin's
              share of this day's samples, q its share of the first day's. A count below half a
@@ -115,28 +114,22 @@ def compared(bins: JsonObject) -> tuple[JsonObject, dict[str, float]] | None:
   today, cut_and_all = bins.pop('today', {}), bins.pop('beyond', {})
   first = bins.setdefault('first', today)
   if first is today:
-    return None
+    return {}, {}
   slots = {n: _compared(first[n], counts) for n, counts in today.items() if n in first}
   beyond = {name: cut / total for name, (cut, total) in cut_and_all.items() if total}
-  return (slots, beyond) if slots or beyond else None
+  return slots, beyond
 
 
-def _warnings(
-  slots: Mapping[str, JsonObject], beyond: Mapping[str, float], when: Json
-) -> Iterator[str]:
-  for name, of in slots.items():
-    if of['psi'] > TOLD:
-      yield (
-        f"slot '{name}': on {when} its bins have other shares of the samples than on the first "
-        f'day: population stability index {of["psi"]:.2f}, above {TOLD:g}'
-      )
-  for name, share in beyond.items():
-    if share > TOLD_BEYOND:
-      yield (
-        f"dense column '{name}': on {when} {100 * share:.0f} % of its values are so far from those "
-        'of the first pass that standardise cuts them, which makes them alike; a new run measures '
-        'the column anew'
-      )
+def drifted(
+  when: str, slots: Mapping[str, JsonObject], beyond: Mapping[str, float]
+) -> Iterator[Finding]:
+  """Yields a finding for each slot and dense column that has drifted far; see `compared`."""
+  for slot, of in slots.items():
+    if of['psi'] > DRIFTED:
+      yield found('drifted', slot, psi=of['psi'], when=when)
+  for column, share in beyond.items():
+    if share > BEYOND:
+      yield found('left_range', column, share=share, when=when)
 
 
 def _compared(first: list[int], last: list[int]) -> JsonObject:

@@ -4,7 +4,7 @@ import collections
 import itertools
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from trainer.training.step import Step
 
 SHOWN_PASSES = 12  # the most passes of a split to list; those in the middle are left out
 UNIQUE = 0.9  # a slot with more distinct values per sample teaches nothing
+CHUNK = 65_536  # samples to count at once
 LIFECYCLE_BYTES = 48  # about what a feature's key, counters and place in the index take
 
 
@@ -75,11 +76,11 @@ def tell(cfg: config.Config) -> Iterator[str]:
       opened.append(prepared)
       if not told and alike:
         told.append(f'  {alike.text}')
-      rows.append((data_pass.name, prepared.day, prepared.num_samples, _label_rate(cfg, prepared)))
+      rows.append((data_pass.name, prepared.day, prepared.num_samples, _label_rate(prepared)))
       if split == 'train':
         samples += prepared.num_samples
-        _count(cfg, prepared, distinct)
-    yield from _pass_lines(cfg, split, rows)
+        _count(prepared, distinct)
+    yield from _pass_lines(cfg.data, split, rows)
     yield from (*seen, *told)
     if split == 'train':
       trained = opened
@@ -94,7 +95,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
   of_items = cfg.columns_of_items()
   if (items := inputs.items()) is not None:
     yield f'data.items: {items.num_samples:,} items'
-    _count(cfg, items, distinct)
+    _count(items, distinct)
   if not samples and cfg.data.stream:
     return  # the passes that will come are not known
   yield 'slots (distinct values in the passes to train on):'
@@ -109,7 +110,10 @@ def tell(cfg: config.Config) -> Iterator[str]:
     elif not own and not slot.made and count > UNIQUE * samples:
       own = ', nearly one a sample: new samples have others'
     yield f'  {slot.name:24} {count:>12,}{own}'
-  yield from _parameter_lines(cfg, step, {i: len(keys) for i, keys in distinct.items()})
+  by_table = collections.Counter()
+  for table, i in {(slot.table, ids[slot.name]) for slot in cfg.data.slots}:
+    by_table[table] += len(distinct.get(i, ()))
+  yield from _parameter_lines(step, by_table)
   batches = -(-samples // cfg.train.batch_size)
   yield f'an epoch: about {batches:,} steps of {cfg.train.batch_size:,} samples'
   yield f'train.epochs: {cfg.train.epochs}' + (', with early stopping' if cfg.train.plateau else '')
@@ -133,30 +137,29 @@ def _refused(reason: str) -> str:
   return f'{reason}; a run refuses it'
 
 
-def _label_rate(cfg: config.Config, prepared: PreparedPass) -> float:
-  """Returns the mean of the first label over the samples of a pass."""
-  batches = prepared.batches(cfg.train.batch_size)
-  total = sum(float(b.label.reshape(len(b.label), -1)[:, 0].sum()) for b in batches)
-  return total / max(1, prepared.num_samples)
+def _label_rate(prepared: PreparedPass) -> float:
+  """Returns the mean of the first label over the samples of a pass that have it."""
+  labels, _ = prepared.labels(0)
+  return labels.sum() / max(1, len(labels))
 
 
-def _count(cfg: config.Config, prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
+def _count(prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
   """Adds the keys of a pass to `distinct`, {slot id: distinct keys, ascending}."""
-  for batch in prepared.batches(max(cfg.train.batch_size, 65536)):
+  for batch in prepared.batches(CHUNK):
     keys = np.unique(batch.keys)
     ids, starts = np.unique(keys >> HASH_BITS, return_index=True)
     for slot_id, of_slot in zip(ids.tolist(), np.split(keys, starts[1:])):
       distinct[slot_id] = np.union1d(distinct.get(slot_id, keys[:0]), of_slot)
 
 
-def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:
+def _pass_lines(data: config.Data, split: str, rows: list) -> Iterator[str]:
   if not rows:
     return
   total = sum(row[2] for row in rows)
   rate = sum(row[2] * row[3] for row in rows) / max(1, total)
-  where = 'data.train and data.watch' if split == 'train' and cfg.data.watch else f'data.{split}'
+  where = 'data.train and data.watch' if split == 'train' and data.watch else f'data.{split}'
   yield f'{where}: {counted(len(rows), "pass")}, {total:,} samples, mean label {rate:.4f}'
-  day_text = 'day {}'.format if cfg.data.has_days else lambda _: ''
+  day_text = 'day {}'.format if data.has_days else lambda _: ''
   lines = [
     f'  {name:24} {day_text(day):>10} {count:>12,}   label {rate:.4f}'
     for name, day, count, rate in rows
@@ -165,7 +168,8 @@ def _pass_lines(cfg: config.Config, split: str, rows: list) -> Iterator[str]:
   yield from lines if more <= 0 else [*lines[:half], f'  … {more:,} more', *lines[-half:]]
 
 
-def _parameter_lines(cfg: config.Config, step: Step, features: dict[int, int]) -> Iterator[str]:
+def _parameter_lines(step: Step, features: Mapping[str, int]) -> Iterator[str]:
+  """Yields lines on layers and tables; `features` is {table: its number of features}."""
   layers = collections.Counter()
   for variable in step.dense.trainable:
     layers[variable.name.partition('/')[0].partition(':')[0]] += int(np.prod(variable.shape))
@@ -173,11 +177,9 @@ def _parameter_lines(cfg: config.Config, step: Step, features: dict[int, int]) -
   for name, count in layers.items():
     yield f'  {name:24} {count:>12,}'
   yield 'parameters of the tables, once every feature is admitted:'
-  ids = cfg.slot_ids()
   total = 4 * 3 * sum(layers.values())  # with an optimizer's two moments
   for table in step.dense.embedding.tables:
-    own = {ids[slot.name] for slot in cfg.data.slots if slot.table == table.name}
-    count = sum(features.get(slot_id, 0) for slot_id in own)
+    count = features[table.name]
     size = count * (4 * table.floats + LIFECYCLE_BYTES)
     total += size
     yield (

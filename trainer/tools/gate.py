@@ -6,7 +6,7 @@ nothing is exported until a later pass succeeds; the next delta then has the cha
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from trainer import config
 from trainer.data.prepared import PreparedPass
@@ -26,8 +26,8 @@ _BLANK = 0.1
 class ExportGate(Listener):
   """Judges each pass by export.gate."""
 
-  def __init__(self, cfg: config.Config, state: RunState):
-    self._rule, self._slots, self._state = cfg.export.gate, cfg.ordered_slots, state
+  def __init__(self, rule: config.Gate, slots: Sequence[config.Slot], state: RunState):
+    self._rule, self._slots, self._state = rule, slots, state
 
   def predicted(self, prepared: PreparedPass, values: Mapping[str, Json]) -> str | None:
     return judge(self._rule, self._state.progress, values, presence(self._slots, prepared))

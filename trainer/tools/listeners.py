@@ -2,6 +2,7 @@
 
 from trainer.evaluation.task import task_of
 from trainer.reporting.listener import Listener
+from trainer.tools.advice import Advice
 from trainer.tools.closing import Closing
 from trainer.tools.drift import Drift
 from trainer.tools.gate import ExportGate
@@ -16,9 +17,10 @@ def listeners(inputs: Inputs, state: RunState, log: RunLog, shown: str) -> list[
   """Returns those that a config asks for; `shown` is that of Closing."""
   cfg = inputs.cfg
   return [
-    *([ExportGate(cfg, state)] if cfg.export.gate else ()),
+    *([ExportGate(cfg.export.gate, cfg.ordered_slots, state)] if cfg.export.gate else ()),
+    Advice(cfg, state),
     Drift(inputs, state, log),
     *([Importance(inputs, log)] if task_of(cfg).evaluator.scores_samples else ()),
-    Closing(cfg, log, shown),
+    Closing(cfg.run_dir, cfg.data.stream, log, shown),
     *([Mlflow(cfg, log)] if 'mlflow' in cfg.report.to else ()),
   ]

@@ -183,7 +183,8 @@ def _events(run: RecordedRun) -> _Card:
 
 
 def _words(run: RecordedRun, heading: str, cards: Iterable[_Card] = ()) -> _Section:
-  return _Section(heading, list(cards), ' '.join(summary.summary(run)), findings.faults(run))
+  faults = [finding.sentence for finding in findings.faults(run)]
+  return _Section(heading, list(cards), ' '.join(summary.summary(run)), faults)
 
 
 def _page_of(run: RecordedRun) -> Iterator[_Section]:

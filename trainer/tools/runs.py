@@ -202,9 +202,9 @@ def importances(event: pd.Series) -> dict[str, dict[str, float]]:
   return event['slots'] | (dense if isinstance(dense, dict) else {})
 
 
-def _truth(cfg: config.Config) -> dict:
+def _truth(data: config.Data) -> dict:
   truth: dict = {}
-  for pattern in [*cfg.data.train, *cfg.data.valid, *cfg.data.test]:
+  for pattern in [*data.train, *data.valid, *data.test]:
     path = os.path.join(os.path.dirname(os.path.expanduser(pattern)), 'truth.json')
     if os.path.exists(path):
       with open(path, encoding='utf-8') as f:
@@ -223,4 +223,4 @@ def read_run(run_dir: str) -> RecordedRun:
   missing = [name for name in EVENT_COLUMNS if name not in events]
   events = events.reindex(columns=[*events, *missing])
   events['samples'] = events['samples'].fillna(events['examples'])  # of version 0.2
-  return RecordedRun(run_dir, cfg, events, _truth(cfg))
+  return RecordedRun(run_dir, cfg, events, _truth(cfg.data))

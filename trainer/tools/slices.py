@@ -80,11 +80,13 @@ def slices(
     count += len(probabilities)
   # Labels, predictions and weights: float32 [3, n, T].
   whole = np.concatenate([np.zeros([3, 0, tasks], np.float32), *columns], 1)
-  return {name: _of_slot(cfg, communicator, whole, some, most) for name, some in by_name.items()}
+  return {
+    name: _of_slot(cfg.labels, communicator, whole, some, most) for name, some in by_name.items()
+  }
 
 
 def _of_slot(
-  cfg: config.Config,
+  labels: Sequence[config.Label],
   communicator: Communicator,
   whole: np.ndarray,
   parts: Sequence[tuple[np.ndarray, np.ndarray]],
@@ -111,12 +113,12 @@ def _of_slot(
     own = columns[:, order[ends[i] : ends[i + 1]]]
     if not own.shape[1]:
       continue
-    for t, label in enumerate(cfg.labels):
+    for t, label in enumerate(labels):
       figures = slice_errors if label.loss == 'squared_error' else slice_figures
-      task = label.name if len(cfg.labels) > 1 else None
+      task = label.name if len(labels) > 1 else None
       rows.append({'key': key, 'task': task} | figures(*own[:, :, t]))
   rows = [row for of_process in communicator.gather(rows) for row in of_process]
-  order_of = {label.name: i for i, label in enumerate(cfg.labels)}
+  order_of = {label.name: i for i, label in enumerate(labels)}
 
   def badness(row: JsonObject) -> tuple[int, bool, float, int]:
     worst = -row['rmse'] if row.get('rmse') is not None else row.get('auc_high')

@@ -152,8 +152,9 @@ class Mlflow(Listener):
     self._thread: threading.Thread | None = None
 
   def begin(self) -> None:
-    self._thread = threading.Thread(target=self._run, name='mlflow', daemon=True)
-    self._thread.start()
+    if self._thread is None:  # a worker may become the first one twice
+      self._thread = threading.Thread(target=self._run, name='mlflow', daemon=True)
+      self._thread.start()
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
     self._call(lambda tracker: tracker.scalars(kind, step, values))

@@ -98,7 +98,7 @@ def tune(
       study = _open(study_dir, cfg, metric or cfg.deciding_metric, distributions)
       train = [*launcher, sys.executable, '-m', 'trainer.run', '--config', configuration]
       train += [f'--set={setting}' for setting in overrides]
-      with _parent(study, study_dir, cfg, space) as parent:
+      with _parent(study, study_dir, cfg.report.to, space) as parent:
         _search(study, study_dir, distributions, cfg.seed, trials, train, lock, parent)
         table = _table(study, study_dir)
         _write_report(study, table, f'Tuning of {configuration}', study_dir)
@@ -106,10 +106,10 @@ def tune(
 
 
 def _parent(
-  study: optuna.Study, study_dir: str, cfg: config.Config, space: Mapping[str, Choices | Range]
+  study: optuna.Study, study_dir: str, to: Sequence[str], space: Mapping[str, Choices | Range]
 ) -> contextlib.AbstractContextManager[trackers.MlflowStudy | None]:
-  """Opens the study's own run in MLflow, if the config reports to it."""
-  if 'mlflow' not in cfg.report.to:
+  """Opens the study's own run in MLflow, if `to` names it."""
+  if 'mlflow' not in to:
     return contextlib.nullcontext()
   trackers.check_mlflow()
   parent = trackers.MlflowStudy(study_dir, space, study.user_attrs.get('mlflow_run'))

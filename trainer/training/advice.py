@@ -4,18 +4,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ops.row_kinds import ROW_OPTIMIZERS
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
-from trainer.plain_data import JsonObject
-from trainer.reporting.metric_text import clicks_of, is_miscalibrated, overfits
 
 HUGE_VALUE = 1e5  # a dense value beyond it makes most models diverge
 HUGE_WEIGHT = 1e15  # beyond it, sums of squared gradients come near the largest float32
 LEAST_CLICKS = 200  # with fewer in data.valid, the AUC of an epoch is uncertain by ±0.04 or more
-FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
 
 def huge_value(cfg: config.Config, batch: SlotBatch) -> str | None:
@@ -74,49 +70,12 @@ def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
   return f'{few}: chance {ends}chooses the epoch that is kept; hold out more samples for it'
 
 
-def why_worse_than_constant(
-  cfg: config.Config,
-  values: JsonObject,
-  trained_auc: float | None,
-  steps: int,
-  later_was_worse: bool = False,
-) -> str:
-  """Returns a text: why the model, after so many steps, most likely predicts worse than a constant.
-
-  Args:
-    values: the metrics of the evaluation in which it did.
-    trained_auc: the AUC of the last training pass.
-    later_was_worse: whether the run went on training after this state and got worse.
-  """
-  for key, rule, _ in cfg.sparse.optimizers():
-    usual = config.row_defaults(rule.kind, features=cfg.features_per_sample)['learning_rate']
-    if ROW_OPTIMIZERS[rule.kind].has_decaying_state and rule.learning_rate > usual:
-      rate = f'{rule.kind} at learning_rate {rule.learning_rate:g}'
-      return f'{key} takes steps of {rate}; wanted about {usual:g}'
-  if steps < FEW_STEPS and not later_was_worse:
-    return f'it was trained for {steps} steps only; more epochs or a smaller train.batch_size help'
-  if reason := cfg.uncalibrated():
-    return reason
-  auc, calibration, clicks = values.get('auc'), values.get('calibration'), clicks_of(values)
-  if overfits(trained_auc, values):
-    found = f'the model overfits: AUC was {trained_auc:.2f} in training and is {auc:.2f} here'
-    return f'{found}; fewer epochs, l2, dropout or a smaller width help'
-  if clicks is not None and clicks < LEAST_CLICKS:
-    return f'{clicks:,.0f} clicks are too few to judge a model by, or to choose an epoch'
-  if is_miscalibrated(values, 0.25):
-    logs = 'are both logs sampled alike (model.negative_sampling_rate), and labelled alike?'
-    return f'the predictions add up to {calibration:.2f} times the clicks; {logs}'
-  fewer = '' if later_was_worse else ', train fewer epochs'
-  return f'the model overfits or diverges; lower the learning rates{fewer}, or set l2'
-
-
-def nothing_left(cfg: config.Config, epochs: int, has_ended_early: bool) -> str:
+def nothing_left(run_dir: str, epochs: int, of_epochs: int, has_ended_early: bool) -> str:
   """Returns a text: the run has finished so many epochs; and how to train more."""
-  run_dir = cfg.run_dir
   why = ', where train.plateau ended it' if has_ended_early else ''
   more = '' if has_ended_early else 'raise train.epochs or add passes to data.train to train more; '
   return (
-    f'nothing left to train; {run_dir} has trained {epochs} of {cfg.train.epochs} epochs{why}, and '
+    f'nothing left to train; {run_dir} has trained {epochs} of {of_epochs} epochs{why}, and '
     f'{run_dir}/report.html shows them. New settings have trained nothing; {more}'
     'to train with other settings, give another --run_dir and, to start from this run, '
     f'--init_from {run_dir}'

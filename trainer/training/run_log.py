@@ -37,6 +37,7 @@ class RunLog:
     """
     self.events = EventLog(self._run_dir, active, keep_bytes)
     self.events.note = self._note
+    self.events.tell(self.listeners)
     self._live = LiveLine(active, runtime.is_terminal())
 
   def write(self, event: str, **fields: Json) -> None:

@@ -1,0 +1,193 @@
+"""The sentences of findings. Other tests compare codes and figures."""
+
+import tensorflow as tf
+
+from trainer.tools.sentences import SENTENCES, found
+
+_LOST = 'rank 1 was lost: it hung up'
+_FIRST = {'logloss': 1.04, 'base': 0.46}
+_WORSE = {'metric': 'logloss', 'value': 0.0362, 'constant': 0.0334, 'task': ''}
+_RARE = found('rare_values', settings={'user': 'data.slots.0.counts=true'})
+_HARMFUL = found('harmful', 'valid', columns=['item'])
+_RATES = {'a.linear.learning_rate': 0.5, 'a.factors.learning_rate': 0.2}
+_UNIQUE = {'features': 30_000, 'shows': 45_000, 'bytes_share': 0.95}
+CASES = (
+  (found('uncalibrated', reason='Predictions are of a sample'), 'Predictions are of a sample.'),
+  (
+    found('few_admitted', 'admission_count', threshold=10.0, admitted=0, features=14, share=0.0),
+    'lifecycle.admission_count 10 admits 0 of the 14 features seen (0.0%): the others have only',
+  ),
+  (
+    found('label_rate', 'day_2', rate=0.001, usual=0.2),
+    'The label of day_2 looks broken: its click rate is 0.0010, that of the other passes 0.2000.',
+  ),
+  (
+    found('label_auc', 'day_2', auc=0.5, usual=0.7),
+    'The label of day_2 looks broken: its AUC is 0.5000, that of the passes before 0.7000.',
+  ),
+  (
+    found('never_filled', slots=['item'], dense=[]),
+    "Blank in every sample of the training: slot 'item'. Check the log, or leave it out.",
+  ),
+  (
+    found('never_filled', slots=['a', 'b'], dense=['age']),
+    "Blank in every sample of the training: slots 'a' and 'b'; dense column 'age'. Check the log, "
+    'or leave them out.',
+  ),
+  (
+    found('went_blank', 'item', when='in day_2', share=0.99, usual=0.02, of='samples'),
+    "Slot 'item' went blank in day_2: 99% of its samples have no feature, 2% before.",
+  ),
+  (
+    found('unseen_values', 'user', split='test'),
+    "Slot 'user': in data.test every sample has a value that was never trained on.",
+  ),
+  (
+    found('drifted', 'bin', psi=0.3, when='day 3'),
+    "The bins of slot 'bin' have drifted since the first day: their population stability index is "
+    '0.30 on day 3.',
+  ),
+  (
+    found('left_range', 'price', share=1.0, when='day 3'),
+    "Dense column 'price' has left the values of the first pass: 100% on day 3 are cut by",
+  ),
+  (
+    found('leak', 'tip', auc=0.99, without=0.59),
+    "Slot 'tip' looks like a leak of the label: with it AUC is 0.9900, with its features permuted "
+    'over samples 0.5900.',
+  ),
+  (
+    found('dead_columns', 'user', columns=[2, 5]),
+    "The factors of slot 'user' are (almost) 0 in every row in columns 2 and 5.",
+  ),
+  (
+    found('collapsed', 'user', rank=1.2),
+    "The factors of slot 'user' have collapsed to an effective rank of 1.2.",
+  ),
+  (
+    found('large_columns', **_FIRST, sizes={'hour': 21.2}),
+    'In the first pass logloss is 1.04, far above the 0.46 of predicting the share of clicks for '
+    "all: dense column 'hour' is about 21.2 (root mean square). Give such columns transform: "
+    'standardise.',
+  ),
+  (
+    found('long_steps', 'buy', **_FIRST, rates=_RATES),
+    'In the first pass logloss of buy is 1.04, far above the 0.46 of predicting the share of '
+    'positives for all: steps look too long. Try half of the learning rates: --set '
+    'a.linear.learning_rate=0.25 --set a.factors.learning_rate=0.1 in place of 0.5 and 0.2.',
+  ),
+  (
+    found('long_steps', **_FIRST, rates=_RATES | {'b.linear.learning_rate': 0.5}),
+    'In the first pass logloss is 1.04, far above the 0.46 of predicting the share of clicks for '
+    'all: steps look too long. Try half of the learning rates: a.linear.learning_rate 0.25 in '
+    'place of 0.5, a.factors.learning_rate 0.1 in place of 0.2 and b.linear.learning_rate 0.25',
+  ),
+  (
+    found('overfits', trained=0.97, new=0.67, advice=[_RARE]),
+    'The model overfits: in the end AUC is 0.97 on data.train and 0.67 on data.valid. Slot '
+    "'user' holds many rare values, whose factors learn single samples by heart. Counts may help: "
+    '--set data.slots.0.counts=true. Else use more samples, or a model that memorises less: ',
+  ),
+  (
+    found('overfits', trained=0.97, new=0.67, advice=[]),
+    'The model overfits: in the end AUC is 0.97 on data.train and 0.67 on data.valid. Use more',
+  ),
+  (
+    _HARMFUL,
+    "With 'item' permuted over the samples data.valid is predicted better, by more than chance: "
+    'leave it out, or make the values coarser.',
+  ),
+  (_RARE, "Slot 'user' holds many rare values, whose factors learn single samples by heart."),
+  (
+    found(
+      'better_logloss',
+      kept={'epoch': 2.0, 'auc': 0.7, 'logloss': 0.5},
+      other={'epoch': 1.0, 'auc': 0.69, 'logloss': 0.44},
+    ),
+    'The kept epoch 2 has the best AUC, 0.7000, but a logloss of 0.5000; epoch 1 has AUC 0.6900 '
+    'and logloss 0.4400. If probabilities matter: train.plateau.metric: logloss.',
+  ),
+  (
+    found('miscalibrated', 'test', name='log', calibration=1.4, of='the clicks'),
+    'Predictions of the test split (log) lie 40% above the clicks.',
+  ),
+  (
+    found('one_class', 'valid', label=0, task='buy'),
+    'On data.valid, all labels are 0 of buy, so they judge no model: hold out samples with labels',
+  ),
+  (
+    found('no_help', 'test', **_WORSE),
+    'On data.test, the kept state does not help: logloss 0.036200 is worse than the 0.033400 of '
+    'predicting the share of clicks for all.',
+  ),
+  (
+    found('no_help', 'test', metric='logloss', value=0.130004, constant=0.13, task='buy'),
+    'On data.test, the kept state does not help: logloss 0.130004 is worse than the 0.130000 of '
+    'predicting the share of clicks for all of buy.',
+  ),
+  (
+    found('no_help_yet', 'valid', why=found('few_steps', steps=13), **_WORSE),
+    'valid: logloss 0.036200 is worse than the 0.033400 of predicting the share of clicks for '
+    'all: it was trained for 13 steps only; more epochs or a smaller train.batch_size help',
+  ),
+  (
+    found('finds_less', metric='recall@20', test=0.012, valid=0.035),
+    'On data.test recall@20 is 0.0120, on data.valid 0.0350. If the samples of data.test are',
+  ),
+  (
+    found('many_weights', 'user', weights=802_000, samples=32_000.0, share=1.0),
+    'The tables hold 802,000 weights, but the log has only 32,000 samples to train them; 100% are '
+    "of slot 'user'. Use a smaller width or a higher lifecycle.admission_threshold.",
+  ),
+  (
+    found('unique_values', 'user', **_UNIQUE, unknown=0.99),
+    "Slot 'user' has a new value in 67% of its impressions: 30,000 features of 45,000 "
+    'impressions, in 95% of the bytes; the model does not know 99% of those it evaluates. Leave',
+  ),
+  (
+    found('unique_values', 'user', **_UNIQUE, unknown=None),
+    "Slot 'user' has a new value in 67% of its impressions: 30,000 features of 45,000 "
+    'impressions, in 95% of the bytes. Leave it out, or make its values coarser.',
+  ),
+  (
+    found('bad_records', records={'a': 17.0, 'b': 3.0}),
+    '20 bad records were left out: a (17) and b (3).',
+  ),
+  (found('set_aside', fate='late', reasons=['a: late']), '1 pass was late: a: late.'),
+  (
+    found('set_aside', fate='refused', reasons=['a: x', 'b: y', 'c: z']),
+    '3 passes were refused: a: x; b: y; and 1 more.',
+  ),
+  (found('lost', step=50.0, reason=_LOST), f'The job ended at step 50: {_LOST}.'),
+  (
+    found('interrupted', steps=[50.0, 1e3]),
+    'The job ended and was continued 2 times, at step 50 and 1,000.',
+  ),
+  (
+    found('large_steps', 'a.linear', kind='rmsprop', rate=1.0, usual=0.01),
+    'a.linear takes steps of rmsprop at learning_rate 1; wanted about 0.01',
+  ),
+  (found('few_steps', steps=13), 'it was trained for 13 steps only; more epochs or a smaller'),
+  (found('uncalibrated_loss', reason='the loss orders only'), 'the loss orders only'),
+  (
+    found('overfits_here', trained=0.97, new=0.67),
+    'the model overfits: AUC was 0.97 in training and is 0.67 here; fewer epochs, l2, dropout',
+  ),
+  (found('few_clicks', clicks=40.0), '40 clicks are too few to judge a model by'),
+  (found('other_sampling', calibration=3.0), 'the predictions add up to 3.00 times the clicks; '),
+  (
+    found('diverges', fewer=', train fewer epochs'),
+    'the model overfits or diverges; lower the learning rates, train fewer epochs, or set l2',
+  ),
+)
+
+
+class SentencesTest(tf.test.TestCase):
+  def test_each_code_has_its_sentence(self):
+    self.assertEqual({finding.code for finding, _ in CASES}, SENTENCES.keys())
+    for finding, sentence in CASES:
+      self.assertStartsWith(finding.sentence, sentence)
+
+
+if __name__ == '__main__':
+  tf.test.main()
