@@ -245,35 +245,25 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
     dims = [{'size': size, 'name': ''} for size in ('-1', *shape)]
     return {'dtype': dtype, 'tensor_shape': {'dim': dims, 'unknown_rank': False}, 'name': column}
 
-  def inputs(signature: Signature) -> dict[str, Json]:
-    return {
+  def definition(signature: Signature, method: str, *outputs: dict[str, Json]) -> dict[str, Json]:
+    inputs = {
       column: tensor(column, dtype) | {'may_be_null': True}
       for column, dtype in signature.columns.items()
     }
+    outputs = {output['name']: output for output in outputs}
+    return {'inputs': inputs, 'outputs': outputs, 'method_name': method}
 
   definitions: dict[str, Json] = {}
   examples: dict[str, Json] = {}
   if predict is not None:
-    definitions[SIGNATURE] = {
-      'inputs': inputs(predict),
-      'outputs': {output: tensor(output, 'DT_FLOAT') for output in predict.outputs},
-      'method_name': 'tensorflow/serving/predict',
-    }
+    outputs = (tensor(output, 'DT_FLOAT') for output in predict.outputs)
+    definitions[SIGNATURE] = definition(predict, 'tensorflow/serving/predict', *outputs)
     examples['example_request'] = {'instances': [predict.example]}
   if recommend is not None:
-    definitions['recommend'] = {
-      'inputs': inputs(recommend),
-      'outputs': {
-        'items': tensor('items', 'DT_STRING', '-1'),
-        'scores': tensor('scores', 'DT_FLOAT', '-1'),
-      },
-      'method_name': 'recommend',
-    }
-    examples['example_recommend_request'] = {
-      'instances': [recommend.example],
-      'k': 1,
-      'seen': [['1']],
-    }
+    outputs = tensor('items', 'DT_STRING', '-1'), tensor('scores', 'DT_FLOAT', '-1')
+    definitions['recommend'] = definition(recommend, 'recommend', *outputs)
+    example = {'instances': [recommend.example], 'k': 1, 'seen': [['1']]}
+    examples['example_recommend_request'] = example
   version = (predict or recommend).version
   tree = {
     'model_spec': {'name': name, 'signature_name': '', 'version': str(version)},
