@@ -25,11 +25,8 @@ _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
 
-  Args:
-    name: the model's name in the paths of requests.
-    token: clients must send it as `Authorization: Bearer TOKEN`; None: they need no token.
-    recommender: finds items that `service` ranks; None: `service` finds them, if it can.
-    member: this process among those that serve; None: it is alone.
+  `name` and `token` are as in Gate. `recommender` finds items that `service` ranks; None: `service`
+  finds them, if it can. `member` is this process among those that serve; None: it is alone.
   """
 
   def __init__(
@@ -117,8 +114,7 @@ class App:
 
   def _find(self, body: bytes, most: int) -> bytes:
     """Returns the answer to a request for items, which may cost as much as `most` samples."""
-    request = rest.parse_recommend(body, most)
-    self._recommender.check_cost(request, most)
+    request = self._recommender.parse(body, most)
     if self.gate.limits.strict:
       refuse_unknown(self._recommender, request.queries)
     unknown = self._recommender.unknown_columns(request.queries)

@@ -190,14 +190,10 @@ class PlainColumns:
     self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
 
   def read(self, columns: Mapping[str, Sequence[Json]], shared: np.ndarray) -> Samples | None:
-    """Reads B samples.
+    """Reads B samples of `columns`, {name: B values, or Shared ones, of which `shared` says whose}.
 
     The result is None if the log's reader must read them: a value is wrong or of a type that this
     class does not read, or there are so many samples that Arrow is faster.
-
-    Args:
-      columns: {name: B values, or Shared ones, C}.
-      shared: int32 [B], for each sample, which of the C values it has.
     """
     size = len(shared)
     if self._computed and size > _MOST:

@@ -79,10 +79,9 @@ class Scorer:
     )
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes the outputs, {name: float32 [B]}.
+    """Computes the outputs, {name: float32 [B]}, of samples and of rows.
 
-    The tensors: segments and values of the n occurrences of features; the dense columns; for each
-    occurrence the index of its key among the u keys, int32 [n]; and the rows of these:
+    The tensors: segments, values; the dense columns; `places`; and of the rows of the u keys:
     offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
