@@ -140,10 +140,7 @@ def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> N
 
 
 def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
-  """Serves until a signal ends it; returns the exit status.
-
-  `runs` are that of --run_dir and, with --retrieve_run_dir, one that finds items; [] for --store.
-  """
+  """Serves runs, a ranker's first, or --store until a signal ends it; returns the status."""
   try:
     from trainer.retrieval.recommend import Recommender
     from trainer.serving import http, http_server

@@ -1,16 +1,28 @@
 """Answers requests for items: one model finds items, and another model may rank them."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from trainer.errors import nearest
+from trainer.plain_data import Json
 from trainer.serving import rest
-from trainer.serving.limits import TooLarge
+from trainer.serving.limits import BadRequest, TooLarge
 from trainer.serving.plain_columns import Shared
 from trainer.serving.requests import Request, Signature, check_cost, weight
-from trainer.serving.rest import Recommend
 from trainer.serving.service import Service
+
+_K = 20  # items, unless a request says how many
+
+
+class Recommend(NamedTuple):
+  """A request for items."""
+
+  queries: Request
+  k: int
+  seen: list[list[Json]] | None  # the items that each query leaves out; None: not given
 
 
 class Answer(NamedTuple):
@@ -55,8 +67,9 @@ class Recommender:
     read = set(unknown) - set(self._ranker.unknown_columns(request)) - {self._finder.item_column}
     return [name for name in unknown if name not in read]
 
-  def check_cost(self, request: Recommend, max_instances: int) -> None:
-    """Raises TooLarge if a request costs more than `max_instances` samples."""
+  def parse(self, body: bytes, max_instances: int) -> Recommend:
+    """Parses the body of a request; TooLarge if it costs more than `max_instances` samples."""
+    request = _parse(body, max_instances)
     queries = request.queries
     of_query = self._finder.cost_of_query(max(request.k, self._candidates))
     if queries.size * of_query > max_instances:
@@ -68,6 +81,7 @@ class Recommender:
       columns = [values for values in queries.columns.values() if values]
       shared = sum(sum(map(weight, values)) // len(values) for values in columns)
       check_cost(queries.size * of_query, shared, max_instances)
+    return request
 
   def recommend(self, request: Recommend) -> Answer:
     """Finds items for the queries of a request, and ranks them if there is a ranker.
@@ -77,14 +91,14 @@ class Recommender:
     queries, k, seen = request
     if self._ranker is None:
       found, version = self._finder.find(queries, k, seen)
-      body = rest.items_answer(queries, found.items, model_version=version)
+      body = _written(queries, found.items, model_version=version)
       return Answer(body, queries.size, found.unknown)
     found, retrieval_version = self._finder.find(queries, k, seen, max(k, self._candidates))
     counts = [len(items) for items, _ in found.items]
     if not sum(counts):
       versions = {'model_version': self._ranker.signature().version}
       versions['retrieval_version'] = retrieval_version
-      return Answer(rest.items_answer(queries, found.items, **versions), 0, found.unknown)
+      return Answer(_written(queries, found.items, **versions), 0, found.unknown)
 
     some = np.flatnonzero(counts)  # the queries with items
     columns = {
@@ -100,7 +114,35 @@ class Recommender:
     for (items, _), own in zip(found.items, np.split(first, np.cumsum(counts)[:-1])):
       order = np.argsort(-own, kind='stable')[:k]
       ranked.append(([items[place] for place in order], own[order].tolist()))
-    body = rest.items_answer(
-      queries, ranked, model_version=version, retrieval_version=retrieval_version
-    )
+    body = _written(queries, ranked, model_version=version, retrieval_version=retrieval_version)
     return Answer(body, sum(counts), found.unknown)
+
+
+def _parse(body: bytes, max_instances: int) -> Recommend:
+  tree = rest.tree_of(body)
+  known = ('instances', 'context', 'inputs', 'signature_name', 'k', 'seen')
+  for name in tree.keys() - known:
+    raise BadRequest(f"the body: '{name[:80]}' is unknown{nearest(name[:80], known)}")
+  queries, k, seen = rest.request_of(tree, max_instances), tree.get('k', _K), tree.get('seen')
+  if type(k) is not int or k < 1:
+    raise BadRequest(f'k: found {str(k)[:80]}; wanted a whole number of at least 1')
+  if seen is not None:
+    if not isinstance(seen, list) or not all(isinstance(items, list) for items in seen):
+      raise BadRequest('seen: wanted a list of items for each query, as in [["5", "6"]]')
+    if len(seen) != queries.size:
+      raise BadRequest(f'seen: found {len(seen)} lists; wanted {queries.size}, one for each query')
+    seen = [rest.decoded(items) for items in seen]
+  return Recommend(queries, k, seen)
+
+
+def _written(
+  request: Request, items: Sequence[tuple[list[str], list[float]]], **versions: int
+) -> bytes:
+  """Returns the body of an answer: of each query the items and their scores."""
+  if request.by_row:
+    answer = {'predictions': [{'items': texts, 'scores': scores} for texts, scores in items]}
+  else:
+    texts, scores = zip(*items) if items else ((), ())
+    answer = {'outputs': {'items': texts, 'scores': scores}}
+  answer |= {name: str(version) for name, version in versions.items()}
+  return json.dumps(answer, ensure_ascii=False, separators=(',', ':')).encode()

@@ -17,11 +17,9 @@ _SECONDS = 60  # between two lines of the log about refusals of one kind
 
 
 class Gate:
-  """Lets in requests for a model within the limits, counts all, and tells of those refused.
+  """Lets in requests for the model `name` within the limits, counts all, and tells of the refused.
 
-  Args:
-    name: the model's name in requests.
-    token: clients must send it as `Bearer TOKEN`; None: they need no token.
+  Clients must send `token`, unless it is None, in a header `Authorization: Bearer TOKEN`.
   """
 
   def __init__(self, name: str, limits: Limits, token: str | None, figures: Figures):

@@ -26,11 +26,8 @@ _METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
 
-  Args:
-    name: the model's name in the paths of requests.
-    token: clients must send it as `Authorization: Bearer TOKEN`; None: they need no token.
-    recommender: finds items that `service` ranks; None: `service` finds them, if it can.
-    member: this process among those that serve; None: it is alone.
+  `name` and `token` are as in Gate. `recommender` finds items that `service` ranks; None: `service`
+  finds them, if it can. `member` is this process among those that serve; None: it is alone.
   """
 
   def __init__(
@@ -56,23 +53,30 @@ class App:
         self._route('/v1/models/{name}/metadata', 'GET', self._metadata),
         self._route('/v1/models/{name}', 'GET', self._status),
         self._route('/metrics', 'GET', self._metrics),
-        Route('/healthz', self._health, methods=['GET']),
+        self._route('/healthz', 'GET', self._health, is_open=True),
       ],
-      exception_handlers={404: self._no_route, 405: self._no_route},
+      exception_handlers={404: self._no_route},
     )
 
-  def _route(self, path: str, method: str, route: Callable) -> Route:
-    """Returns a route that checks method and token, then answers by `route` or with an error."""
+  def _route(self, path: str, method: str, route: Callable, is_open: bool = False) -> Route:
+    """Returns a route that checks method, token and name, and answers by `route` or an error.
+
+    `is_open`: it asks for no token, and its answers are not counted.
+    """
 
     async def answer(request: Request) -> Response:
       try:
-        self.gate.authorise(request.headers.get('authorization', ''))
-        if ':' in request.path_params.get('name', ''):  # such as :classify, which no path above has
+        if not is_open:
+          self.gate.authorise(request.headers.get('authorization', ''))
+        name = request.path_params.get('name', self.gate.name)
+        if ':' in name:  # such as :classify, which no path above has
           raise _unknown_path(request)
         if request.method != method and (request.method, method) != ('HEAD', 'GET'):
           raise Refused(405, f'method: found {request.method}; wanted {method}')
+        self.gate.check_name(name)
         response = await route(request)
-        self.gate.count(response.status_code)
+        if not is_open:
+          self.gate.count(response.status_code)
       except ClientDisconnect:
         response = Response(status_code=400)  # nobody reads it
         self.gate.count(400)
@@ -89,14 +93,8 @@ class App:
     status, text = self.gate.told(kind, error, f'{request.method} {request.url.path[:200]!r}')
     return _json(rest.error(text), status)
 
-  async def _no_route(self, request: Request, error: HTTPException) -> Response:
-    """Refuses a request to an unknown path, or one to /healthz with a wrong method."""
-    refused = _unknown_path(request)
-    if error.status_code == 405:
-      refused = Refused(405, f'method: found {request.method}; wanted GET')
-    response = self._refusal(request, refused)
-    response.headers.update(error.headers or {})  # the methods that are allowed
-    return response
+  async def _no_route(self, request: Request, _: HTTPException) -> Response:
+    return self._refusal(request, _unknown_path(request))
 
   async def _predict(self, request: Request) -> Response:
     return _json(await self.batcher.scored(rest, await self._body(request)), 200)
@@ -106,7 +104,6 @@ class App:
     return _json(await self.batcher.found(body, lambda most: self._find(body, most)), 200)
 
   async def _body(self, request: Request) -> bytes:
-    self.gate.check_name(request.path_params['name'])
     body, seconds = bytearray(), self.gate.limits.seconds_to_send
     try:
       with anyio.fail_after(seconds), self.gate.arriving() as add:
@@ -119,8 +116,7 @@ class App:
 
   def _find(self, body: bytes, most: int) -> bytes:
     """Returns the answer to a request for items, which may cost as much as `most` samples."""
-    request = rest.parse_recommend(body, most)
-    self._recommender.check_cost(request, most)
+    request = self._recommender.parse(body, most)
     if self.gate.limits.strict:
       refuse_unknown(self._recommender, request.queries)
     unknown = self._recommender.unknown_columns(request.queries)
@@ -129,13 +125,11 @@ class App:
     return answer.body
 
   async def _status(self, request: Request) -> Response:
-    self.gate.check_name(request.path_params['name'])
     if reason := self._service.not_ready:
       raise Refused(503, reason)
     return _json(rest.status(self._service.version.sequence), 200)
 
   async def _metadata(self, request: Request) -> Response:
-    self.gate.check_name(request.path_params['name'])
     methods = self._methods()
     predict = self._service.signature() if 'predict' in methods else None
     recommend = self._recommender.signature() if 'recommend' in methods else None
@@ -155,7 +149,6 @@ class App:
     return Response(text, media_type=CONTENT_TYPE_LATEST)
 
   async def _health(self, request: Request) -> Response:
-    """Answers 200 once a version is served; needs no token."""
     reason = self._service.not_ready or self._recommender.not_ready
     return Response(f'{reason or "ok"}\n', 503 if reason else 200)
 

@@ -143,10 +143,7 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(_SECONDS_TO_RECOVER)
 
   async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-    """Stops to listen once no connection waits to be accepted, or after a bound.
-
-    The kernel would reset those that wait.
-    """
+    """Stops to listen once no connection waits, which the kernel would reset, or after a bound."""
     self._turns.ends = True
     self._turns.has(0)
     loop, quiet = asyncio.get_running_loop(), 0

@@ -90,7 +90,7 @@ class _Computed:
 
   def __init__(self, cfg: config.Config):
     self._cfg = cfg
-    self._slots = [(f, s) for f, s in enumerate(cfg.ordered_slots) if _is_computed(s, cfg)]
+    self._slots = [(f, s) for f, s in enumerate(cfg.ordered_slots) if _is_computed(s, cfg.data)]
     self._dense = [column for column in cfg.data.dense if column.made]
     names = {n for _, s in self._slots for n, _ in cfg.data.columns_of(s)}
     names |= {n for column in self._dense for n, _ in cfg.data.columns_of(column)}
@@ -119,24 +119,16 @@ class _Computed:
       if names:
         own, lengths = lengths[: len(names)], lengths[len(names) :]
         columns |= zip(names, map(GraphColumn.single, tf.split(values, own, num=len(names))))
-    reader, ids, num_slots = (
-      GraphReader(self._cfg, columns, size),
-      self._cfg.slot_ids(),
-      len(self._cfg.data.slots),
-    )
-    found = {
-      'keys': [tf.zeros([0], tf.int64)],
-      'places': [tf.zeros([0], tf.int64)],
-      'values': [tf.zeros([0])],
-      'segments': [tf.zeros([0], tf.int64)],
-    }
+    reader, ids = GraphReader(self._cfg, columns, size), self._cfg.slot_ids()
+    found = {name: [tf.zeros([0], tf.int64)] for name in ('keys', 'places', 'segments')}
+    found['values'] = [tf.zeros([0])]
     for field, slot in self._slots:
       own = reader.slot(slot, ids[slot.name])
       places, samples = repeated(own.samples, own.length, size)
       found['places'].append(places + sum(tf.size(k, tf.int64) for k in found['keys']))
       found['keys'].append(own.keys)
       found['values'].append(tf.gather(own.values, places))
-      found['segments'].append(samples * num_slots + field)
+      found['segments'].append(samples * len(self._cfg.data.slots) + field)
     dense = [tf.broadcast_to(reader.dense(column), size[None]) for column in self._dense]
     return {name: tf.concat(parts, 0) for name, parts in found.items()} | {
       'dense': tf.stack(dense, 1) if dense else tf.zeros([size, 0]),
@@ -161,9 +153,9 @@ class _Computed:
     return None if found['has_doubts'] else found
 
 
-def _is_computed(slot: config.Slot, cfg: config.Config) -> bool:
+def _is_computed(slot: config.Slot, data: config.Data) -> bool:
   if isinstance(slot.made, config.Bins):
-    plain = {c.name for c in cfg.data.dense if not c.made} - {s.name for s in cfg.data.slots}
+    plain = {c.name for c in data.dense if not c.made} - {s.name for s in data.slots}
     return slot.made.bins not in plain
   return slot.made is not None or slot.value_separator is not None
 
@@ -174,7 +166,7 @@ class PlainColumns:
   def __init__(self, cfg: config.Config):
     missing, ids = cfg.data.missing_values, cfg.slot_ids()
     self._num_slots, self._num_dense = len(cfg.data.slots), len(cfg.data.dense)
-    self._slots = [(f, s) for f, s in enumerate(cfg.ordered_slots) if not _is_computed(s, cfg)]
+    self._slots = [(f, s) for f, s in enumerate(cfg.ordered_slots) if not _is_computed(s, cfg.data)]
     self._dense = [(i, c.name) for i, c in enumerate(cfg.data.dense) if not c.made]
     places = {name: i for i, name in self._dense}
     self._bins = {
@@ -198,14 +190,10 @@ class PlainColumns:
     self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
 
   def read(self, columns: Mapping[str, Sequence[Json]], shared: np.ndarray) -> Samples | None:
-    """Reads B samples.
+    """Reads B samples of `columns`, {name: B values, or Shared ones, of which `shared` says whose}.
 
     The result is None if the log's reader must read them: a value is wrong or of a type that this
     class does not read, or there are so many samples that Arrow is faster.
-
-    Args:
-      columns: {name: B values, or Shared ones, C}.
-      shared: int32 [B], for each sample, which of the C values it has.
     """
     size = len(shared)
     if self._computed and size > _MOST:

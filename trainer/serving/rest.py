@@ -18,12 +18,10 @@ import itertools
 import json
 import operator
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from trainer.data.jsonl_format import Twice, parse_json, value_at
-from trainer.errors import nearest
 from trainer.plain_data import Json, JsonObject
 from trainer.serving.limits import BadRequest
 from trainer.serving.plain_columns import Shared
@@ -37,15 +35,6 @@ from trainer.serving.requests import (
 )
 
 SIGNATURE = 'serving_default'
-_K = 20  # items, unless a request says how many
-
-
-class Recommend(NamedTuple):
-  """A request for items."""
-
-  queries: Request
-  k: int
-  seen: list[list[Json]] | None  # the items that each query leaves out; None: not given
 
 
 _MOST_LISTS = 2  # nested: a column of lists of features
@@ -53,14 +42,14 @@ _MOST_LENGTHS, _MOST_NAMES = 4, 3  # in a message about columns of different len
 _PLAIN = {str, int, float, bool, type(None)}
 
 
-def _value(value: Json, lists: int = 0) -> Json:
+def decoded(value: Json, lists: int = 0) -> Json:
   """Returns a value with each {"b64": …} decoded, within as many `lists` around it."""
   if isinstance(value, list):
     if _PLAIN.issuperset(map(type, value)):
       return value
     if lists == _MOST_LISTS:
       raise BadRequest(f'found lists nested more than {_MOST_LISTS} deep')
-    return [_value(v, lists + 1) for v in value]
+    return [decoded(v, lists + 1) for v in value]
   if isinstance(value, dict) and value.keys() == {'b64'} and isinstance(value['b64'], str):
     try:
       return base64.b64decode(value['b64'], validate=True).decode()
@@ -71,28 +60,11 @@ def _value(value: Json, lists: int = 0) -> Json:
 
 def parse(body: bytes, max_instances: int) -> Request:
   """Parses the body of a request for scores; TooLarge above `max_instances` samples."""
-  return request_of(_tree(body), max_instances)
+  return request_of(tree_of(body), max_instances)
 
 
-def parse_recommend(body: bytes, max_instances: int) -> Recommend:
-  """Parses the body of a request for items; raises the same errors as `parse`."""
-  tree = _tree(body)
-  known = ('instances', 'context', 'inputs', 'signature_name', 'k', 'seen')
-  for name in tree.keys() - known:
-    raise BadRequest(f"the body: '{name[:80]}' is unknown{nearest(name[:80], known)}")
-  queries, k, seen = request_of(tree, max_instances), tree.get('k', _K), tree.get('seen')
-  if type(k) is not int or k < 1:
-    raise BadRequest(f'k: found {str(k)[:80]}; wanted a whole number of at least 1')
-  if seen is not None:
-    if not isinstance(seen, list) or not all(isinstance(items, list) for items in seen):
-      raise BadRequest('seen: wanted a list of items for each query, as in [["5", "6"]]')
-    if len(seen) != queries.size:
-      raise BadRequest(f'seen: found {len(seen)} lists; wanted {queries.size}, one for each query')
-    seen = [_value(items) for items in seen]
-  return Recommend(queries, k, seen)
-
-
-def _tree(body: bytes) -> JsonObject:
+def tree_of(body: bytes) -> JsonObject:
+  """Returns the JSON object in the body of a request."""
   try:
     tree = parse_json(body)
   except ValueError as e:
@@ -122,7 +94,7 @@ def request_of(tree: JsonObject, max_instances: int) -> Request:
     check_columns([*columns, *context])
     shared += sum(map(weight, context.values()))
     check_cost(size, shared, max_instances)
-    columns |= {name: Shared([_value(value, 1)]) for name, value in context.items()}
+    columns |= {name: Shared([decoded(value, 1)]) for name, value in context.items()}
   elif 'context' in tree:
     raise BadRequest("'context': found with 'inputs'; wanted a column of one value in these")
   else:
@@ -154,7 +126,7 @@ def _rows(instances: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
     shared = sum(map(weight, names))  # each name is looked up in each sample
     check_cost(len(instances), shared, max_instances)
   check_columns(names)
-  columns = {name: _value([at(one, name) for one in instances]) for name in names}
+  columns = {name: decoded([at(one, name) for one in instances]) for name in names}
   return columns, len(instances), shared
 
 
@@ -165,7 +137,7 @@ def _columns(inputs: Json, max_instances: int) -> tuple[dict[str, list[Json]], i
   check_columns(inputs)
   columns = {}
   for name, values in inputs.items():
-    value = _value(values)
+    value = decoded(values)
     columns[name] = value if isinstance(value, list) else [value]
   lengths = {name: len(values) for name, values in columns.items()}
   sizes = {length for length in lengths.values() if length != 1}
@@ -210,19 +182,6 @@ def answer(request: Request, outputs: Mapping[str, np.ndarray], version: int) ->
   return f'{{"{kind}":{scores},"model_version":"{version}"}}'.encode()
 
 
-def items_answer(
-  request: Request, items: Sequence[tuple[list[str], list[float]]], **versions: int
-) -> bytes:
-  """Returns the answer to a request for items: of each query the items and their scores."""
-  if request.by_row:
-    answer = {'predictions': [{'items': texts, 'scores': scores} for texts, scores in items]}
-  else:
-    texts, scores = zip(*items) if items else ((), ())
-    answer = {'outputs': {'items': texts, 'scores': scores}}
-  answer |= {name: str(version) for name, version in versions.items()}
-  return json.dumps(answer, ensure_ascii=False, separators=(',', ':')).encode()
-
-
 def error(text: str) -> bytes:
   """Returns the body of an answer that refuses a request."""
   return json.dumps({'error': text}, ensure_ascii=False).encode(errors='replace')
@@ -245,35 +204,25 @@ def metadata(name: str, predict: Signature | None, recommend: Signature | None) 
     dims = [{'size': size, 'name': ''} for size in ('-1', *shape)]
     return {'dtype': dtype, 'tensor_shape': {'dim': dims, 'unknown_rank': False}, 'name': column}
 
-  def inputs(signature: Signature) -> dict[str, Json]:
-    return {
+  def definition(signature: Signature, method: str, *outputs: dict[str, Json]) -> dict[str, Json]:
+    inputs = {
       column: tensor(column, dtype) | {'may_be_null': True}
       for column, dtype in signature.columns.items()
     }
+    outputs = {output['name']: output for output in outputs}
+    return {'inputs': inputs, 'outputs': outputs, 'method_name': method}
 
   definitions: dict[str, Json] = {}
   examples: dict[str, Json] = {}
   if predict is not None:
-    definitions[SIGNATURE] = {
-      'inputs': inputs(predict),
-      'outputs': {output: tensor(output, 'DT_FLOAT') for output in predict.outputs},
-      'method_name': 'tensorflow/serving/predict',
-    }
+    outputs = (tensor(output, 'DT_FLOAT') for output in predict.outputs)
+    definitions[SIGNATURE] = definition(predict, 'tensorflow/serving/predict', *outputs)
     examples['example_request'] = {'instances': [predict.example]}
   if recommend is not None:
-    definitions['recommend'] = {
-      'inputs': inputs(recommend),
-      'outputs': {
-        'items': tensor('items', 'DT_STRING', '-1'),
-        'scores': tensor('scores', 'DT_FLOAT', '-1'),
-      },
-      'method_name': 'recommend',
-    }
-    examples['example_recommend_request'] = {
-      'instances': [recommend.example],
-      'k': 1,
-      'seen': [['1']],
-    }
+    outputs = tensor('items', 'DT_STRING', '-1'), tensor('scores', 'DT_FLOAT', '-1')
+    definitions['recommend'] = definition(recommend, 'recommend', *outputs)
+    example = {'instances': [recommend.example], 'k': 1, 'seen': [['1']]}
+    examples['example_recommend_request'] = example
   version = (predict or recommend).version
   tree = {
     'model_spec': {'name': name, 'signature_name': '', 'version': str(version)},

@@ -3,10 +3,8 @@
 It runs the trainer's own code, so a score equals what `trainer.predict` computes.
 """
 
-import collections
 import contextlib
 import functools
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -14,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import tensorflow as tf
 
-from ops import library
 from ops.dedupe import Deduped
 from ops.keys import NO_FEATURE
 from ops.row_store import PulledRows, RowStore
@@ -81,28 +78,11 @@ class Scorer:
       *(integers, floats, dense, integers, integers, floats, floats),
       *([tf.TensorSpec([None, 2])] if self._embedding.counted else []),
     )
-    self._graph_of_store = None
-    if not self._embedding.counted:
-      keys, store = tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.resource)
-      self._graph_of_store = Graph(
-        self._outputs_of_store, integers, floats, dense, integers, keys, store
-      )
-
-  def _outputs_of_store(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes the outputs, {name: float32 [B]}, and `ids`, [u], −1 for keys without a row.
-
-    The tensors are segments and values of the n occurrences of features, the dense columns, for
-    each occurrence the index of its key, the keys, int64 [u], and the handle of the row store.
-    """
-    *batch, keys, store = tensors
-    ids, *rows = library.load().ctr_row_store_pull(store, keys, train=False)
-    return self._outputs(*batch, *rows) | {'ids': ids}
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-    """Computes the outputs, {name: float32 [B]}.
+    """Computes the outputs, {name: float32 [B]}, of samples and of rows.
 
-    The tensors: segments and values of the n occurrences of features; the dense columns; for each
-    occurrence the index of its key among the u keys, int32 [n]; and the rows of these:
+    The tensors: segments, values; the dense columns; `places`; and of the rows of the u keys:
     offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
@@ -177,17 +157,13 @@ class Scorer:
   def parse(
     self, columns: Mapping[str, Sequence[Json]], size: int, shared: np.ndarray | None = None
   ) -> Samples:
-    """Reads a request's columns as a file of the log is read. Unknown columns are ignored.
+    """Reads a request's columns, of B = `size` samples, as a file of the log is read.
 
     Args:
       columns: JSON values by the column's name or its name in a SavedModel (`input_name`). A column
-        has B values, or is Shared. A missing value is null or ''. A slot's value is as in JSON
-        lines; a dense value is a number, its text, or a boolean.
-      size: B.
+        has B values, or is Shared. A missing value is null or ''. A dense value is a number, its
+        text, or a boolean. Columns that the model does not read are ignored.
       shared: int32 [B], for each sample, which value it has of a Shared column; None: the first.
-    Raises:
-      BadRequest: if a column that the model reads is absent, or a column or value is malformed; the
-        message is one line.
     """
     if shared is None:
       shared = np.zeros([size], np.int32)
@@ -280,15 +256,17 @@ class Scorer:
     size, samples = len(samples.dense), self._padded(samples)
     batch = samples.segments, samples.values, samples.dense
 
-    def scores(outputs: dict[str, np.ndarray], unknown: np.ndarray) -> Scores:
+    def scores(unknown: np.ndarray, *rows: tf.Tensor | np.ndarray) -> Scores:
+      outputs = self._graph(*batch, *rows)
       return Scores({name: o[:size] for name, o in outputs.items()}, self._unknown(unknown))
 
     def scored(store: RowStore) -> tuple[Scores, np.ndarray]:
-      outputs = self._graph_of_store(*batch, samples.places, samples.keys, store.handle)
-      absent = samples.keys[outputs.pop('ids') < 0]
-      return scores(outputs, np.unique(absent) if len(absent) else absent), absent
+      ids, *rows = store.pull(to_tensor(samples.keys), train=False)[:4]
+      absent = samples.keys[ids.numpy() < 0]
+      unknown = np.unique(absent) if len(absent) else absent
+      return scores(unknown, samples.places, *rows), absent
 
-    if self._graph_of_store and (found := view.settled(scored)):
+    if not self._embedding.counted and (found := view.settled(scored)):
       return found
     keys, inverse = np.unique(samples.keys, return_inverse=True)
     rows, show_click = view.look_up(keys), []
@@ -296,8 +274,7 @@ class Scorer:
       rows, *show_click = without_show_click(rows)
     offsets = offsets_of(rows.counts)
     inverse = inverse.astype(np.int32)[samples.places]
-    outputs = self._graph(*batch, inverse, offsets, rows.linear, rows.factors, *show_click)
-    return scores(outputs, keys[~rows.present])
+    return scores(keys[~rows.present], inverse, offsets, rows.linear, rows.factors, *show_click)
 
   def _padded(self, samples: Samples) -> Samples:
     """Adds samples up to a multiple of _TOGETHER, so that no score depends on their number.
@@ -355,16 +332,12 @@ def _numbers(column: str, values: Sequence[Json], decimal: str) -> pa.Array:
   wanted = 'a finite number, its text, or null'
   numbers: list[float | str | None] = []
   for i, value in enumerate(values):
-    if not (value is None or isinstance(value, (int, float, str))):
-      raise _wrong(column, i, value, wanted)
-    if isinstance(value, int):
-      try:
-        value = float(value)
-      except OverflowError:
-        raise _wrong(column, i, value, wanted) from None
-    numbers.append(None if isinstance(value, float) and math.isnan(value) else value)
-  kinds = collections.Counter(map(type, numbers))
-  if not kinds[str]:
+    try:
+      number = value if value is None or isinstance(value, str) else float(value)
+    except (OverflowError, TypeError):
+      raise _wrong(column, i, value, wanted) from None
+    numbers.append(None if number != number else number)  # NaN
+  if str not in map(type, numbers):
     return pa.array(numbers, pa.float64())
   try:
     texts = [repr(n).replace('.', decimal) if isinstance(n, float) else n for n in numbers]

@@ -43,11 +43,8 @@ class Service:
 
   A new version is loaded while the old one is served. A request keeps the version that it began
   with; if the store no longer holds that, it begins again with the new one. Methods that answer
-  requests raise Refused if there is no version yet.
-
-  Args:
-    advance: called before each refresh to update the store; None: another process updates it.
-    own_layers: dotted paths of layers that are not built in, but that a model may import.
+  requests raise Refused if there is no version yet. `advance` is called before each refresh to
+  update the store; None: another process does. `own_layers` are as in Scorer.
   """
 
   def __init__(

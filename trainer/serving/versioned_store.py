@@ -154,8 +154,6 @@ class VersionedStore(abc.ABC):
       withdrawn: in a rollback, the checksum of the newest export that it undoes (see `Version`).
     Raises:
       Overtaken: if the store does not hold `expected`.
-      DataLoss: if an export is damaged.
-      UserError: if the exports have items, which this store cannot hold.
     """
     if exports[-1].has_items and not self.holds_items:
       raise UserError(
