@@ -55,6 +55,12 @@ class EffectsTest(absltest.TestCase):
         'model.interactions=[{dnn:{hidden:[8]}}] data.valid=[v.csv]',
         'model.interactions=[dnn] data.valid=[v.csv]',
       ),
+      (
+        'model.recipe=stream',
+        'without days that are trained on once and a dnn without `hidden`',
+        'model.interactions=[dnn] data.valid=[v.csv]',
+        f'model.interactions=[dnn] {days}',
+      ),
       ('lifecycle.admission_count=3', mode, 'lifecycle.admission=score', ''),
       ('data.slots.0.lifecycle.min_age_days=3', '', 'lifecycle.eviction=unseen', ''),
       ('lifecycle.capacity_by=recency', 'without lifecycle.capacity', '', 'lifecycle.capacity=9'),

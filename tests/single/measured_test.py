@@ -56,7 +56,7 @@ class LogTest(tf.test.TestCase):
 
 class BatchSizeTest(LogTest):
   def suitable(self):
-    return suitable(config.parse(yaml.safe_dump(self.tree), 'test'))
+    return suitable(config.parse(yaml.safe_dump(self.tree), 'test'))[:2]
 
   def test_it_follows_the_number_of_samples_and_epochs(self):
     for samples, epochs, size in (
@@ -80,7 +80,15 @@ class BatchSizeTest(LogTest):
   def test_of_a_stream_more_passes_come(self):
     log(4000, 0).to_csv(self.folder / 'train.csv', index=False)
     self.tree['data']['watch'] = f'{self.folder}/incoming'
-    self.assertEqual(self.suitable(), (64, 4000))
+    self.assertEqual(self.suitable(), (256, 4000))
+
+  def test_of_days_that_are_trained_on_once(self):
+    self.tree['data']['day_pattern'] = r'(\d+)\.csv'
+    for day in range(40):
+      log(10_500, day).to_csv(self.folder / f'train{day}.csv', index=False)
+    self.assertEqual(self.suitable(), (1024, 10_500))
+    self.tree['train'] = {'epochs': 2}
+    self.assertEqual(self.suitable(), (4096, 409_600))
 
   def announce(self, name, samples):
     folder = self.folder / 'incoming'
@@ -151,9 +159,9 @@ class BatchSizeTest(LogTest):
     for rank in range(2):
       folder = self.folder / f'seen_by_{rank}'
       folder.mkdir()
-      log(8000 * (1 + rank), 0).to_csv(folder / 'a.csv', index=False)
+      log(16_000 * (1 + rank), 0).to_csv(folder / 'a.csv', index=False)
       (folder / 'a.csv.done').touch()
-    self.assertEqual(on_threads(2, begin), [128, 128])
+    self.assertEqual(on_threads(2, begin), [256, 256])
 
   def test_files_of_every_kind_count(self):
     log(9000, 0).to_parquet(self.folder / 'train_1.parquet')
@@ -233,7 +241,7 @@ class RecipeTest(LogTest):
     given = self.config(overrides=['model.recipe=ensemble'])
     self.assertEqual((given.model.recipe, given.train.plateau.patience), ('ensemble', 4))
     self.assertNotIn('recipe', self.told)
-    for other in ('model.interactions=[linear, fm]', r'data.day_pattern=(\d+)', 'data.valid=[]'):
+    for other in ('model.interactions=[linear, fm]', 'data.valid=[]'):
       self.assertIsNone(self.config(overrides=[other]).model.recipe, other)
       self.assertNotIn('recipe', self.told)
 
@@ -261,6 +269,35 @@ class RecipeTest(LogTest):
     self.assertIsNone(found.model.recipe)
     self.assertEqual(found.model_copy(update={'model': cfg.model}), cfg)
     self.assertEqual(found.model.interactions, cfg.model.interactions)
+
+  def test_a_stream_has_its_own(self):
+    self.tree['data']['day_pattern'] = r'(\d+)\.csv'
+    log(500, 0).assign(price=1).to_csv(self.folder / 'train1.csv', index=False)
+    (self.folder / 'train.csv').unlink()
+    cfg = self.config()
+    self.assertIn('model.recipe: stream, measured for a log trained on once', self.told)
+    self.assertEqual(cfg.model.interactions[1].args, {'hidden': [256, 128]})
+    rows = cfg.sparse.tables['default']
+    self.assertAllClose((rows.linear.learning_rate, rows.factors.learning_rate), (0.05, 0.2))
+    self.assertEqual((rows.factors.l2, cfg.data.counts, cfg.train.plateau), (0, False, None))
+    own = 'sparse.tables.default.linear.learning_rate=0.2'
+    self.assertEqual(
+      self.config(overrides=[own]).sparse.tables['default'].linear.learning_rate, 0.2
+    )
+    for other in ('train.epochs=2', 'model.recipe=plain', 'model.interactions=[linear, fm]'):
+      found = self.config(overrides=[other])
+      self.assertNotIn('recipe', self.told)
+      self.assertEqual(found.sparse.tables['default'].linear.learning_rate, 0.2)
+    begin(cfg)
+    self.assertEqual(self.config(), cfg)
+    path = f'{cfg.run_dir}/config.yaml'  # as of a run that began before there was a recipe
+    with open(path, encoding='utf-8') as f:
+      tree = yaml.safe_load(f)
+    tree['model']['recipe'] = None
+    with open(path, 'w', encoding='utf-8') as f:
+      f.write(config.loading._stamped(tree))
+    found = self.config()
+    self.assertEqual((found.model.recipe, found.model.interactions[1].args), (None, {}))
 
   def write_numbers(self, is_bent):
     rng = np.random.default_rng(0)

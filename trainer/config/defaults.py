@@ -31,11 +31,12 @@ _OF_MODES = {
 }
 _OF_SCORE = {'base_threshold': 1.5, 'delta_threshold': 0.25, 'delta_keep_days': 16}
 
-# Of a model whose dnn leaves out `hidden`, if its log is trained on in epochs: the arguments of the
-# layer by model.recipe. docs/quality.md has how they were found: members learn best slowly.
+# Of a model whose dnn leaves out `hidden`: the arguments of the layer by model.recipe.
+# docs/quality.md has how they were found: members learn best slowly.
 RECIPES = {
   'ensemble': {'hidden': [128, 128], 'dropout': 0.1, 'members': 8},
   'plain': {'hidden': [64, 32]},
+  'stream': {'hidden': [256, 128]},
 }
 RATES = {'linear': 0.05, 'factors': 0.01}  # of an ensemble's rows, in batches of at most 1,024
 PATIENCE, SLOW_EPOCHS = {'patience': 4, 'stop_after': 6}, 60  # of linear alone, too
@@ -44,6 +45,8 @@ MOST_COUNTED = 50  # slots; each with counts adds two inputs to the layers, and 
 # l2 of a plain dnn's factors, times the batch size from 1,024 on: a rare feature's penalty is
 # divided by the batch size, as its mean gradient is. docs/quality.md has what it does.
 L2_OF_BATCH = 0.4
+# What rates of linear rows are multiplied by in a stream: fast ones follow each day's noise.
+LINEAR_OF_STREAM = 0.25
 
 
 class _Tree:
@@ -75,9 +78,13 @@ def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
   tree = _Tree(cfg)
   data = cfg.data
   is_static = data.valid and not data.stream and not data.has_days
-  recipe, bare = None, _bare_dnns(cfg) if is_static else []
-  if bare:  # null is that of runs that began before there were recipes
-    recipe = tree.default(('model', 'recipe'), 'ensemble', 'data.valid') or 'ensemble'
+  is_once = bool(data.stream or data.has_days) and cfg.train.epochs == 1
+  recipe, bare = None, _bare_dnns(cfg) if is_static or is_once else []
+  if bare:  # null is that of runs that began before there were recipes, or one for streams
+    first, origin = ('stream', 'days') if is_once else ('ensemble', 'data.valid')
+    recipe = tree.default(('model', 'recipe'), first, origin) or (None if is_once else first)
+    if (recipe == 'stream') != is_once:
+      recipe, bare = None, []
   for key in bare:
     for argument, value in RECIPES[recipe].items():
       tree.default((*key.split('.'), 'args', argument), value, 'model.recipe')
@@ -103,7 +110,7 @@ def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
   _of_lifecycle(cfg, tree)
   if recipe == 'plain':
     tree.default(('data', 'crosses'), [], 'model.recipe')
-  _of_columns(cfg, tree, recipe is not None)
+  _of_columns(cfg, tree, recipe in ('ensemble', 'plain'))
   features = cfg.sparse.features_per_sample or len(tree.cfg.data.slots) or 1
   for name, table in cfg.sparse.tables.items():
     for part, rule, width in (('linear', table.linear, 1), ('factors', table.factors, table.width)):
@@ -115,6 +122,8 @@ def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
         if recipe == 'ensemble':  # the steps of many features add up, as row_defaults says
           rate = RATES[part] * max(1, cfg.train.batch_size / 1024)
           defaults['learning_rate'] = min(rate, 2 * defaults['learning_rate'])
+        elif recipe == 'stream':
+          defaults['learning_rate'] *= LINEAR_OF_STREAM if part == 'linear' else 1
         elif part == 'factors':
           l2 = L2_OF_BATCH / max(1024, cfg.train.batch_size)
           tree.default((*key, 'l2'), l2, 'model.recipe and train.batch_size')

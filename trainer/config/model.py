@@ -50,11 +50,13 @@ class Model(Section):
 
   interactions: Interactions = []
   """The terms whose sum is the logit; with several tasks, terms of every task's logit."""
-  recipe: Literal['ensemble', 'plain'] | None = None
-  """What the defaults are on a log without days that has data.valid, if `dnn` has no `hidden` and
-  stands beside at most linear and fm (docs/tuning.md). ensemble: eight perceptrons and slow rows;
-  plain: one perceptron and fast rows with l2. A run that begins chooses plain for at least 100,000
-  samples, and keeps its choice; runs that began before have null, which is an ensemble."""
+  recipe: Literal['ensemble', 'plain', 'stream'] | None = None
+  """What the defaults are if `dnn` has no `hidden` and stands beside at most linear and fm
+  (docs/tuning.md). On a log without days that has data.valid, ensemble: eight perceptrons and slow
+  rows; plain: one perceptron and fast rows with l2. A run that begins chooses plain for at least
+  100,000 samples, and keeps its choice; runs that began before have null, which is an ensemble. On
+  a stream, or a log with days that is trained on once, stream: one perceptron, and slow rows of
+  linear; of runs that began before, null leaves all as it was."""
   retrieval: Retrieval | None = None
   """Two towers that find items, in place of interactions (docs/retrieval.md)."""
   shared: Annotated[Interaction | None, pydantic.BeforeValidator(interaction)] = None
@@ -113,7 +115,8 @@ class Model(Section):
       yield 'focal_gamma', 'without a loss of kind focal'
     layers = self.all_interactions()
     if not any(cfg.origin(f'{key}.args.hidden') == 'from model.recipe' for key in layers):
-      yield 'recipe', 'without data.valid and a dnn without `hidden` beside at most linear and fm'
+      wanted = 'days that are trained on once' if self.recipe == 'stream' else 'data.valid'
+      yield 'recipe', f'without {wanted} and a dnn without `hidden` beside at most linear and fm'
     if losses == {'squared_error'}:
       for key in ('label_smoothing', 'negative_sampling_rate'):
         yield key, 'on squared_error, which predicts no clicks'

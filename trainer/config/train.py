@@ -146,9 +146,10 @@ class Train(Section):
   batch_size: PositiveInt = BATCH_SIZE
   """Samples of a step, over all ranks or workers together; with ps_async, of one worker. If
   it is not given, a run measures it when it begins, and keeps it: on a small log, the greatest
-  power of two, at least 64, that gives thirty steps an epoch and 200 over all epochs. With
-  data.watch, it is the one that gives sixty steps to a pass, in the mean over the passes that are
-  there when the run begins; if there is none yet, the default holds."""
+  power of two, at least 64, that gives thirty steps an epoch and 200 over all epochs. In a stream,
+  it is the one, at least 256, that gives sixty steps to a pass, in the mean over the passes that
+  are there when the run begins; if there is none yet, the default holds. For a log with days that
+  is trained on once, it is at most what gives sixty steps to a pass, or 1,024 if that is more."""
   epochs: PositiveInt = 1
   """How often the passes of data.train are trained on. For a log without days that has a
   plateau, the default is 20, or 60 with linear alone or a recipe (model.recipe)."""

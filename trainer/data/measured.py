@@ -30,7 +30,9 @@ LEAST_STEPS, LEAST_STEPS_IN_ALL = 30, 200
 # two logs of 17,000 samples a day, AUC on the last day was 0.03 and 0.08 higher with batches of 256
 # than with 2048.
 LEAST_STEPS_OF_A_PASS = 60
-SMALLEST = 64
+# Smaller batches follow the noise of each pass of a stream; those of a log with days, where there
+# are days enough for LEAST_STEPS_IN_ALL, may be larger (docs/quality.md).
+SMALLEST, SMALLEST_OF_A_STREAM, SMALLEST_OF_DAYS = 64, 256, 1024
 FEATURES, LISTS = 'sparse.features_per_sample', 'sparse.shared_lists'
 RECIPE, BINS, CROSSES = 'model.recipe', 'data.dense_bins', 'data.crosses'
 MOST_OF_RACE, EPOCHS_OF_RACE = 4_000_000, 2  # samples; a race of more would take too long
@@ -67,10 +69,12 @@ def measured(
       values[key] = of_other[key]
       told.append(f'{key}: {values[key]}, as in {init_from}')
 
-  take_over([RECIPE, BINS, CROSSES])
+  is_alike = (of_other.get(RECIPE) == 'stream') == (cfg.model.recipe == 'stream')
+  take_over([RECIPE, BINS, CROSSES] if is_alike else [BINS])
   found = {} if RECIPE in values else recipe(cfg)
-  than = f'for a log of {"at least" if "plain" in found.values() else "less than"} '
-  told += [f'{in_words(cfg, k, v)} {than}{MOST_OF_ENSEMBLE:,} samples' for k, v in found.items()]
+  than = f'of {"at least" if "plain" in found.values() else "less than"} '
+  suits = 'trained on once' if 'stream' in found.values() else f'{than}{MOST_OF_ENSEMBLE:,} samples'
+  told += [f'{in_words(cfg, k, v)} for a log {suits}' for k, v in found.items()]
   values |= found
   chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS, CROSSES}}
   cfg = config.resolve(cfg, chosen)
@@ -80,10 +84,9 @@ def measured(
     cfg = config.resolve(cfg, raced)
   take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
-    size, samples = suitable(cfg)
+    size, samples, of = suitable(cfg)
     values['train.batch_size'] = size
     if size != cfg.train.batch_size:
-      of = 'a pass' if cfg.data.stream else 'the log'
       told.append(
         f'train.batch_size: {size}, measured: {of} has {samples:,} samples '
         f'({cfg.train.batch_size} in a large one)'
@@ -106,9 +109,11 @@ def measured(
 
 
 def recipe(cfg: config.Config) -> dict[str, Json]:
-  """Returns the recipe that suits the number of samples; {} if the config leaves none open."""
+  """Returns the recipe that suits the log; {} if the config leaves none open."""
   if not cfg.origin(RECIPE).startswith('from'):
     return {}
+  if cfg.model.recipe == 'stream':
+    return {RECIPE: 'stream'}
   is_large = _count(cfg, MOST_OF_ENSEMBLE)[0] == MOST_OF_ENSEMBLE
   return {RECIPE: 'plain' if is_large else 'ensemble'}
 
@@ -216,22 +221,33 @@ def _content(cfg: config.Config, key: str) -> str:
   return content
 
 
-def suitable(cfg: config.Config) -> tuple[int, int]:
-  """Returns the batch size for a config that gives none, and how many samples it is measured on.
+def suitable(cfg: config.Config) -> tuple[int, int, str]:
+  """Returns the batch size for a config that gives none, and how many samples of what decide it.
 
-  These are the samples of the log or, with data.watch, the mean over the passes that are there,
+  These are the samples of the log or, in a stream, the mean over the passes that are there,
   counted until there are enough for the default batch size, which a log without samples gets too.
   """
+  steps, least = max(LEAST_STEPS, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs)), SMALLEST
   if cfg.data.stream:
-    steps = LEAST_STEPS_OF_A_PASS
-  else:
-    steps = max(LEAST_STEPS, -(-LEAST_STEPS_IN_ALL // cfg.train.epochs))
-  (samples, passes), size = _count(cfg, steps * config.BATCH_SIZE), config.BATCH_SIZE
+    steps, least = LEAST_STEPS_OF_A_PASS, SMALLEST_OF_A_STREAM
+  samples, passes = _count(cfg, steps * config.BATCH_SIZE)
+  of_pass = samples // max(1, passes)
   if cfg.data.stream:
-    samples //= max(1, passes)
-  while size > SMALLEST and 0 < samples < steps * size:
+    return _fitting(of_pass, steps, least), of_pass, 'a pass'
+  size = _fitting(samples, steps, least)
+  if cfg.data.has_days and cfg.train.epochs == 1:
+    of_days = _fitting(of_pass, LEAST_STEPS_OF_A_PASS, SMALLEST_OF_DAYS)
+    if of_days < size:
+      return of_days, of_pass, 'a pass'
+  return size, samples, 'the log'
+
+
+def _fitting(samples: int, steps: int, least: int) -> int:
+  """Returns the largest batch size, at least `least`, that gives so many steps."""
+  size = config.BATCH_SIZE
+  while size > least and 0 < samples < steps * size:
     size //= 2
-  return size, samples
+  return size
 
 
 def _features_per_sample(cfg: config.Config) -> float | None:

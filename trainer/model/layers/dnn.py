@@ -29,8 +29,8 @@ class DNN(tf.keras.layers.Layer):
   al. 2025, "TabM: Advancing Tabular Deep Learning with Parameter-Efficient Ensembling".
 
   Args:
-    hidden: widths of the hidden layers. Without it, on a log without days that has data.valid and
-      beside at most linear and fm, the defaults are those of model.recipe (docs/tuning.md).
+    hidden: widths of the hidden layers. Without it, beside at most linear and fm, the defaults
+      are those of model.recipe (docs/tuning.md).
     activation: name of a Keras activation.
     dropout: share of each hidden layer's outputs that a training step sets to 0; the others are
       scaled up.
