@@ -288,7 +288,7 @@ class ConfigTest(tf.test.TestCase):
         'export.gate={}',
       ],
       ['data.watch=in', r'data.day_pattern=(\d+)'],
-      ['data.topic={brokers: kafka, topic: clicks, days: true}'],
+      ['data.topic={brokers: kafka, topic: clicks, days: true}', 'data.train=[]'],
       [
         'data.group=user',
         'data.dense=[]',

@@ -39,12 +39,12 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 )
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
-  'core': 27_960,
+  'core': 27_990,
   'serving': 4_250,
   'tools': 4_800,
   'parameter_server': 2_330,
   'retrieval': 1_640,
-  'topics': 890,
+  'topics': 850,
 }
 # Imports from the core, or a wing, into a wing above it. This list may only shrink.
 CROSSINGS = """

@@ -100,7 +100,7 @@ class _Computed:
         own, lengths = lengths[: len(names)], lengths[len(names) :]
         columns |= zip(names, map(GraphColumn.single, tf.split(values, own, num=len(names))))
     reader, ids, num_slots = (
-      GraphReader(self._cfg, columns, size),
+      GraphReader(self._cfg.data, columns, size),
       self._cfg.slot_ids(),
       len(self._cfg.data.slots),
     )
