@@ -39,8 +39,8 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 )
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
-  'core': 27_990,
-  'serving': 4_250,
+  'core': 28_010,
+  'serving': 4_240,
   'tools': 4_800,
   'parameter_server': 2_330,
   'retrieval': 1_640,

@@ -62,6 +62,24 @@ class Parsed(NamedTuple):
   texts: Sequence[tuple[np.ndarray, pa.Array]] = ()  # keys and texts, for data.keep_texts
   largest: tuple[float, int] = 0.0, 0  # of the numbers that a model may read as they are; its line
 
+  def by_sample(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns `keys`, `values` and `segments` as a SlotBatch has them, sample by sample."""
+    if self.counts is None:
+      keys, segments = np.stack(self.keys, 1).reshape(-1), np.zeros([0], np.int32)
+      if (keys == NO_FEATURE).any():
+        segments = np.flatnonzero(keys != NO_FEATURE).astype(np.int32)
+        keys = keys[segments]
+      return keys, np.ones([len(segments)], np.float32), segments
+    starts = (np.cumsum(self.counts) - self.counts.ravel()).reshape(self.counts.shape)
+    keys = np.empty([self.counts.sum()], np.int64)
+    values = np.ones([len(keys)], np.float32)
+    for f, own in enumerate(self.keys):
+      to = ranges(starts[:, f], self.counts[:, f])
+      keys[to] = own
+      if self.values:
+        values[to] = self.values[f]
+    return keys, values, np.repeat(np.arange(starts.size, dtype=np.int32), self.counts.ravel())
+
 
 def _ragged(slot: np.ndarray | SlotFeatures) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
   """Returns how many features each record has in a slot, [n], their keys, and their values."""
