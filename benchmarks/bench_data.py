@@ -292,17 +292,12 @@ def prepare(shape, seed, cfg, directory):
   keys = [hashed_keys(f, i) for f, i in enumerate(ids)]
   if shape.history:
     keys[-1] = hashed_keys(0, ids[-1])
-  ends = np.cumsum(counts.ravel()).reshape(counts.shape)
-  flat = np.empty([counts.sum()], np.int64)
-  for f, own in enumerate(keys):
-    before = np.cumsum(counts[:, f])  # of this slot alone, up to each sample
-    flat[np.repeat(ends[:, f] - before, counts[:, f]) + np.arange(len(own))] = own
   os.makedirs(os.path.dirname(directory), exist_ok=True)
   temporary = tempfile.mkdtemp(dir=os.path.dirname(directory))
   writer = Writer(temporary, cfg)
   if cfg.model.retrieval is None:
-    writer.add(Parsed(counts, flat, None, dense, label[:, None]))
+    writer.add(Parsed(counts, keys, None, dense, label[:, None]))
   else:
-    writer.add(Parsed(counts, flat, None, dense, np.ones_like(label)[:, None], group=ids[0]))
+    writer.add(Parsed(counts, keys, None, dense, np.ones_like(label)[:, None], group=ids[0]))
   writer.close({'schema': schema(cfg), 'day': None, 'dense': {}, 'source': {'path': directory}})
   os.rename(temporary, directory)

@@ -71,21 +71,22 @@ def _checked(slot_id: int) -> int:
 
 
 def encode_fields(
-  keys: np.ndarray, values: np.ndarray | None, counts: np.ndarray | None
+  keys: np.ndarray, values: np.ndarray | None, counts: np.ndarray | None, slots: int
 ) -> EncodedFields:
   """Numbers the distinct fields of samples, slot by slot, in the order of first occurrence.
 
   Args:
-    keys: int64 [nnz], sample by sample, and slot by slot within a sample; if `counts` is None, [F,
-      n]. Arrays that `ops.tensors.aligned` made are not copied.
+    keys: int64 [nnz], slot by slot, and sample by sample within a slot. An array that
+      `ops.tensors.aligned` made is not copied.
     values: float32 [nnz]; None if all are 1, as they must be without `counts`.
-    counts: int32 [n, F], the number of features in each field; n is at most MAX_SAMPLES. None if
+    counts: int32 [F, n], the number of features in each field; n is at most MAX_SAMPLES. None if
       each field has one key, which may be NO_FEATURE.
+    slots: F.
   """
   encoded = load().ctr_encode_fields(
-    keys=borrow(keys.reshape(-1)),
+    keys=borrow(keys),
     values=to_tensor(np.zeros([0], np.float32) if values is None else values),
     counts=to_tensor(np.reshape(() if counts is None else counts, -1).astype(np.int32)),
-    slots=len(keys) if counts is None else counts.shape[1],
+    slots=slots,
   )
   return EncodedFields(*(part.numpy() for part in encoded))

@@ -72,19 +72,17 @@ TEST(CodesGiveTheFieldsBack) {
       }
     }
     std::vector<uint16_t> codes(n * slots);
-    std::vector<int64_t> columns(keys.size());
-    for (int64_t i = 0; !ragged && i < n * slots; ++i) columns[i % slots * n + i / slots] = keys[i];
-    coder.Encode({ragged ? keys.data() : columns.data(), valued ? values.data() : nullptr,
-                  ragged ? counts.data() : nullptr, n, slots},
+    coder.Encode({keys.data(), valued ? values.data() : nullptr, ragged ? counts.data() : nullptr,
+                  n, slots},
                  codes.data());
     std::vector<int64_t> begin(coder.counts.size() + 1), first(slots + 1);
     for (size_t i = 0; i < coder.counts.size(); ++i) begin[i + 1] = begin[i] + coder.counts[i];
     for (int64_t f = 0; f < slots; ++f) first[f + 1] = first[f] + coder.fields_of[f];
     int64_t at = 0;
     for (int64_t i = 0; i < n * slots; ++i) {
-      const int64_t f = i % slots;
-      CHECK(codes[i] < coder.fields_of[f]);
-      const int64_t entry = first[f] + codes[i];
+      const int64_t f = i / n, code = codes[i % n * slots + f];
+      CHECK(code < coder.fields_of[f]);
+      const int64_t entry = first[f] + code;
       CHECK(coder.counts[entry] == counts[i]);
       for (int32_t k = 0; k < counts[i]; ++k, ++at) {
         CHECK(coder.keys[begin[entry] + k] == keys[at]);

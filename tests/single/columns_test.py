@@ -117,7 +117,7 @@ class ColumnsTest(tf.test.TestCase):
     @tf.function(autograph=False)
     def run(inputs):
       log = {n: GraphColumn.single(c) for n, c in inputs.items()}
-      made = GraphReader(cfg, log, tf.constant(size, tf.int64))
+      made = GraphReader(cfg.data, log, tf.constant(size, tf.int64))
       dense = [tf.broadcast_to(made.dense(c), [size]) for c in cfg.data.dense]
       return [made.slot(s, ids[s.name])[:3] for s in cfg.ordered_slots], dense
 

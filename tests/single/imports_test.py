@@ -39,12 +39,12 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 )
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
-  'core': 27_960,
+  'core': 28_010,
   'serving': 4_280,
   'tools': 5_070,
   'parameter_server': 2_312,
   'retrieval': 1_800,
-  'topics': 890,
+  'topics': 850,
 }
 # Imports from the core, or a wing, into a wing above it. This list may only shrink.
 CROSSINGS = """

@@ -46,32 +46,29 @@ class ColumnKeysTest(tf.test.TestCase):
 
 
 class EncodeFieldsTest(tf.test.TestCase):
-  def fields(self, of_keys, values, counts, slots):
-    """Fields [n][F] as tuples of (key, value), in plain Python."""
+  def fields(self, of_keys, values, counts, n):
+    """Fields, slot by slot, [F][n], as tuples of (key, value), in plain Python."""
     ends = np.cumsum(counts)
     values = np.ones(len(of_keys), np.float32) if values is None else values
     flat = [
       tuple(zip(of_keys[e - c : e].tolist(), values[e - c : e].tolist()))
       for c, e in zip(counts, ends)
     ]
-    return [flat[i : i + slots] for i in range(0, len(flat), slots)]
+    return [flat[i : i + n] for i in range(0, len(flat), n)] if n else []
 
   def check(self, of_keys, values, counts, slots):
-    columns = of_keys.reshape(-1, slots).T if counts is None else of_keys
-    found = keys.encode_fields(
-      columns, values, None if counts is None else counts.reshape(-1, slots)
-    )
+    of_slots = None if counts is None else counts.reshape(slots, -1)
+    found = keys.encode_fields(of_keys, values, of_slots, slots)
     ones = np.ones(len(of_keys), np.int64) if counts is None else counts
-    want = self.fields(of_keys, values, ones, slots)
+    want = self.fields(of_keys, values, ones, len(ones) // slots)
     distinct = self.fields(
       found.keys, None if values is None else found.values, found.counts, 1
     )  # one a row
     first = np.cumsum(found.fields_of) - found.fields_of
-    self.assertEqual(
-      [[distinct[first[f] + c][0] for f, c in enumerate(row)] for row in found.codes.tolist()], want
-    )
-    for f in range(slots):
-      in_order = list(dict.fromkeys(row[f] for row in want))
+    for f, of_slot in enumerate(want):
+      codes = found.codes[:, f].tolist()
+      self.assertEqual([distinct[first[f] + code][0] for code in codes], of_slot)
+      in_order = list(dict.fromkeys(of_slot))
       self.assertEqual([d[0] for d in distinct[first[f] : first[f] + found.fields_of[f]]], in_order)
 
   def test_against_plain_python(self):
@@ -88,9 +85,9 @@ class EncodeFieldsTest(tf.test.TestCase):
     of_keys = rng.integers(0, 50, 300 * 3)
     of_keys[rng.random(len(of_keys)) < 0.3] = keys.NO_FEATURE
     present = of_keys != keys.NO_FEATURE
-    found = keys.encode_fields(of_keys.reshape(-1, 3).T, None, None)
-    counts = present.reshape(-1, 3).astype(np.int32)
-    want = keys.encode_fields(of_keys[present], None, counts)
+    found = keys.encode_fields(of_keys, None, None, 3)
+    counts = present.reshape(3, -1).astype(np.int32)
+    want = keys.encode_fields(of_keys[present], None, counts, 3)
     for one, other in zip(found, want):
       self.assertAllEqual(one, other)
 
@@ -100,17 +97,17 @@ class EncodeFieldsTest(tf.test.TestCase):
       self.check(rng.integers(0, size, size * 3), None, None, 3)
 
   def test_as_many_as_codes_go(self):
-    found = keys.encode_fields(np.arange(65536)[None], None, None)
+    found = keys.encode_fields(np.arange(65536), None, None, 1)
     self.assertAllEqual(found.codes[:, 0], np.arange(65536))
 
   def test_wrong_arguments_are_refused(self):
     one = np.zeros([1], np.int64)
     for arguments, message in (
-      ((np.zeros([1, 65537], np.int64), None, None), 'at most 65536 samples'),
-      ((one[None], np.zeros([1], np.float32), None), 'values: found shape'),
-      ((one, np.zeros([2], np.float32), np.array([[1]])), 'values: found shape'),
-      ((one, None, np.array([[2]])), 'counts: wanted them >= 0 and their sum 1'),
-      ((one, None, np.array([[-1, 2]])), 'counts: wanted'),
+      ((np.zeros([65537], np.int64), None, None, 1), 'at most 65536 samples'),
+      ((one, np.zeros([1], np.float32), None, 1), 'values: found shape'),
+      ((one, np.zeros([2], np.float32), np.array([[1]]), 1), 'values: found shape'),
+      ((one, None, np.array([[2]]), 1), 'counts: wanted them >= 0 and their sum 1'),
+      ((one, None, np.array([[-1], [2]]), 2), 'counts: wanted'),
     ):
       with self.assertRaisesRegex(tf.errors.InvalidArgumentError, message):
         keys.encode_fields(*arguments)

@@ -126,7 +126,7 @@ class PassesTest(tf.test.TestCase):
       )
     self.assertLen(set(map(folder_name, ('a/b', 'a+b', 'a%2Bb', 'a%2Fb', 'a_b'))), 5)
     for path, day in (('day_1/day_2.csv', 2), ('day_1/x.csv', 1), ('x.csv', None)):
-      self.assertEqual(pass_day(make_config(day_pattern=r'day_(\d+)'), path), day)
+      self.assertEqual(pass_day(make_config(day_pattern=r'day_(\d+)').data, path), day)
 
   def test_days_by_groups_with_names(self):
     for pattern, path in (
@@ -135,7 +135,7 @@ class PassesTest(tf.test.TestCase):
       (r'(\d+)-(\d+)-(\d+)', '2025-12-1.csv'),
       (r'_(?P<day>\d+)', 'klicks_20251201.csv'),
     ):
-      self.assertEqual(pass_day(make_config(day_pattern=pattern), path), 20251201)
+      self.assertEqual(pass_day(make_config(day_pattern=pattern).data, path), 20251201)
     named = r'_(?P<day>\d+)\.(?P<month>\d+)\.(?P<year>\d+)'
     hint = r'; groups named year, month and day read any order, as (?P<day>\d+)'
     for pattern, found, why in (
@@ -144,7 +144,7 @@ class PassesTest(tf.test.TestCase):
       (named, '2025-11-31', 'day is out of range for month'),
     ):
       with self.assertRaises(UserError) as caught:
-        pass_day(make_config(day_pattern=pattern), 'klicks_31.11.2025.csv')
+        pass_day(make_config(day_pattern=pattern).data, 'klicks_31.11.2025.csv')
       text = str(caught.exception)
       wanted = "data.day_pattern: found '{}' in {}; wanted a whole number or a date as 2024-01-31 ("
       self.assertStartsWith(text, wanted.format(found, 'klicks_31.11.2025.csv') + why)
@@ -251,13 +251,15 @@ class BatchesTest(tf.test.TestCase):
     writer = Writer(directory, make_config())
     split = n // 3
     ends = np.cumsum(counts.sum(1))
+    slot = np.repeat(np.tile(np.arange(SLOTS), n), counts.ravel())  # of each key
     for lo, hi in ((0, split), (split, n)):
       a, b = (0 if lo == 0 else ends[lo - 1]), (0 if hi == 0 else ends[hi - 1])
+      of_slots = [a + np.flatnonzero(slot[a:b] == f) for f in range(SLOTS)]
       writer.add(
         Parsed(
           counts[lo:hi].astype(np.int32),
-          keys[a:b],
-          None if values is None else values[a:b],
+          [keys[own] for own in of_slots],
+          None if values is None else [values[own] for own in of_slots],
           dense[lo:hi],
           label[lo:hi, None],
           weight[lo:hi],

@@ -146,12 +146,12 @@ class FormatTest(tf.test.TestCase):
     with open(path, 'w', encoding='utf-8') as f:
       f.writelines(json.dumps({'n': n}) + '\n' for n in range(9))
     text = '{data: {train: [x], label: y, slots: [{name: n}]}, model: {interactions: [linear]}}'
-    tables = carried.carried_tables(config.parse(text, 'a test'), [(path, 8)], ['n'], '')
+    tables = carried.carried_tables(config.parse(text, 'a test').data, [(path, 8)], ['n'], '')
     with self.assertRaisesRegex(UserError, 'found 9 records for --columns beside 8 predictions'):
       next(tables)
     with open(path, 'a', encoding='utf-8') as f:
       f.write('{"n": 1, "n": 2}\n')
-    tables = carried.carried_tables(config.parse(text, 'a test'), [(path, 10)], ['n'], '')
+    tables = carried.carried_tables(config.parse(text, 'a test').data, [(path, 10)], ['n'], '')
     with self.assertRaisesRegex(UserError, "ask.jsonl:10: .* found .the name 'n' twice"):
       next(tables)
 

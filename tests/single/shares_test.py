@@ -70,10 +70,10 @@ class SharesTest(tf.test.TestCase):
   def check(self, cfg, raw, sizes=(2, 3, 5)):
     prepare_pass(cfg, raw, self.path('alone'))
     want = self.files_in(self.path('alone'))
-    file = shares.shareable(cfg, raw)
+    file = shares.shareable(cfg.data, raw)
     for size in sizes:
-      counted = [shares.count_lines(cfg, file, r, size) for r in range(size)]
-      parts = shares.parts_of(cfg, file, counted, size)
+      counted = [shares.count_lines(cfg.data, file, r, size) for r in range(size)]
+      parts = shares.parts_of(cfg.data, file, counted, size)
       self.assertGreater(len(parts), 1)
       folders = [self.path(f'part{r}') for r in range(len(parts))]
       for part, folder in zip(parts, folders):
@@ -141,13 +141,13 @@ class SharesTest(tf.test.TestCase):
 
   def test_what_is_shared(self):
     cfg = self.config()
-    self.assertIsNone(shares.shareable(cfg, self.write('day.csv.gz', 'x')))
-    self.assertIsNone(shares.shareable(cfg, self.write('day.tfrecord', 'x')))
-    self.assertIsNone(shares.shareable(cfg, self.path('nothing.csv')))
+    self.assertIsNone(shares.shareable(cfg.data, self.write('day.csv.gz', 'x')))
+    self.assertIsNone(shares.shareable(cfg.data, self.write('day.tfrecord', 'x')))
+    self.assertIsNone(shares.shareable(cfg.data, self.path('nothing.csv')))
     raw = self.write('day.csv', 'x\n')
-    self.assertEqual(shares.shareable(cfg, raw).path, raw)
+    self.assertEqual(shares.shareable(cfg.data, raw).path, raw)
     with mock.patch.object(shares, 'SHARED_BYTES', 3):
-      self.assertIsNone(shares.shareable(cfg, raw))
+      self.assertIsNone(shares.shareable(cfg.data, raw))
 
 
 if __name__ == '__main__':

@@ -198,7 +198,7 @@ class ValuesTest(tf.test.TestCase):
     @tf.function
     def read(column):
       columns = {'v': GraphColumn.single(column)}
-      reader = GraphReader(cfg, columns, size)
+      reader = GraphReader(cfg.data, columns, size)
       if is_slot:
         return reader.slot(cfg.ordered_slots[0], 1)
       return reader.dense(cfg.data.dense[1])

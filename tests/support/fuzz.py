@@ -218,7 +218,7 @@ def carried_trial(rng: random.Random, folder: str) -> str | None:
   predictions = np.arange(len(wanted), dtype=np.float32) / 128
   cuts = sorted(rng.sample(range(1, len(wanted)), 3))
   out = io.BytesIO()
-  tables = carried.carried_tables(config.parse(text, 'a test'), passes, ['n', 'odd'], suffix)
+  tables = carried.carried_tables(config.parse(text, 'a test').data, passes, ['n', 'odd'], suffix)
   beside = carried.beside(tables, iter(np.split(predictions, cuts)), ['p'])
   try:
     carried.write_tables(beside, out, suffix)

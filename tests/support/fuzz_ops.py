@@ -132,8 +132,8 @@ def right_calls(rng: np.random.Generator) -> list:
   ops.ctr_metric_sums(shows, shows, shows, sums.handle, [histogram.handle], 'clicks', 8)
   text = np.frombuffer(b'onetwo', np.uint8)
   key_ops.text_keys(text, np.array([0, 3, 6], np.int32), 3)
-  filled = counts.reshape([batch, fields]).astype(np.int32)
-  coded = key_ops.encode_fields(keys, np.ones(len(keys), np.float32), filled)
+  filled = counts.reshape([fields, batch]).astype(np.int32)
+  coded = key_ops.encode_fields(keys, np.ones(len(keys), np.float32), filled, fields)
   ends = [np.cumsum(of) for of in np.split(coded.counts, np.cumsum(coded.fields_of)[:-1])]
   splits = [np.concatenate([[0], of]) for of in ends]
   bases = [np.cumsum([0, *map(len, splits)])[:-1], np.cumsum([0, *(of[-1] for of in ends)])[:-1]]

@@ -89,7 +89,7 @@ def main() -> None:
 
     out = stack.enter_context(whole_file('/dev/stdout' if OUT.value == '-' else OUT.value))
     counts = [(raw.path, of.num_samples) for raw, of in zip(passes, prepared)]
-    tables = carried.carried_tables(cfg, counts, COLUMNS.value, suffix)
+    tables = carried.carried_tables(cfg.data, counts, COLUMNS.value, suffix)
     if found is not None:
       tables = carried.joined(tables, predicted) if COLUMNS.value else predicted
       carried.write_tables(tables, out, suffix)

@@ -22,7 +22,7 @@ from trainer.errors import UserError
 
 
 def carried_tables(
-  cfg: config.Config, passes: Sequence[tuple[str, int]], columns: Sequence[str], suffix: str
+  data: config.Data, passes: Sequence[tuple[str, int]], columns: Sequence[str], suffix: str
 ) -> Iterator[pa.Table]:
   """Yields `columns` of raw passes as tables of one schema, in order, a block of records at a time.
 
@@ -40,8 +40,8 @@ def carried_tables(
     for path, predictions in passes:
       records = 0
       for file in files_of(path):
-        is_tfrecord = format_of(cfg.data, file.path) == 'tfrecord'
-        for block in (f() for f in raw_blocks(cfg, file, wanted, as_written=True)):
+        is_tfrecord = format_of(data, file.path) == 'tfrecord'
+        for block in (f() for f in raw_blocks(data, file, wanted, as_written=True)):
           if block.malformed:
             raise UserError(f'--columns: {block.malformed[0]._replace(path=file.path)}')
           arrays = {c: _plain(block.columns[c], is_tfrecord) for c in columns}

@@ -107,11 +107,11 @@ def _with_folders(read: Callable[[], Block], path: str, texts: dict[str, str | N
   return block._replace(columns=block.columns | columns)
 
 
-def _holds(cfg: config.Config, file: LogFile, column: str) -> bool:
+def _holds(data: config.Data, file: LogFile, column: str) -> bool:
   """Returns whether a file itself has a column; of JSON lines and TFRecord, in its first block."""
-  kind = format_of(cfg.data, file.path)
+  kind = format_of(data, file.path)
   with contextlib.suppress(UserError):  # whoever reads the file tells what else is wrong
-    with contextlib.closing(reader(kind).blocks(file.path, cfg.data, {column: ''})) as blocks:
+    with contextlib.closing(reader(kind).blocks(file.path, data, {column: ''})) as blocks:
       read = next(blocks, None)
       if read is None or kind not in ('jsonl', 'tfrecord'):
         return read is not None
@@ -129,7 +129,7 @@ def _is_blank(file: LogFile) -> bool:
 
 
 def raw_blocks(
-  cfg: config.Config,
+  data: config.Data,
   file: LogFile,
   wanted: dict[str, str],
   part: Part = WHOLE,
@@ -145,24 +145,24 @@ def raw_blocks(
   if file.bytes == 0:
     raise BadPass(f'{file.path}: the file is empty; wanted records')
   inside, above = ({c: t for c, t in f.items() if c in wanted} for f in folder_columns(file))
-  both = {name for name in above | inside if _holds(cfg, file, name)}
+  both = {name for name in above | inside if _holds(data, file, name)}
   for name in both - inside.keys():
     where, folder = file.below or os.path.dirname(file.path), f'{name}={above[name]}'
     warn_once(f"{where}: column '{name}': the files have it; the folder {folder} does not count")
   given = {name: above[name] for name in above.keys() - both} | inside
   of_file = {name: wanted[name] for name in wanted if name not in given.keys() - both}
-  kind = format_of(cfg.data, file.path)
+  kind = format_of(data, file.path)
   options = {} if part == WHOLE else {'part': part}  # not all readers can begin in the middle
   if as_written and kind in ('csv', 'jsonl'):  # in others, values have types
     options['as_written'] = True
-  for read in reader(kind).blocks(file.path, cfg.data, of_file, **options):
+  for read in reader(kind).blocks(file.path, data, of_file, **options):
     yield functools.partial(_with_folders, read, file.path, given) if given else read
 
 
 def blocks_of_pass(cfg: config.Config, path: str, wanted: dict[str, str]) -> Iterator[Block]:
   """Yields the blocks of all files of a raw pass, in order; see `raw_blocks`."""
   for file in files_of(path):
-    for read in raw_blocks(cfg, file, wanted):
+    for read in raw_blocks(cfg.data, file, wanted):
       yield read()
 
 
@@ -251,17 +251,17 @@ def look_at(cfg: config.Config, raw_path: str) -> None:
   """Reads the first block of each file of a raw pass, to find mistakes early."""
   for file in files_of(raw_path):
     with plain_errors(f'cannot read {raw_path}'):
-      with contextlib.closing(raw_blocks(cfg, file, wanted_columns(cfg))) as blocks:
+      with contextlib.closing(raw_blocks(cfg.data, file, wanted_columns(cfg))) as blocks:
         next(blocks, None)
 
 
 def _file_parts(
-  cfg: config.Config, files: Sequence[LogFile], wanted: dict[str, str], writer: Writer
+  data: config.Data, files: Sequence[LogFile], wanted: dict[str, str], writer: Writer
 ) -> Parts:
   filled = []
   for file in files:
     before = writer.samples
-    yield file.path, raw_blocks(cfg, file, wanted)
+    yield file.path, raw_blocks(data, file, wanted)
     filled += [file] * (writer.samples > before)
   _warn_of_twins(filled)
 
@@ -304,7 +304,7 @@ def prepare_pass(
       waits = lambda: on_block(writer.samples)
       parts: Parts = wing('topic_parts')(cfg.data, raw, wanted, waits, meta)
     else:
-      parts = _file_parts(cfg, files, wanted, writer)
+      parts = _file_parts(cfg.data, files, wanted, writer)
     with contextlib.closing(parts):
       for name, reads in parts:
         _convert(cfg, name, reads, labelled, writer, bad, on_block)
@@ -353,7 +353,7 @@ def prepare_part(
 ) -> None:
   """Converts a part of a pass that has only one file; `join_parts` joins the parts."""
   with _writing(cfg, file.path, out_dir) as (writer, bad):
-    reads = raw_blocks(cfg, file, wanted_columns(cfg, labelled), part)
+    reads = raw_blocks(cfg.data, file, wanted_columns(cfg, labelled), part)
     _convert(cfg, file.path, reads, labelled, writer, bad, on_block)
     writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.counted(writer.samples)})
 
@@ -400,7 +400,7 @@ def _meta(
   folders = {name: text for name, text in above.items() if name in wanted_columns(cfg, labelled)}
   return {
     'schema': schema(cfg),
-    'day': pass_day(cfg, raw_path) or 0,
+    'day': pass_day(cfg.data, raw_path) or 0,
     'reading': reading(cfg) | {'labelled': labelled} | ({'folders': folders} if folders else {}),
     'source': {
       'path': file_system.absolute(raw_path),

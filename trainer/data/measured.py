@@ -363,7 +363,7 @@ def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> di
   samples = 0
   with contextlib.closing(blocks_of_pass(cfg, path, wanted)) as blocks:
     for block in blocks:
-      reader = ArrowReader(cfg, block.columns, len(block.lines))
+      reader = ArrowReader(cfg.data, block.columns, len(block.lines))
       for key, slot in slots.items():
         x = reader.of(slot.name).rounded(slot.made.bins)
         parts[key].append(x[~np.isnan(x)])

@@ -16,7 +16,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ops.keys import NO_FEATURE
-from ops.tensors import aligned
 from trainer import config
 from trainer.data.arrays import is_nested, one_each, ranges
 from trainer.data.block import BadRecord, Block
@@ -49,11 +48,11 @@ BLANK_GROUP = 0x16A3B2F90404F  # the group of samples without one: farmhash64 of
 class Parsed(NamedTuple):
   """The n good records of a block as arrays, and the mistakes in its bad records."""
 
-  counts: np.ndarray | None  # int32 [n, F], features in each slot
-  # int64 [nnz], sample by sample and slot by slot. If `counts` is None: int64 [F, n], one feature a
-  # slot or none (NO_FEATURE), and all values are 1.
-  keys: np.ndarray
-  values: np.ndarray | None  # float32 [nnz]; None if all are 1
+  # int32 [n, F], features in each slot; None if each has one key of value 1, which may be
+  # NO_FEATURE.
+  counts: np.ndarray | None
+  keys: Sequence[np.ndarray]  # of each slot, int64, record by record
+  values: Sequence[np.ndarray] | None  # of each slot, float32, one for each key; None if all are 1
   dense: np.ndarray  # float32 [n, Dn], NaN where missing
   label: np.ndarray  # float32 [n, T], NaN where blank
   weight: np.ndarray | None = None  # float32 [n]
@@ -63,35 +62,50 @@ class Parsed(NamedTuple):
   texts: Sequence[tuple[np.ndarray, pa.Array]] = ()  # keys and texts, for data.keep_texts
   largest: tuple[float, int] = 0.0, 0  # of the numbers that a model may read as they are; its line
 
+  def by_sample(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns `keys`, `values` and `segments` as a SlotBatch has them, sample by sample."""
+    if self.counts is None:
+      keys, segments = np.stack(self.keys, 1).reshape(-1), np.zeros([0], np.int32)
+      if (keys == NO_FEATURE).any():
+        segments = np.flatnonzero(keys != NO_FEATURE).astype(np.int32)
+        keys = keys[segments]
+      return keys, np.ones([len(segments)], np.float32), segments
+    starts = (np.cumsum(self.counts) - self.counts.ravel()).reshape(self.counts.shape)
+    keys = np.empty([self.counts.sum()], np.int64)
+    values = np.ones([len(keys)], np.float32)
+    for f, own in enumerate(self.keys):
+      to = ranges(starts[:, f], self.counts[:, f])
+      keys[to] = own
+      if self.values:
+        values[to] = self.values[f]
+    return keys, values, np.repeat(np.arange(starts.size, dtype=np.int32), self.counts.ravel())
+
+
+def _ragged(slot: np.ndarray | SlotFeatures) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+  """Returns how many features each record has in a slot, [n], their keys, and their values."""
+  if isinstance(slot, SlotFeatures):
+    counts = slot.counts[slot.index]
+    source = ranges(slot.starts[slot.index], counts)
+    return counts, slot.keys[source], None if slot.values is None else slot.values[source]
+  present = slot != NO_FEATURE
+  return present, slot[present], None
+
 
 def _assemble(
-  slots: Sequence[np.ndarray | SlotFeatures], n: int
-) -> tuple[np.ndarray | None, np.ndarray, np.ndarray | None]:
-  """Joins the features of all slots to the `counts`, `keys` and `values` of `Parsed`.
+  slots: Sequence[np.ndarray | SlotFeatures],
+) -> tuple[np.ndarray | None, Sequence[np.ndarray], Sequence[np.ndarray] | None]:
+  """Returns `counts`, `keys` and `values` of `Parsed`.
 
   A slot is its keys [n], NO_FEATURE where a record has none, or a `SlotFeatures`.
   """
-  if not any(isinstance(s, SlotFeatures) for s in slots):
-    keys = aligned([len(slots), n], np.int64)
-    for f, own in enumerate(slots):
-      keys[f] = own
-    return None, keys, None
-  rows = np.arange(n)
-  slots = [
-    s if isinstance(s, SlotFeatures) else SlotFeatures(rows, rows, s != NO_FEATURE, s, None, None)
-    for s in slots
-  ]
-  counts = np.stack([s.counts[s.index] for s in slots], 1).astype(np.int32)
-  starts = (np.cumsum(counts) - counts.ravel()).reshape(n, len(slots))
-  keys = np.empty([counts.sum()], np.int64)
-  valued = any(s.values is not None for s in slots)
-  values = np.ones([len(keys)], np.float32) if valued else None
-  for f, s in enumerate(slots):
-    to, source = ranges(starts[:, f], counts[:, f]), ranges(s.starts[s.index], counts[:, f])
-    keys[to] = s.keys[source]
-    if s.values is not None:
-      values[to] = s.values[source]
-  return counts, keys, values
+  if not any(isinstance(slot, SlotFeatures) for slot in slots):
+    return None, slots, None
+  counts, keys, values = zip(*map(_ragged, slots))
+  if all(own is None for own in values):
+    values = None
+  else:
+    values = [np.ones(len(k), np.float32) if v is None else v for k, v in zip(keys, values)]
+  return np.stack(counts, 1).astype(np.int32), keys, values
 
 
 def _largest(
@@ -99,16 +113,17 @@ def _largest(
   dense: np.ndarray,
   weight: np.ndarray | None,
   counts: np.ndarray | None,
-  values: np.ndarray | None,
+  values: Sequence[np.ndarray] | None,
 ) -> tuple[float, int]:
   """Returns the `largest` of `Parsed`; its arrays have n > 0 records."""
   numbers = np.abs(np.nan_to_num(dense)).max(1, initial=0)
   numbers = numbers if weight is None else np.maximum(numbers, weight)
   found = [(float(numbers.max()), int(lines[numbers.argmax()]))]
-  if values is not None and len(values):
-    at = np.abs(values).argmax()
-    record = np.searchsorted(counts.sum(1).cumsum(), at, 'right')
-    found.append((float(abs(values[at])), int(lines[record])))
+  for own, of_slot in zip(values, counts.T) if values else ():
+    if len(own):
+      at = np.abs(own).argmax()
+      record = np.searchsorted(of_slot.cumsum(), at, 'right')
+      found.append((float(abs(own[at])), int(lines[record])))
   return max(found)
 
 
@@ -300,7 +315,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
       records.drop(wrong, 'group', data.group, WHOLE_NUMBER)
       group = feature_keys(array, data.group, 0, data.missing_values)
       group = np.where(group == NO_FEATURE, BLANK_GROUP, group)
-  made = ArrowReader(cfg, block.columns, n, records.drop)
+  made = ArrowReader(data, block.columns, n, records.drop)
   dense = np.empty([n, len(data.dense)], np.float32)
   for i, column in enumerate(data.dense):
     if column.name in blank:
@@ -348,7 +363,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     ]
     dense, label = dense[keep], label[keep]
     weight, group = (a if a is None else a[keep] for a in (weight, group))
-  features, lines = _assemble(slots, len(label)), block.lines[keep]
+  features, lines = _assemble(slots), block.lines[keep]
   raw = dense[:, [column.transform == 'none' for column in data.dense]]
   has_largest = labelled and len(lines)
   return Parsed(

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from trainer.config import DAY_GROUPS, Config
+from trainer.config import DAY_GROUPS, Config, Data
 from trainer.data.file_system import exists, is_remote, natural_key, normal, refusing, walk
 from trainer.data.pass_files import (
   SUFFIX,
@@ -75,16 +75,16 @@ def folder_name(name: str) -> str:
   return f'{folder.encode()[:_FOLDER_BYTES].decode(errors="ignore")}%{digest[:32]}'
 
 
-def pass_day(cfg: Config, path: str) -> int | None:
+def pass_day(data: Data, path: str) -> int | None:
   """Returns the day that data.day_pattern finds in a path, or None; UserError if it is no number.
 
   The last match counts, so a date in the directory is used if the file's name has none. A date,
   written 2024-01-31 or matched by three groups, becomes the number 20240131. The groups are year,
   month and day in this order, unless they have these names.
   """
-  if cfg.data.day_pattern is None:
+  if data.day_pattern is None:
     return None
-  matches = list(re.finditer(cfg.data.day_pattern, normal(path)))
+  matches = list(re.finditer(data.day_pattern, normal(path)))
   if not matches:
     return None
   named = matches[-1].groupdict()
@@ -144,18 +144,18 @@ def days_between(day: int, later: int) -> list[int]:
   return [later - gap if end is None else _number(end - datetime.timedelta(gap)) for gap in gaps]
 
 
-def _pass(cfg: Config, path: str, below: str, key: str, marker: str | None = None) -> Pass:
+def _pass(data: Data, path: str, below: str, key: str, marker: str | None = None) -> Pass:
   """Returns the pass at a path; its name is the path relative to the directory `below`."""
   name = printable(SUFFIX.sub('', os.path.relpath(path, below)))
-  if is_prepared(cfg.data, path):
+  if is_prepared(data, path):
     day = read_meta(path).get('day')
     if type(day) is not int:
       raise BadPass(f'{path}: its {META} has the day {day!r}; wanted a whole number')
     return Pass(name, path, day, marker)
-  day = pass_day(cfg, path)
-  if day is None and cfg.data.day_pattern is not None and key in ('data.train', 'data.watch'):
+  day = pass_day(data, path)
+  if day is None and data.day_pattern is not None and key in ('data.train', 'data.watch'):
     raise UserError(
-      f'{path}: data.day_pattern {cfg.data.day_pattern!r} does not match it; wanted a day in '
+      f'{path}: data.day_pattern {data.day_pattern!r} does not match it; wanted a day in '
       "the file's name or path"
     )
   return Pass(name, path, day or 0, marker)
@@ -201,7 +201,7 @@ def passes(
   by_path: dict[str, Pass] = {}
   for pattern in patterns:
     matched, below = map(normal, matching([pattern], key)), fixed_folder(pattern)
-    new = _good_passes(matched, lambda path, below=below: _pass(cfg, path, below, key), wrong)
+    new = _good_passes(matched, lambda path, below=below: _pass(cfg.data, path, below, key), wrong)
     for data_pass in in_order(new):
       by_path.setdefault(data_pass.path, data_pass)
   for path in by_path:
@@ -305,7 +305,7 @@ def announced(
   def pass_of(path: str) -> Pass:
     above = walked.keys() & {*folders_above(path)}
     refuse_tables(above, lambda folder: walked.get(folder, ()))
-    return _pass(cfg, path, directory, 'data.watch', markers[path])
+    return _pass(cfg.data, path, directory, 'data.watch', markers[path])
 
   good = _good_passes(markers, pass_of, wrong)
   return in_order(good), sorted(missing), wrong

@@ -145,13 +145,16 @@ class PreparedPass:
 
   def parsed(self, start: int, end: int) -> Parsed:
     """Returns the samples [start, end) in the form that `parse.parse` returns."""
-    batch = self.gather(np.arange(start, end))
-    counts, keys, values = None, batch.keys, batch.values if len(batch.values) else None
-    if not len(batch.segments):
-      keys = keys.reshape(-1, self.num_slots).T
+    batch, shape = self.gather(np.arange(start, end)), (end - start, self.num_slots)
+    counts = values = None
+    if len(batch.segments):
+      slot, slots = batch.segments % self.num_slots, range(self.num_slots)
+      counts = np.bincount(batch.segments, minlength=shape[0] * shape[1])
+      counts = counts.reshape(shape).astype(np.int32)
+      keys = [batch.keys[slot == f] for f in slots]
+      values = [batch.values[slot == f] for f in slots] if len(batch.values) else None
     else:
-      counts = np.bincount(batch.segments, minlength=(end - start) * self.num_slots)
-      counts = counts.reshape(-1, self.num_slots).astype(np.int32)
+      keys = [*batch.keys.reshape(-1, self.num_slots).T]
     weight = None if self._weight is None else batch.weight
     group = batch.group if self._grouped else None
     return Parsed(counts, keys, values, batch.dense, self._label[start:end], weight, group)

@@ -49,9 +49,9 @@ def _counted(parsed: Parsed) -> Parsed:
   """Returns the same samples, with `counts` filled in if it is None."""
   if parsed.counts is not None:
     return parsed
-  keys = parsed.keys.T
-  present = keys != NO_FEATURE
-  return parsed._replace(counts=present.astype(np.int32), keys=keys[present])
+  present = [keys != NO_FEATURE for keys in parsed.keys]
+  keys = [keys[own] for keys, own in zip(parsed.keys, present)]
+  return parsed._replace(counts=np.stack(present, 1).astype(np.int32), keys=keys)
 
 
 def _concatenate(parts: Sequence[Parsed]) -> Parsed:
@@ -61,42 +61,44 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
   if any(p.counts is not None for p in parts):
     parts = [_counted(p) for p in parts]
   if any(p.values is not None for p in parts):
-    ones = [np.ones([len(p.keys)], np.float32) if p.values is None else p.values for p in parts]
-    parts = [p._replace(values=values) for p, values in zip(parts, ones)]
-  of_keys = [p.keys for p in parts]
-  shape = *of_keys[0].shape[:-1], sum(k.shape[-1] for k in of_keys)
-  keys = np.concatenate(of_keys, axis=-1, out=aligned(shape, np.int64))
-  return parts[0]._replace(
-    **{name: np.concatenate([getattr(p, name) for p in parts]) for name in _columns(parts[0])},
-    keys=keys,
-  )
+    ones = [[np.ones(len(keys), np.float32) for keys in p.keys] for p in parts]
+    parts = [p._replace(values=p.values or own) for p, own in zip(parts, ones)]
+  of_samples, of_slots = _columns(parts[0])
+  columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in of_samples}
+  for name in of_slots:
+    columns[name] = [np.concatenate(own) for own in zip(*(getattr(p, name) for p in parts))]
+  return parts[0]._replace(**columns)
 
 
-def _columns(parsed: Parsed) -> list[str]:
-  """Returns the names of the arrays in `parsed`, except `keys` and arrays that are None."""
-  return [name for name in (*OF_SAMPLES, 'values') if getattr(parsed, name) is not None]
+def _columns(parsed: Parsed) -> tuple[list[str], list[str]]:
+  """Returns the names of what is not None of arrays with a row a sample, and of lists of slots."""
+  names = OF_SAMPLES, ('keys', 'values')
+  return tuple([name for name in some if getattr(parsed, name) is not None] for some in names)
 
 
 def _cut(parsed: Parsed, n: int) -> tuple[Parsed, Parsed]:
   """Returns the first n samples, and the other samples."""
-  features = n if parsed.counts is None else int(parsed.counts[:n].sum())
+  counts, (of_samples, of_slots) = parsed.counts, _columns(parsed)
+  ends = [n] * len(parsed.keys) if counts is None else counts[:n].sum(0).tolist()
 
-  def part(samples: slice, of_keys: slice) -> Parsed:
-    spans = {name: samples if name in OF_SAMPLES else of_keys for name in _columns(parsed)}
-    columns = {name: getattr(parsed, name)[span] for name, span in spans.items()}
-    return parsed._replace(**columns, keys=parsed.keys[..., of_keys])
+  def part(samples: slice, wheres: Sequence[slice]) -> Parsed:
+    columns = {name: getattr(parsed, name)[samples] for name in of_samples}
+    for name in of_slots:
+      columns[name] = [own[where] for own, where in zip(getattr(parsed, name), wheres)]
+    return parsed._replace(**columns)
 
-  return part(slice(n), slice(features)), part(slice(n, None), slice(features, None))
+  rest = [slice(end, None) for end in ends]
+  return part(slice(n), list(map(slice, ends))), part(slice(n, None), rest)
 
 
-def _with_group(parsed: Parsed) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
-  """Returns keys, values and counts of samples, with the group of each sample as one more slot."""
-  if parsed.counts is None:
-    return np.vstack([parsed.keys, parsed.group]), None, None
-  ends = np.cumsum(parsed.counts.sum(1))
-  counts = np.hstack([parsed.counts, np.ones([len(ends), 1], np.int32)])
-  values = None if parsed.values is None else np.insert(parsed.values, ends, 1)
-  return np.insert(parsed.keys, ends, parsed.group), values, counts
+def _with_group(parsed: Parsed) -> Parsed:
+  """Returns samples with the group of each as one more slot, the last."""
+  one = np.ones([len(parsed.group), 1], np.int32)
+  return parsed._replace(
+    counts=None if parsed.counts is None else np.hstack([parsed.counts, one]),
+    keys=[*parsed.keys, parsed.group],
+    values=parsed.values and [*parsed.values, one[:, 0].astype(np.float32)],
+  )
 
 
 def _stats(dense: np.ndarray, columns: Sequence[config.DenseColumn]) -> np.ndarray:
@@ -180,7 +182,8 @@ class Writer:
     if copied:
       rest = prepared.parsed(copied, samples)
       self.samples += copied
-      self._submit(self._copy, prepared, copied, prepared.meta['features'] - rest.keys.size)
+      features = prepared.meta['features'] - sum(map(len, rest.keys))
+      self._submit(self._copy, prepared, copied, features)
     for start in range(copied, samples, CHUNK):
       self.add(prepared.parsed(start, min(start + CHUNK, samples)))
     if (texts := prepared.texts) is not None:
@@ -213,10 +216,11 @@ class Writer:
     self._thread.shutdown(cancel_futures=True)
 
   def _write(self, chunk: Parsed) -> None:
-    keys, values, counts = chunk.keys, chunk.values, chunk.counts
-    if self._grouped:
-      keys, values, counts = _with_group(chunk)
-    encoded = encode_fields(keys, values, counts)
+    coded = _with_group(chunk) if self._grouped else chunk
+    keys = np.concatenate(coded.keys, out=aligned([sum(map(len, coded.keys))], np.int64))
+    values = coded.values and np.concatenate(coded.values)
+    counts = None if coded.counts is None else coded.counts.T
+    encoded = encode_fields(keys, values, counts, len(coded.keys))
     columns, distinct = self._columns, encoded.fields_of
     of_slots = np.split(encoded.counts, np.cumsum(distinct)[:-1])
     splits = [np.concatenate([[0], np.cumsum(counts)]) for counts in of_slots]
@@ -240,7 +244,7 @@ class Writer:
     for name in ('dense', 'label', 'weight'):
       if name in columns:
         columns[name].append(getattr(chunk, name))
-    self._features += int(np.count_nonzero(chunk.keys != NO_FEATURE))
+    self._features += sum(int(np.count_nonzero(keys != NO_FEATURE)) for keys in chunk.keys)
     self._stats = merge_stats(self._stats, _stats(chunk.dense, self._dense))
 
   def close(self, meta: JsonObject) -> None:

@@ -21,14 +21,14 @@ SHARED_BYTES = 64 << 20  # smaller files are converted by one process
 SCAN_BYTES = 8 << 20
 
 
-def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
+def shareable(data: config.Data, raw_path: str) -> LogFile | None:
   """Returns the file of a pass if several processes can share its conversion, else None.
 
   It must be the only file of the pass, large, and either uncompressed text, Parquet or ORC.
   """
   with contextlib.suppress(UserError):  # the conversion reports the mistake
     files = files_of(raw_path)
-    kind = format_of(cfg.data, raw_path)
+    kind = format_of(data, raw_path)
     has_lines = FORMATS[kind].has_lines
     is_cuttable = not codec_of(raw_path) if has_lines else hasattr(reader(kind), 'num_rows')
     if is_cuttable and len(files) == 1 and files[0].path == raw_path:
@@ -36,9 +36,9 @@ def shareable(cfg: config.Config, raw_path: str) -> LogFile | None:
   return None
 
 
-def count_lines(cfg: config.Config, file: LogFile, rank: int, size: int) -> list[int]:
+def count_lines(data: config.Data, file: LogFile, rank: int, size: int) -> list[int]:
   """Counts line ends in the blocks (SCAN_BYTES) rank, rank + size, … of a text; [] if none."""
-  if not FORMATS[format_of(cfg.data, file.path)].has_lines:
+  if not FORMATS[format_of(data, file.path)].has_lines:
     return []
   with open_file(file.path) as f:
     starts = range(rank * SCAN_BYTES, file.bytes, size * SCAN_BYTES)
@@ -55,11 +55,11 @@ def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
   return block * SCAN_BYTES + int(places[line - 1 - (ends[block] - counts[block])]) + 1
 
 
-def parts_of(cfg: config.Config, file: LogFile, counted: list[list[int]], size: int) -> list[Part]:
+def parts_of(data: config.Data, file: LogFile, counted: list[list[int]], size: int) -> list[Part]:
   """Cuts a file, as `count_lines` counted on each rank, into `size` parts of whole chunks."""
-  kind = format_of(cfg.data, file.path)
+  kind = format_of(data, file.path)
   is_text = FORMATS[kind].has_lines
-  header = header_lines(file.path, cfg.data) if kind == 'csv' else 0
+  header = header_lines(file.path, data) if kind == 'csv' else 0
   counts = np.zeros([sum(map(len, counted))], np.int64)
   for rank, own in enumerate(counted):
     counts[rank :: len(counted)] = own

@@ -30,7 +30,7 @@ def texts_of(
   for path in filter(exists, paths):
     with contextlib.closing(blocks_of_pass(cfg, path, columns)) as blocks:
       for block in blocks:
-        texts, shown = _texts(cfg, block, slot)
+        texts, shown = _texts(cfg.data, block, slot)
         hashed = hash_keys(texts, slot_id).numpy() if texts else np.zeros([0], np.int64)
         here = np.flatnonzero(np.isin(hashed, wanted)).tolist()
         texts_here = {int(hashed[i]): shown[i].strip().decode(errors='replace') for i in here}
@@ -40,9 +40,9 @@ def texts_of(
           return
 
 
-def _texts(cfg: config.Config, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
+def _texts(data: config.Data, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
   """Returns a block's distinct texts that a slot hashes, and to show: for a cross 'a × b'."""
-  reader = ArrowReader(cfg, block.columns, len(block.lines))
+  reader = ArrowReader(data, block.columns, len(block.lines))
   if isinstance(slot.made, config.SlotCross):
     texts, shown = cross.shown(slot.made, reader.of(slot.name))
   else:

@@ -119,7 +119,7 @@ class _Computed:
       if names:
         own, lengths = lengths[: len(names)], lengths[len(names) :]
         columns |= zip(names, map(GraphColumn.single, tf.split(values, own, num=len(names))))
-    reader, ids = GraphReader(self._cfg, columns, size), self._cfg.slot_ids()
+    reader, ids = GraphReader(self._cfg.data, columns, size), self._cfg.slot_ids()
     found = {name: [tf.zeros([0], tf.int64)] for name in ('keys', 'places', 'segments')}
     found['values'] = [tf.zeros([0])]
     for field, slot in self._slots:

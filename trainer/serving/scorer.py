@@ -13,7 +13,6 @@ import pyarrow as pa
 import tensorflow as tf
 
 from ops.dedupe import Deduped
-from ops.keys import NO_FEATURE
 from ops.row_store import PulledRows, RowStore
 from ops.tensors import to_tensor
 from trainer import config
@@ -202,16 +201,7 @@ class Scorer:
     if parsed.bad:
       bad = parsed.examples[0]
       raise BadRequest(f'{bad.what}, sample {bad.line}: found {bad.found}; wanted {bad.wanted}')
-    keys, values, segments = parsed.keys, parsed.values, np.zeros([0], np.int32)
-    if parsed.counts is not None:
-      segments = np.repeat(np.arange(size * self._num_slots, dtype=np.int32), parsed.counts.ravel())
-    else:
-      keys = keys.T.reshape(-1)
-      if (keys == NO_FEATURE).any():
-        segments = np.flatnonzero(keys != NO_FEATURE).astype(np.int32)
-        keys = keys[segments]
-    if values is None:
-      values = np.ones([len(segments)], np.float32)
+    keys, values, segments = parsed.by_sample()
     places = np.arange(len(keys), dtype=np.int32)
     return Samples(keys, places, values, segments, parsed.dense)
 

@@ -184,7 +184,7 @@ class Serving(tf.Module):
     """Returns the outputs of B samples; a column that is absent is blank."""
     blank = GraphColumn.single(tf.constant(['']))
     columns = dict.fromkeys(self._cfg.data.log_columns(), blank) | dict(columns)
-    made = GraphReader(self._cfg, columns, size)
+    made = GraphReader(self._cfg.data, columns, size)
     slots = [made.slot(s, self._ids[s.name]) for s in self._slots]
     dense = [made.dense(c) for c in self._dense_columns]
     return self._predict(slots, [tf.broadcast_to(d, size[None]) for d in dense], size)

@@ -143,7 +143,7 @@ class Inputs:
       for i, (data_pass, path) in enumerate(zip(passes, paths)):
         if path != data_pass.path and path not in self._owners and data_pass.exists():
           with contextlib.suppress(Exception):  # the conversion reports what is wrong
-            file = shareable(self.cfg, data_pass.path)
+            file = shareable(self.cfg.data, data_pass.path)
             if file and not is_prepared_from(self.cfg, data_pass.path, path, labelled):
               shared.append([i, list(file)])
       return shared
@@ -159,13 +159,13 @@ class Inputs:
 
     def count() -> list[int]:
       with data_pass.refusing():
-        return count_lines(cfg, file, rank, size)
+        return count_lines(cfg.data, file, rank, size)
 
     counted = self.communicator.gather(together(f'cannot read {data_pass.path}', count))
 
     def convert() -> int:
       with data_pass.refusing():
-        parts = parts_of(cfg, file, counted, size)
+        parts = parts_of(cfg.data, file, counted, size)
         if rank < len(parts):
           prepare_part(cfg, file, parts[rank], own_path(rank), labelled, on_block)
         return len(parts)

@@ -102,21 +102,19 @@ size_t FieldCoder::Place(uint64_t hash) const {
   return (hash ^ hash >> 32) * kMultiplier >> shift_;
 }
 
-// Fills features_ and hashes_ with the fields of slot f.
-void FieldCoder::TakeSlot(const Block& block, int64_t f) {
+// Fills features_ and hashes_ with the fields of slot f, whose keys begin at `from`. Returns where
+// those of the next slot begin.
+int64_t FieldCoder::TakeSlot(const Block& block, int64_t f, int64_t from) {
   if (!block.counts) {
-    const int64_t first = f * block.n;
     for (int64_t i = 0; i < block.n; ++i) {
-      const int64_t key = block.keys[first + i];
-      features_[i] = {first + i, key >= 0};
+      const int64_t key = block.keys[from + i];
+      features_[i] = {from + i, key >= 0};
       hashes_[i] = key >= 0 ? static_cast<uint64_t>(key) : kCompared;
     }
-    return;
+    return from + block.n;
   }
-  for (int64_t i = 0; i < block.n; ++i) {
-    const int32_t count = block.counts[i * block.slots + f];
-    const int64_t from = next_[i];
-    next_[i] += count;
+  for (int64_t i = 0; i < block.n; ++i, from += features_[i - 1].count) {
+    const int32_t count = block.counts[f * block.n + i];
     features_[i] = {from, count};
     const int64_t* const keys = block.keys + from;
     const float* const values = block.values ? block.values + from : nullptr;
@@ -135,6 +133,7 @@ void FieldCoder::TakeSlot(const Block& block, int64_t f) {
     }
     hashes_[i] = hash | kCompared;
   }
+  return from;
 }
 
 void FieldCoder::Encode(const Block& block, uint16_t* codes) {
@@ -149,15 +148,10 @@ void FieldCoder::Encode(const Block& block, uint16_t* codes) {
   hashes_.resize(n);
   features_.resize(n);
   columns_.resize(n * slots);
-  next_.resize(block.counts ? n : 0);
-  int64_t total = 0;
-  for (int64_t i = 0; i < static_cast<int64_t>(next_.size()); ++i) {
-    next_[i] = total;
-    for (int64_t f = 0; f < slots; ++f) total += block.counts[i * slots + f];
-  }
   // Slot by slot, so that the current table stays in the cache.
+  int64_t next = 0;  // where the keys of the next slot begin
   for (int64_t f = 0; f < slots; ++f) {
-    TakeSlot(block, f);
+    next = TakeSlot(block, f, next);
     Clear(bits_[f]);
     starts_.clear();
     const size_t before = counts.size();

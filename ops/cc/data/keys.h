@@ -38,11 +38,11 @@ class FieldCoder {
 
   // A block of n samples of F slots.
   struct Block {
-    // [nnz], sample by sample, and slot by slot within a sample. Without counts [F, n]: one key in
-    // each field, or none if it is kNoFeature.
+    // [nnz], slot by slot, and sample by sample within a slot. Without counts each field has one,
+    // or none if it is kNoFeature.
     const int64_t* keys = nullptr;
     const float* values = nullptr;    // [nnz]; null if all are 1, and always without counts
-    const int32_t* counts = nullptr;  // [n * F], how many features each field has; or null
+    const int32_t* counts = nullptr;  // [F * n], how many features each field has; or null
     int64_t n = 0;                    // at most kMaxSamples
     int64_t slots = 0;                // F
   };
@@ -72,14 +72,13 @@ class FieldCoder {
   void Clear(int bits);
   void Grow();
   size_t Place(uint64_t hash) const;
-  void TakeSlot(const Block& block, int64_t f);
+  int64_t TakeSlot(const Block& block, int64_t f, int64_t from);
 
   std::vector<Entry> table_;     // of the current slot: open addressing, at most half full
   int shift_ = 0;                // 64 minus the logarithm of the table's size
   std::vector<int64_t> starts_;  // where the features of each of its distinct fields begin in keys
   std::vector<Features> features_;  // [n], of the current slot's fields
   std::vector<uint64_t> hashes_;    // [n], of the current slot's fields
-  std::vector<int64_t> next_;       // [n], where each sample's features of the next slot begin
   std::vector<uint16_t> columns_;   // [F, n], the codes
   std::vector<int>
       bits_;  // [F], the logarithm of the size that each slot's table had in the last block

@@ -31,10 +31,9 @@ Numbers the distinct fields of a block of samples, slot by slot.
 
 A field is what a sample has in a slot: none, one or several features, each with a value.
 
-keys: [nnz], sample by sample, and slot by slot within a sample; without counts [F * n], slot by
-  slot.
+keys: [nnz], slot by slot, and sample by sample within a slot.
 values: [nnz], or [0] if all are 1.
-counts: [n * F], how many features each field has; or [0] if each has one, of value 1, or none where
+counts: [F * n], how many features each field has; or [0] if each has one, of value 1, or none where
   its key is -1. n is at most 65536.
 slots: F.
 codes: [n, F]; equal fields of a slot have equal codes, from 0 in the order of first occurrence.

@@ -60,13 +60,13 @@ class ArrowReader:
 
   def __init__(
     self,
-    cfg: config.Config,
+    data: config.Data,
     columns: Mapping[str, pa.Array],
     num_records: int,
     drop: Drop = lambda *_: None,
   ):
-    self._data, self._log, self._drop, self.num_records = cfg.data, columns, drop, num_records
-    self._made = cfg.data.made
+    self._data, self._log, self._drop, self.num_records = data, columns, drop, num_records
+    self._made = data.made
     self._own = ''  # the made column for which this reader reads; '' for the model
     self._results: dict[object, object] = {}
 

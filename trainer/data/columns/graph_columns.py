@@ -144,9 +144,9 @@ class GraphReader:
   `columns` are the log's; `size` is int64 [], B.
   """
 
-  def __init__(self, cfg: config.Config, columns: Mapping[str, GraphColumn], size: tf.Tensor):
-    self._data, self._log, self.size = cfg.data, columns, size
-    self._made, self._writing = cfg.data.made, Writing.of(cfg.data)
+  def __init__(self, data: config.Data, columns: Mapping[str, GraphColumn], size: tf.Tensor):
+    self._data, self._log, self.size = data, columns, size
+    self._made, self._writing = data.made, Writing.of(data)
     self._doubts = [tf.zeros([], tf.bool)]
     self._own = ''  # the made column for which this reader reads; '' for the model
     self._results: dict[str, GraphColumn] = {}
