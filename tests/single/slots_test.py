@@ -1,7 +1,5 @@
 """What is told by slot: calibration, unknown features, what the tables hold."""
 
-import types
-
 import numpy as np
 import tensorflow as tf
 from sklearn.metrics import roc_auc_score
@@ -26,11 +24,7 @@ from trainer.model.metrics import MetricSums
 
 
 def histogram_of(labels, predictions):
-  cfg = types.SimpleNamespace(
-    labels=[types.SimpleNamespace(name='click', loss='log_loss')],
-    model=types.SimpleNamespace(retrieval=None),
-  )
-  metrics = MetricSums(cfg)
+  metrics = MetricSums({'click': 'clicks'})
   metrics.update(labels, predictions, tf.ones_like(labels))
   return metrics.state()['histogram']
 

@@ -209,7 +209,7 @@ class TaskModelTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_metrics_by_task(self):
     cfg = make_config(TASKS | SHARED)
-    rng, metrics = np.random.default_rng(5), MetricSums(cfg)
+    rng, metrics = np.random.default_rng(5), MetricSums(cfg.kinds_of_labels)
     labels = (rng.random([500, 2]) < 0.3).astype(np.float32)
     weights = np.ones([500, 2], np.float32)
     weights[rng.random(500) < 0.5, 1] = 0
