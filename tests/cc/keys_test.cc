@@ -72,9 +72,9 @@ TEST(CodesGiveTheFieldsBack) {
       }
     }
     std::vector<uint16_t> codes(n * slots);
-    coder.Encode({keys.data(), valued ? values.data() : nullptr, ragged ? counts.data() : nullptr,
-                  n, slots},
-                 codes.data());
+    coder.Encode(
+        {keys.data(), valued ? values.data() : nullptr, ragged ? counts.data() : nullptr, n, slots},
+        codes.data());
     std::vector<int64_t> begin(coder.counts.size() + 1), first(slots + 1);
     for (size_t i = 0; i < coder.counts.size(); ++i) begin[i + 1] = begin[i] + coder.counts[i];
     for (int64_t f = 0; f < slots; ++f) first[f + 1] = first[f] + coder.fields_of[f];
