@@ -64,12 +64,14 @@ def _samples(
     with contextlib.closing(blocks_of_pass(cfg, data_pass.path, wanted_columns(cfg))) as blocks:
       for block in blocks if left > 0 else ():
         parsed = parse(cfg, block)
-        own = parsed.keys
-        if parsed.counts is not None:  # else they are [F, n]
-          starts = np.cumsum(parsed.counts).reshape(parsed.counts.shape) - parsed.counts
-          own = np.append(own, NO_FEATURE)[np.where(parsed.counts, starts, len(own))].T
+        own = [parsed.keys[f] for f in fields]
+        if parsed.counts is not None:  # of each slot, one where there is any
+          has = parsed.counts.T[fields] > 0
+          own, of_slots = np.full(has.shape, NO_FEATURE), own
+          for to, here, keys_of_slot in zip(own, has, of_slots):
+            to[here] = keys_of_slot
         is_known = ~np.isnan(parsed.label[:, 0])
-        keys.append(own[fields][:, is_known][:, :left])
+        keys.append(np.stack(own)[:, is_known][:, :left])
         labels.append(parsed.label[is_known, 0][:left])
         left -= len(labels[-1])
         if left <= 0:
