@@ -277,7 +277,7 @@ class CheckpointReaderTest(tf.test.TestCase):
     removed = run / 'checkpoints' / 'ckpt-999999999'
     race = f"""
 import shutil
-from trainer import inspect
+from trainer.cli import inspect
 from trainer.storage import checkpoint_rows
 read_rows = checkpoint_rows.read_rows
 def racing(path, *rest):

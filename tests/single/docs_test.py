@@ -25,7 +25,7 @@ PAGES = [ROOT / 'README.md', *sorted((ROOT / 'docs').glob('*.md'))]
 BLOCK = re.compile(r'```(\w*)\n(.*?)```', re.DOTALL)
 SCRIPTS = tomli.loads((ROOT / 'pyproject.toml').read_text('utf-8'))['project']['scripts']
 COMMAND = re.compile(
-  r'-m trainer\.(\w+)|\b(ctr-\w+) |launch/(?:local|cluster|parameter_servers)\.sh '
+  r'-m trainer\.(?:cli\.)?(\w+)|\b(ctr-\w+) |launch/(?:local|cluster|parameter_servers)\.sh '
   r'(?:\S+ (evaluate|predict|inspect|doctor) )?'
 )
 REST = {
@@ -64,7 +64,8 @@ def commands(page: pathlib.Path) -> list[str]:
 
 def flags_of(module: str) -> set[str]:
   """The flags that a command defines; --noNAME too of those that are on or off."""
-  tree = ast.parse((ROOT / 'trainer' / f'{module}.py').read_text('utf-8'))
+  path = 'trainer/run.py' if module == 'run' else f'trainer/cli/{module}.py'
+  tree = ast.parse((ROOT / path).read_text('utf-8'))
   defined = {
     node.args[0].value: node.func.attr
     for node in ast.walk(tree)
@@ -88,7 +89,7 @@ class DocsTest(tf.test.TestCase):
       with self.subTest(page=page.name, line=line):
         module, script, launched = COMMAND.search(line).groups()
         if script:
-          module = re.fullmatch(r'trainer\.(\w+):main', SCRIPTS[script])[1]
+          module = re.fullmatch(r'trainer\.(?:cli\.)?(\w+):main', SCRIPTS[script])[1]
         known = flags_of(module or launched or 'run')
         words = shlex.split(line)
         for i, word in enumerate(words):

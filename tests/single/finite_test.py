@@ -87,10 +87,10 @@ class FiniteTest(tf.test.TestCase):
       self.make_job('a', data=data).run()
 
   def test_a_gradient_where_the_loss_is_finite(self):
-    def root_of_nothing(_):
+    def root_of_nothing(*_):
       return lambda label, logits: tf.sqrt(0 * logits)
 
-    with mock.patch.object(dense_part, 'per_sample_loss', root_of_nothing):
+    with mock.patch.object(dense_part, 'sample_losses', root_of_nothing):
       with self.assertRaisesRegex(
         UserError, 'a gradient is not finite at step 1: lower the learning rates'
       ):

@@ -72,7 +72,8 @@ def _ends() -> np.ndarray:
 
 def _keys(column: pa.Array, name: str) -> np.ndarray:
   """Returns the key of each sample's feature, which is the same everywhere; negative if blank."""
-  from trainer.data.values import WHOLE_NUMBER, feature_keys, one_each, whole_numbers
+  from trainer.data.arrays import one_each
+  from trainer.data.values import WHOLE_NUMBER, feature_keys, whole_numbers
 
   values, several = one_each(column)
   values, has_fraction = whole_numbers(values)
@@ -95,7 +96,8 @@ def _by_hash(keys: np.ndarray, name: str) -> np.ndarray:
 
 def _texts(column: pa.Array, name: str) -> pa.Array:
   """Returns times or numbers as texts, null where blank."""
-  from trainer.data.values import as_text, one_each, trim
+  from trainer.data.arrays import one_each
+  from trainer.data.values import as_text, trim
 
   values, _ = one_each(column)
   if pa.types.is_floating(values.type):  # which may have fractions; NaN becomes null
