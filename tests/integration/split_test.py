@@ -335,7 +335,8 @@ class SplitTest(tf.test.TestCase):
     words = '--data', f'{self.folder}/log.csv', '--out', out, '--by_time', 'time'
     begin = f"""
 import os, resource, signal, sys, time
-from trainer import files, split
+from trainer import files
+from trainer.cli import split
 sys.argv = ['split', *{words}]
 """
     for what, status, told in (
