@@ -9,7 +9,7 @@ import tensorflow as tf
 
 # TensorFlow's deleter is private, but the alternative, DestroyResourceOp at the end of an object's
 # life, fails if the garbage collector runs while a v1 graph is being built.
-# tests/single/private_api_test.py fails when TensorFlow moves the deleter.
+# tests/single/training/private_api_test.py fails when TensorFlow moves the deleter.
 from tensorflow.python.ops import resource_variable_ops
 
 from ops import build

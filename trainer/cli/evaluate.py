@@ -72,9 +72,9 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
   """
   import pyarrow as pa
 
+  from trainer.data.arrays import one_each
   from trainer.data.conversion import blocks_of_pass
   from trainer.data.prepared import is_prepared
-  from trainer.data.arrays import one_each
 
   slots = {slot.name for slot in run.cfg.ordered_slots}
   if of_slots := [name for name in BY.value if name in slots]:

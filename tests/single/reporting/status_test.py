@@ -33,7 +33,7 @@ from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
 from trainer.training.step import TrainStep
 
-LAUNCH = pathlib.Path(__file__).resolve().parents[2] / 'launch'
+LAUNCH = pathlib.Path(__file__).resolve().parents[3] / 'launch'
 RULES = yaml.safe_load((LAUNCH / 'prometheus' / 'rules.yaml').read_text('utf-8'))
 ALERTS = {r['alert']: r['expr'] for group in RULES['groups'] for r in group['rules']}
 HOURS = 3600

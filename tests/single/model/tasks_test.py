@@ -334,7 +334,7 @@ class PassTest(tf.test.TestCase):
     self.assertEqual(group_auc(columns, SingleProcess()), 1.0)
 
   def test_saved_model_gives_each_task_by_name(self):
-    example = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'own_tower')
+    example = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'examples', 'own_tower')
     sys.path.insert(0, example)
     self.addCleanup(sys.path.remove, example)
     own = {'interactions': ['gated_tower.GatedTower'], 'given': 'click'}

@@ -375,7 +375,7 @@ class RunTest(tf.test.TestCase):
     self.assertAllEqual(places, np.argsort(-scores)[:, :6])
     self.assertAllClose(found, -np.sort(-scores)[:, :6], rtol=1e-5)
     # The example of the page.
-    page = pathlib.Path(__file__).parents[2] / 'docs' / 'retrieval.md'
+    page = pathlib.Path(__file__).parents[3] / 'docs' / 'retrieval.md'
     (example,) = re.findall(r'```python\n(.*?)```', page.read_text('utf-8'), re.DOTALL)
     *lines, last = example.strip().replace('runs/yelp18_mf', cfg.run_dir).splitlines()
     names = {'tf': tf, 'pd': pd, 'faiss': faiss}

@@ -26,7 +26,7 @@ from trainer.data.prefetch import prefetch
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, UserError, plain_errors
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 SHARED = ROOT.parent / 'shared' / 'data'
 
 

@@ -17,7 +17,7 @@ from trainer.serving.stores import open_store
 from trainer.topics import topic
 from trainer.topics.topic_store import TopicStore
 
-EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / 'examples' / 'topic_table.py'
+EXAMPLE = pathlib.Path(__file__).resolve().parents[3] / 'examples' / 'topic_table.py'
 
 
 def versions(*args):

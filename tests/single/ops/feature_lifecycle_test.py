@@ -18,7 +18,7 @@ from ops.feature_lifecycle import FeatureLifecycle, Policy, capacity_cut
 from ops.sharding import shards_of
 
 VECTORS = os.path.join(
-  os.path.dirname(__file__), '..', '..', '..', 'shared', 'facts', 'lifecycle_vectors.json'
+  os.path.dirname(__file__), '..', '..', '..', '..', 'shared', 'facts', 'lifecycle_vectors.json'
 )
 InvalidArgument = tf.errors.InvalidArgumentError
 FIELDS = ('show', 'click', 'delta_score', 'unseen_days', 'age_days', 'slot', 'admitted')

@@ -80,7 +80,8 @@ class DedupeTest(tf.test.TestCase, parameterized.TestCase):
     code = (
       'import numpy as np, tensorflow as tf, sys, hashlib; n = int(sys.argv[1]);'
       'tf.config.threading.set_intra_op_parallelism_threads(n);'
-      'from ops.dedupe import dedupe; from tests.single.dedupe_test import power_law_keys as p; '
+      'from ops.dedupe import dedupe; '
+      'from tests.single.ops.dedupe_test import power_law_keys as p; '
       'r = np.random.default_rng(0);'
       'd = dedupe(p(r, 50000), r.random(50000, np.float32), r.random(50000, np.float32));'
       'print(hashlib.md5(b"".join(x.numpy().tobytes() for x in d)).hexdigest())'

@@ -26,7 +26,7 @@ from trainer.serving.versioned_store import VersionedStore
 from trainer.storage import export_writer
 from trainer.training.step import TrainStep
 
-CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
+CONFIGS = pathlib.Path(__file__).resolve().parents[3] / 'configs'
 # Runs that find items have no scores; recommend_test.py has them.
 SHIPPED = sorted(
   path.stem for path in CONFIGS.glob('*.yaml') if 'retrieval:' not in path.read_text()

@@ -73,7 +73,7 @@ class ProductTest(tf.test.TestCase):
               self.check(m, widths, n, turned, bias, relu)
 
   def test_on_gpus_it_is_a_dense_layer_of_keras_mixed_policy(self):
-    """To the bit, with float32 weights; `tests/single/placement_test.py` trains so."""
+    """To the bit, with float32 weights; `tests/single/training/placement_test.py` trains so."""
     x, grad = (tf.constant(self.matrix(*shape)) for shape in ((33, 20), (33, 7)))
     for activation in ('relu', None):
       layer = tf.keras.layers.Dense(7, activation, dtype='mixed_bfloat16')

@@ -453,7 +453,7 @@ class OwnInteractionTest(LayerTestCase):
   def test_the_example_equals_its_formula(self):
     tf.keras.utils.set_random_seed(1)  # it leaves its initialisers unseeded
     sys.path.insert(
-      0, os.path.join(pathlib.Path(__file__).parents[2], 'examples', 'own_interaction')
+      0, os.path.join(pathlib.Path(__file__).parents[3], 'examples', 'own_interaction')
     )
     try:
       from bi_interaction import BiInteraction

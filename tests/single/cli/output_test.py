@@ -20,7 +20,7 @@ import yaml
 from tests.support import commands
 from trainer import command_line
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 COMMANDS = [
   script.split(':')[0]
   for script in tomli.loads((ROOT / 'pyproject.toml').read_text())['project']['scripts'].values()

@@ -23,7 +23,7 @@ from trainer.tools import figures, report
 from trainer.tools.runs import read_run
 from trainer.training.step import TrainStep
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 class CheckpointReaderTest(tf.test.TestCase):

@@ -15,7 +15,7 @@ from trainer import config
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 class SynthesizeTest(tf.test.TestCase):

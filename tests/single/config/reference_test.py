@@ -9,7 +9,7 @@ from trainer import config
 from trainer.cli import reference
 from trainer.config import schema_text
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 SMALLEST = """
 data:
   train: [x.csv]

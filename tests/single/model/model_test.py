@@ -20,7 +20,7 @@ from trainer.config import rules
 from trainer.embedding.layer_inputs import LayerInputs
 from trainer.model.builder import build, check_layers, empty_inputs, layer_class
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def make_config(interactions, **model):
@@ -323,7 +323,9 @@ class UserLayerTest(tf.test.TestCase):
     self.assertEqual(done.stdout, 'trainer.model.layers.another.FM False\n', done.stderr)
 
   def test_example_outside_the_package(self):
-    example = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'own_interaction')
+    example = os.path.join(
+      os.path.dirname(__file__), '..', '..', '..', 'examples', 'own_interaction'
+    )
     sys.path.insert(0, example)
     self.addCleanup(sys.path.remove, example)
     cfg = config.load(os.path.join(example, 'config.yaml'))
@@ -332,7 +334,7 @@ class UserLayerTest(tf.test.TestCase):
     self.assertEqual(model(empty_inputs(cfg, model.needs), training=True).shape, [0, 1])
 
   def test_example_of_a_tower(self):
-    example = os.path.join(os.path.dirname(__file__), '..', '..', 'examples', 'own_tower')
+    example = os.path.join(os.path.dirname(__file__), '..', '..', '..', 'examples', 'own_tower')
     sys.path.insert(0, example)
     self.addCleanup(sys.path.remove, example)
     cfg = config.load(os.path.join(example, 'config.yaml'))
