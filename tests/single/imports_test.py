@@ -41,7 +41,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 BUDGETS = {
   'core': 28_010,
   'serving': 4_280,
-  'tools': 5_070,
+  'tools': 5_075,
   'parameter_server': 2_312,
   'retrieval': 1_800,
   'topics': 850,
