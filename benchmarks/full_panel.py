@@ -4,7 +4,9 @@ It rewrites that part of docs/quality.md. Each model is a process of its own, wh
 files, trains, and scores test; so CPU seconds and peak memory are those of the whole way. A peer
 stops improving after ten minutes of CPU. Finished runs in build/full_panel/ are kept, and the table
 holds what was run: `--logs frappe` runs a part of it. Logs in CHOOSE chose the defaults, the others
-confirm them. `--name mine --set a.b=c` prints a variant of ours in place of the defaults.
+confirm them. Ours is trained with all seeds where rows are few. `--name mine --set a.b=c` prints a
+variant of ours in place of the defaults; the picture has the variants `ensemble`
+(`--set model.recipe=ensemble`) and `plain` (`--set data.crosses=[]`) too.
 """
 
 import contextlib
@@ -30,7 +32,16 @@ from benchmarks.run import CONTENDERS
 OUT = os.path.join('build', 'full_panel')
 PEERS = ('LR', 'LightGBM', 'CatBoost')
 PEER_SECONDS, SECONDS_BETWEEN_LOOKS = 600, 0.05
+FEW_ROWS = 100_000  # below, one seed says little
 CHOOSE = ('frappe', 'films', 'adult', 'census')
+PICTURE = os.path.join('docs', 'flights_2001.svg')
+CURVES = {  # file of figures -> its curve in the picture
+  'LR': 'LR',
+  'LightGBM': 'LightGBM',
+  'ours_ensemble': 'ours, the ensemble',
+  'ours_plain': 'ours, plain, no crosses',
+  'ours_defaults': 'ours, the defaults',
+}
 
 
 def figures(labels: np.ndarray, p: np.ndarray) -> dict[str, float]:
@@ -136,6 +147,17 @@ def _ours(folder: str, name: str, settings: Sequence[str], seed: int) -> dict[st
   return used | {key: test[key] for key in ('auc', 'logloss', 'calibration')}
 
 
+def _kept_ours(
+  folder: str, name: str, settings: Sequence[str], seed: int, runs: bool
+) -> dict[str, float] | None:
+  measure = functools.partial(_ours, folder, name, settings, seed) if runs else None
+  return _kept(os.path.join(folder, f'ours_{name}_{seed}.json'), measure)
+
+
+def _title(log: str) -> str:
+  return f'{log}{"" if log in CHOOSE else chr(92) + "*"}'.replace('_', ' ')
+
+
 def table(logs: Sequence[str], name: str, settings: Sequence[str], seed: int) -> str:
   """Runs what is missing of `logs`; returns the table of all logs on which ours was run."""
   head = ['log', 'training rows', 'constant', *PEERS, 'ours', 'over the best', 'calibration']
@@ -148,8 +170,7 @@ def table(logs: Sequence[str], name: str, settings: Sequence[str], seed: int) ->
     for peer in PEERS:
       measure = functools.partial(_peer, folder, peer, seed) if runs else None
       of[peer] = _kept(os.path.join(folder, f'{peer}_{seed}.json'), measure)
-    measure = functools.partial(_ours, folder, name, settings, seed) if runs else None
-    ours = of['ours'] = _kept(os.path.join(folder, f'ours_{name}_{seed}.json'), measure)
+    ours = of['ours'] = _kept_ours(folder, name, settings, seed, runs)
     if ours is None:
       continue
     meta, losses = _meta(folder), [of[peer]['logloss'] for peer in PEERS if of[peer]]
@@ -160,9 +181,56 @@ def table(logs: Sequence[str], name: str, settings: Sequence[str], seed: int) ->
       else '–'
       for f in of.values()
     ]
-    title = f'{log}{"" if log in CHOOSE else chr(92) + "*"}'.replace('_', ' ')
-    rows.append([title, f'{meta["rows"]:,}', f'{meta["constant"]:.4f}', *cells])
+    rows.append([_title(log), f'{meta["rows"]:,}', f'{meta["constant"]:.4f}', *cells])
     rows[-1] += [f'{over[-1]:+.4f}', f'{ours["calibration"]:.3f}']
     print(' | '.join(rows[-1]), flush=True)
   mean = f'Ours over the best, in the mean {np.mean(over):+.4f}, at most {max(over):+.4f}.'
   return f'{markdown_table(head, rows)}\n\n{mean}'
+
+
+def table_of_seeds(
+  logs: Sequence[str], name: str, settings: Sequence[str], seeds: Sequence[int]
+) -> str:
+  """Runs ours with all seeds on those of `logs` with few rows; returns the table of all such."""
+  rows = []
+  for log in LOGS:
+    folder = os.path.join(OUT, log)
+    if not os.path.exists(os.path.join(folder, 'meta.json')) or _meta(folder)['rows'] >= FEW_ROWS:
+      continue
+    each = [_kept_ours(folder, name, settings, seed, log in logs) for seed in seeds]
+    if None in each:
+      continue
+    peers = [_kept(os.path.join(folder, f'{peer}_{seeds[0]}.json'), None) for peer in PEERS]
+    middle = np.median([f['logloss'] for f in each])
+    cells = [f'{f["auc"]:.4f} / {f["logloss"]:.4f}, {f["seconds"]:.0f} s' for f in each]
+    over = middle - min(f['logloss'] for f in peers if f)
+    rows.append([_title(log), *cells, f'{middle:.4f}', f'{over:+.4f}'])
+  head = ['log', *(f'seed {seed}' for seed in seeds), 'median logloss', 'over the best']
+  return markdown_table(head, rows)
+
+
+def picture(path: str, seed: int) -> None:
+  """Draws logloss by training rows on the flights of 2001, a curve per model that was run."""
+  import matplotlib
+
+  matplotlib.use('Agg')
+  from matplotlib import pyplot
+
+  matplotlib.rcParams |= {'svg.fonttype': 'none', 'svg.hashsalt': 'flights'}
+  folders = [os.path.join(OUT, log) for log in LOGS if log.startswith('flights_2001')]
+  of = {f: _meta(f) for f in folders if os.path.exists(os.path.join(f, 'meta.json'))}
+  figure, axes = pyplot.subplots(figsize=(6, 3.2), layout='constrained')
+  rows, constant = [m['rows'] for m in of.values()], [m['constant'] for m in of.values()]
+  axes.semilogx(rows, constant, ':', color='#444444', label='constant')
+  for model, label in CURVES.items():
+    found = {f: _kept(os.path.join(f, f'{model}_{seed}.json'), None) for f in of}
+    known = [(of[f]['rows'], figures['logloss']) for f, figures in found.items() if figures]
+    if known:
+      axes.semilogx(*zip(*known), marker='o', label=label)
+  axes.set_xticks(rows, [f'{n:,}' for n in rows])
+  axes.minorticks_off()
+  axes.set_xlabel('training rows')
+  axes.set_ylabel('logloss on test')
+  axes.legend(frameon=False, fontsize=8)
+  axes.spines[['top', 'right']].set_visible(False)
+  figure.savefig(path, metadata={'Date': None})

@@ -5,7 +5,7 @@ CatBoost, and ours with columns named and all else left out. The constant predic
 share of positives. Logs are cut to 32,000 training samples. Those in CHOOSE chose the defaults; the
 others confirm them. Figures are those of test, medians over seeds. Finished runs in build/panel/
 are kept. `--logs adult,bank --name mine --set a.b=c` trains a part of it and only prints. `--full`
-is the panel of benchmarks/full_panel.py: logs at full size, with the first of the seeds.
+is the panel of benchmarks/full_panel.py: logs at full size.
 """
 
 import json
@@ -133,10 +133,14 @@ def main(_: list[str]) -> None:
   if why := contenders_environment():
     raise SystemExit(f'no contenders: {why}')
   if FULL.value:
-    text = full_panel.table(selected, NAME.value, SET.value, int(SEEDS.value[0]))
-    print(f'{text}\n\n{made_by()}')
+    seeds, variant = list(map(int, SEEDS.value)), (NAME.value, SET.value)
+    text = full_panel.table(selected, *variant, seeds[0])
+    text += '\n\nOurs with all seeds, on logs of few rows:\n\n'
+    text += f'{full_panel.table_of_seeds(selected, *variant, seeds)}\n\n{made_by()}'
+    print(text)
     if NAME.value == 'defaults':
-      write_between(PAGE, f'{text}\n\n{made_by()}', 'benchmarks.full_panel')
+      write_between(PAGE, text, 'benchmarks.full_panel')
+      full_panel.picture(full_panel.PICTURE, seeds[0])
     return
   found = {name: of_log(name) for name in selected}
   models, found_keys = ['constant', *PEERS, 'ours'], ('auc', 'logloss', 'over', 'skill')

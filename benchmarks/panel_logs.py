@@ -187,7 +187,7 @@ def flights() -> Log:
   )
 
 
-def flights_2001(most: int) -> Log:
+def flights_2001(most: int | None = None) -> Log:
   """Flights of half a year (npm pack vega-datasets, unpacked in build/npm): 15 minutes late?"""
   log = pd.read_parquet(os.path.join('build', 'npm', 'package', 'data', 'flights-3m.parquet'))
   date = log['date'].dt
@@ -207,4 +207,5 @@ FULL: dict[str, Callable[[], Log]] = {
   'flights_2001_100k': lambda: flights_2001(100_000),
   'flights_2001_300k': lambda: flights_2001(300_000),
   'flights_2001_1m': lambda: flights_2001(1_000_000),
+  'flights_2001_3m': flights_2001,
 }

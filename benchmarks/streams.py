@@ -53,7 +53,7 @@ def flights() -> Stream:
 
 def demo() -> Stream:
   folder = os.path.join(OUT, 'demo_log')
-  command = [sys.executable, '-m', 'trainer.synthesize', '--days', str(DEMO_DAYS)]
+  command = [sys.executable, '-m', 'trainer.cli.synthesize', '--days', str(DEMO_DAYS)]
   command += ['--samples_per_day', str(DEMO_SAMPLES), '--out', folder]
   subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
   paths = sorted(glob.glob(os.path.join(folder, 'day_*.csv')))
@@ -73,7 +73,7 @@ def hotel() -> Stream:
 
 def flights_2001() -> Stream:
   """Every third of the 3 M flights, so that LightGBM takes minutes, not hours."""
-  parts, meta = panel_logs.flights_2001(None)
+  parts, meta = panel_logs.flights_2001()
   log = pd.concat(parts.values())[::3]
   return log, pd.factorize(log['date'].dt.date)[0], meta
 
@@ -176,7 +176,7 @@ def _epochs(folder: str, labels: Sequence[np.ndarray]) -> dict[str, Any]:
     [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir], log
   )
   out = os.path.join(run_dir, 'p.txt')
-  command = [sys.executable, '-m', 'trainer.predict', '--run_dir', run_dir, '--out', out]
+  command = [sys.executable, '-m', 'trainer.cli.predict', '--run_dir', run_dir, '--out', out]
   seconds += _run(command, log)
   parts = np.split(np.loadtxt(out), np.cumsum(list(map(len, labels[half:])))[:-1])
   return {'seconds': seconds} | _of_days(labels, [np.zeros(0)] * half + parts)

@@ -107,22 +107,38 @@ class FullPanelTest(tf.test.TestCase):
     self.addCleanup(os.chdir, os.getcwd())
     os.chdir(self.get_temp_dir())
 
-  def test_the_table_holds_what_was_run(self):
-    folder = os.path.join(full_panel.OUT, 'flights')
+  def _keep(self, log, rows, **losses):
+    folder = os.path.join(full_panel.OUT, log)
     os.makedirs(folder)
     common = {'auc': 0.7, 'calibration': 0.9, 'seconds': 12.3, 'mib': 2000.0}
-    for name, found in (
-      ('meta', {'rows': 274_000, 'constant': 0.6}),
-      ('LR_1', common | {'logloss': 0.5}),
-      ('LightGBM_1', common | {'logloss': 0.6}),
-      ('ours_mine_1', common | {'logloss': 0.4875}),
-    ):
+    files = {name: common | {'logloss': loss} for name, loss in losses.items()}
+    for name, found in {**files, 'meta': {'rows': rows, 'constant': 0.6}}.items():
       with open(os.path.join(folder, f'{name}.json'), 'w', encoding='utf-8') as f:
         json.dump(found, f)
+
+  def test_the_table_holds_what_was_run(self):
+    self._keep('flights', 274_000, LR_1=0.5, LightGBM_1=0.6, ours_mine_1=0.4875)
     _, _, row, *rest = full_panel.table([], 'mine', [], 1).splitlines()
     self.assertIn('| flights\\* | 274,000 | 0.6000 | 0.7000 / 0.5000, 12 s, 2,000 MiB |', row)
     self.assertEndsWith(row, '| – | 0.7000 / 0.4875, 12 s, 2,000 MiB | -0.0125 | 0.900 |')
     self.assertEqual(rest[-1], 'Ours over the best, in the mean -0.0125, at most -0.0125.')
+
+  def test_logs_of_few_rows_have_all_seeds(self):
+    self._keep('flights', 274_000, LR_1=0.5, ours_mine_1=0.5, ours_mine_2=0.5, ours_mine_3=0.5)
+    self._keep('adult', 26_000, LR_1=0.5, ours_mine_1=0.51, ours_mine_2=0.53, ours_mine_3=0.52)
+    _, _, *rows = full_panel.table_of_seeds([], 'mine', [], [1, 2, 3]).splitlines()
+    of_seeds = ' | '.join(f'0.7000 / 0.5{n}00, 12 s' for n in (1, 3, 2))
+    self.assertEqual(rows, [f'| adult | {of_seeds} | 0.5200 | +0.0200 |'])
+
+  def test_the_picture_has_a_curve_of_what_was_run(self):
+    self._keep('flights_2001_100k', 100_000, LR_1=0.5, ours_defaults_1=0.45)
+    self._keep('flights_2001_1m', 1_000_000, LR_1=0.5)
+    full_panel.picture('curves.svg', 1)
+    with open('curves.svg', encoding='utf-8') as f:
+      text = f.read()
+    for word in ('constant', 'LR', 'ours, the defaults', '100,000', '1,000,000'):
+      self.assertIn(f'>{word}</text>', text)
+    self.assertNotIn('LightGBM', text)
 
   def test_a_command_is_measured(self):
     used = full_panel._run([sys.executable, '-c', 'x = b"1" * (200 << 20); sum(x)'], 'log')
