@@ -609,7 +609,7 @@ class RowStoreTest(tf.test.TestCase, parameterized.TestCase):
       'import hashlib, sys, numpy as np, tensorflow as tf; n = int(sys.argv[1]);'
       'tf.config.threading.set_intra_op_parallelism_threads(n); '
       'tf.config.threading.set_inter_op_parallelism_threads(n);'
-      'from tests.single import row_store_test as t; from ops import row_store as r;'
+      'from tests.single.ops import row_store_test as t; from ops import row_store as r;'
       's = r.RowStore(t.score_policy(1.0), tables=t.make_tables("adam", "ftrl"), '
       'slot_table=t.SLOT_TABLE, seed=1);'
       't.RowStoreTest().fill(s, np.random.default_rng(0), steps=5, vocabulary=3000);'
