@@ -21,7 +21,7 @@ import pyarrow.csv
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from examples.synthetic_log import World
-from trainer.serving.versioned_store import open_store
+from trainer.serving.stores import open_store
 
 SAMPLES, SHOWS, PASSES_A_DAY = 10_000, 100, 10
 SECONDS_TO_WAIT = 120

@@ -100,7 +100,8 @@ def right_calls(folder: str, taken_port: int) -> list[Call]:
 
 def odd_calls(right: list[Call]) -> Iterator[Call]:
   for name, arguments, *_ in right:
-    source = pathlib.Path(jobs.ROOT, 'trainer', f'{name}.py').read_text()
+    path = commands.module(name).replace('.', '/') + '.py'
+    source = pathlib.Path(jobs.ROOT, path).read_text()
     for flag in re.findall(r"flags\.DEFINE_\w+\(\s*'(\w+)'", source):
       for value in ODD:
         yield Call(name, [*arguments, f'--{flag}={os.fsdecode(value)}'])

@@ -113,7 +113,10 @@ def tell(name: str, products: str = 'float32') -> None:
   cfg, steps = make_config(MODELS[name] | optimizer), []
   for device in (GPU, HOST):
     with mock.patch.object(dense_part, 'dense_device', return_value=device):
-      steps.append(Observed(cfg, SingleProcess(), products.replace('tf32', 'float32')))
+      dense = dense_part.DensePart(
+        cfg, SingleProcess().all_reduce_with_gradient, products.replace('tf32', 'float32')
+      )
+      steps.append(Observed(cfg, SingleProcess(), dense))
   there, here = steps
   before = here.dense_state()
   there.observe(batches[0])
