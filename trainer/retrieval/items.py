@@ -134,8 +134,9 @@ def index_of(vectors: np.ndarray) -> bytes:
 
 def read(export: RowExport) -> Change:
   """Returns the items of an export: all items of a base, or those that differ in a delta."""
+  data = export.content(ITEMS)
   try:
-    table = pq.read_table(io.BytesIO(export.content(ITEMS))).combine_chunks()
+    table = pq.read_table(io.BytesIO(data)).combine_chunks()
     left = table['vector'].is_null().to_numpy()
     keys, texts = (table[name].to_numpy() for name in ('key', 'item'))
     vectors = table['vector'].drop_null().combine_chunks()

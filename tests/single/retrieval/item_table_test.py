@@ -32,7 +32,7 @@ from trainer.job.job import Job
 from trainer.retrieval.dense_part import RetrievalPart
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.serving.rest import Request
+from trainer.serving.requests import Request
 from trainer.serving.service import Service
 from trainer.tools import dry_run, findings, report
 from trainer.tools.runs import read_run

@@ -36,7 +36,7 @@ from trainer.serving.limits import Limits
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.plain_columns import Shared
 from trainer.serving.publisher import Publisher
-from trainer.serving.rest import Request
+from trainer.serving.requests import Request
 from trainer.serving.service import Service
 from trainer.serving.stores import open_store
 from trainer.storage import chain, export_writer
@@ -364,6 +364,10 @@ class DeltaTest(tf.test.TestCase):
       for (items, scores), own in zip(found.items, left_out):
         self.assertEqual(set(whole.items.items.texts) - set(items), own)
         self.assertAllEqual(scores, sorted(scores, reverse=True))
+
+    os.remove(os.path.join(delta.path, chain.ITEMS))  # as if a trainer had retired the export
+    with self.assertRaises(FileNotFoundError):  # it is not damaged
+      item_files.read(delta)
 
 
 class ItemSearchTest(tf.test.TestCase):
