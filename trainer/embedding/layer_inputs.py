@@ -45,7 +45,8 @@ class LayerInputs(NamedTuple):
   """float32 [B, F]: the divisors of slot sums (`pooling`); None: 1 everywhere."""
   dense: tf.Tensor
   """float32 [B, Dn + 2·Fc]: the Dn dense columns, transformed, with numbers in place of missing
-  ones; then two columns that tell of shows and clicks for each of the Fc slots with `counts`."""
+  ones; then, for the Fc slots with `counts`, the shows of each, and after these the log-odds of a
+  click of each, as trainer.data.features.transform_counts returns them."""
   position: tf.Tensor | None = None
   """int64 [2]: the number of the step, and how many of its samples are on ranks below this one. The
   random numbers of dropout follow from it."""

@@ -16,7 +16,7 @@ _ITEMS_AT_ONCE = 65536
 class ItemTable:
   """The C items of data.items; UserError if two lines hold the same item, or a line holds none.
 
-  `prepared` is what Inputs.items returned.
+  `prepared` is the table as a prepared pass, converted with `config_of_items`.
 
   Attributes:
     keys: int64 [C], the items' keys, ascending.

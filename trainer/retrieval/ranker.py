@@ -42,7 +42,7 @@ class Ranker:
 
   def refresh(self, key: str | None = None, k: int = 0) -> None:
     """Reads the catalogue anew; a UserError names `key` if it has fewer than k items."""
-    self._inputs.items()  # of which it tells the catalogue
+    self._inputs.items()  # tells the catalogue of them
     self.catalogue.refresh(self._step.store, self._communicator)
     if k > (count := len(self.catalogue.keys)):
       raise UserError(f'{key}: found {k}; wanted at most {count:,}, the items of the catalogue')
@@ -132,7 +132,7 @@ class Ranker:
   def item_vectors(self) -> np.ndarray:
     """Returns the vectors of this process's share of the catalogue, float32 [items, d].
 
-    If none of an item's features has a row and its dense columns are blank, nothing is known of it.
+    Nothing is known of an item if none of its features has factors and its dense columns are blank.
     Then it gets the zero vector, not the vector that the item tower would make of its biases alone.
     """
     vectors, slots = [], len(self._cfg.data.slots)
@@ -140,9 +140,9 @@ class Ranker:
     columns = [dense.index(name) for name in self._cfg.model.retrieval.item.dense]
     rank, size = self._communicator.rank, self._communicator.size
     for batch in self.catalogue.batches(_VECTORS_AT_ONCE, rank, size):
-      of_batch, has_row = self._step.predict_and_know(self._step.stage(batch))
+      of_batch, has_factors = self._step.predict_and_know(self._step.stage(batch))
       known = ~np.isnan(batch.dense[:, columns]).all(1)
-      known[batch.segments[has_row] // slots] = True
+      known[batch.segments[has_factors] // slots] = True
       vectors.append(of_batch[:, 1] * known[:, None])
       self._inputs.progress_made()
     return np.concatenate(vectors)

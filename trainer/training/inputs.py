@@ -115,7 +115,7 @@ class Inputs:
     return prepared
 
   def items(self) -> PreparedPass | None:
-    """Returns the table data.items, which the dense part reads too; None if the config has none.
+    """Returns the table data.items, and tells the dense part of it; None if the config has none.
 
     The file is read again only if it has changed. Every process calls it.
     """

@@ -7,7 +7,7 @@ from trainer.training.run_state import RunState
 
 
 class SavePolicy:
-  """Says of what has happened to a run whether its state is to be saved.
+  """Decides when the state of a run is saved: it is told what happens, and asked whether to save.
 
   A stop saves it in any case. A save that is due after a pass waits for what comes next: if the
   pass ended a day or an epoch, the checkpoint holds that end too.
@@ -40,11 +40,13 @@ class SavePolicy:
     return is_asked or (every is not None and number % every == 0)
 
   def pass_begins(self) -> bool:
+    """Whether to save before a pass, because there is no state yet to go back to."""
     return self._goes_back and not self._state.has_checkpoint
 
   def pass_ended(self) -> None:
     every = self._every.every_passes
     self._is_due |= every is not None and self._state.progress.done % every == 0
+    # A state within a pass is none to go back to.
     self._is_due |= self._goes_back and self._state.is_saved_within_pass
     self._is_due |= self.each_pass
 

@@ -199,11 +199,8 @@ def _histories(slots: Sequence[config.Slot]) -> list[str]:
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
   """Returns {tensor that `axes` of layers name, such as 'dense': its entries' names, in order}."""
-  slots, dense, histories = (
-    [s.name for s in cfg.ordered_slots],
-    cfg.dense_inputs(),
-    _histories(cfg.data.slots),
-  )
+  slots, dense = [s.name for s in cfg.ordered_slots], cfg.dense_inputs()
+  histories = _histories(cfg.data.slots)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
   vectors = [f'vector of {name}' for name in dense if cfg.model.dense_embedding is not None]
   table_width = next(iter(cfg.sparse.tables.values())).width
