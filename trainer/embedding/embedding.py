@@ -44,7 +44,7 @@ def table_specs(
 
 
 class Embedding:
-  """Sums the rows of a batch's features into the layer inputs that are in `needs`, without weights.
+  """Sums the rows of a batch's features into the layer inputs in `needs`. It holds no weights.
 
   Attributes:
     slot_table: for each slot id, the index of its table; −1 for unused ids.

@@ -61,9 +61,9 @@ def per_sample_loss(model: Model) -> SampleLoss:
 
 
 def sample_losses(model: Model, labels: Sequence[Label]) -> SampleLoss:
-  """Returns `per_sample_loss` or, with data.labels, the weighted losses of T tasks.
+  """Returns `per_sample_loss` or, if there are `labels` (data.labels), the losses of their T tasks.
 
-  These are [B, T], of labels [B, T] and logits [B, T · members].
+  Those, [B, T], are of labels [B, T] and logits [B, T · members], times the weight of each label.
   """
   if not labels:
     return per_sample_loss(model)
