@@ -359,7 +359,7 @@ class ScorerTest(tf.test.TestCase):
   def test_a_wrong_method_is_refused_on_every_path_and_logged_in_one_line(self):
     for place in json.loads(self.client.ask('GET', '/')[1]).values():
       right, path = place.split()
-      for method in {'GET', 'POST', 'PUT', 'DELETE'} - {right}:
+      for method in {'GET', 'POST', 'PUT', 'DELETE', 'TRACE'} - {right}:
         with self.subTest(f'{method} {path}'):
           status, answer, *_ = self.client.ask(method, path)
           self.assertEqual((status, list(json.loads(answer))), (405, ['error']))
