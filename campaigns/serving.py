@@ -11,7 +11,7 @@ follows the run itself, and its final score of every feature must equal that of 
 
 With --trainer the exports are those of trainer.run, which follows a directory of passes and is
 killed too. Scores are compared with those that NumPy computes from the exports of the version, and
-the store with what trainer.export writes of the trainer's last state.
+the store with what `ctr-export` writes of the trainer's last state.
 
 All processes are forked from this one, which has imported everything and runs no op itself. So they
 start in a tenth of the time.

@@ -22,6 +22,7 @@ rows.
 """
 
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -66,10 +67,11 @@ _CONFIG, _DENSE, _CHANGED = b'config', b'dense', b'changed'
 _READ_AT_ONCE = 4096
 _MOST_KEPT = 1 << 18  # rows in a reader's memory, some 40 MB with 16 factors
 _EARLIER = 8  # versions that a reader may skip and still take over its kept rows
+_CHANGED_TO = b'changed to version '
 
 
 def _changed_to(sequence: int) -> bytes:
-  return b'changed to version %d' % sequence
+  return _CHANGED_TO + b'%d' % sequence
 
 
 def _keys(keys: np.ndarray) -> list[bytes]:
@@ -183,8 +185,9 @@ class EmbeddedStore(VersionedStore):
         else:
           values[_CHANGED] = b'\n'.join([expected.to_json(), new.to_json(), b''.join(changed)])
         if before and not is_new:
+          for sequence in _listed(transaction)[: 1 - _EARLIER]:
+            transaction.delete(_changed_to(sequence))
           values[_changed_to(expected.sequence)] = before
-          transaction.delete(_changed_to(expected.sequence - _EARLIER))
         for name, value in values.items():
           transaction.put(name, sealed(name, value))
 
@@ -239,6 +242,16 @@ class EmbeddedStore(VersionedStore):
     if self._files is not None:
       self._files.close()
       self._files = None
+
+
+def _listed(transaction: lmdb.Transaction) -> list[int]:
+  """Returns the numbers of the earlier versions whose changes the store lists, ascending."""
+  with transaction.cursor() as cursor:
+    cursor.set_range(_CHANGED_TO)
+    names = itertools.takewhile(
+      lambda name: name.startswith(_CHANGED_TO), cursor.iternext(values=False)
+    )
+    return sorted(int(name.removeprefix(_CHANGED_TO)) for name in names)
 
 
 def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[bytes]]:

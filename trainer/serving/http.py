@@ -20,8 +20,6 @@ from trainer.serving.processes import Member
 from trainer.serving.service import Service
 from trainer.wings import wing
 
-_METHODS = ('GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE', 'OPTIONS')
-
 
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
@@ -68,12 +66,13 @@ class App:
       try:
         if not is_open:
           self.gate.authorise(request.headers.get('authorization', ''))
-        name = request.path_params.get('name', self.gate.name)
+        name = request.path_params.get('name', '')
         if ':' in name:  # such as :classify, which no path above has
           raise _unknown_path(request)
         if request.method != method and (request.method, method) != ('HEAD', 'GET'):
           raise Refused(405, f'method: found {request.method}; wanted {method}')
-        self.gate.check_name(name)
+        if name:
+          self.gate.check_name(name)
         response = await route(request)
         if not is_open:
           self.gate.count(response.status_code)
@@ -86,8 +85,8 @@ class App:
           response.headers['allow'] = method
       return response
 
-    # The route accepts all methods: otherwise a wrong method would be matched with later paths.
-    return Route(path, answer, methods=_METHODS)
+    # () accepts all methods: otherwise a wrong one would be matched with later paths.
+    return Route(path, answer, methods=())
 
   def _refusal(self, request: Request, error: Exception, kind: str = 'HTTP') -> Response:
     status, text = self.gate.told(kind, error, f'{request.method} {request.url.path[:200]!r}')

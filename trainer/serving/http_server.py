@@ -136,7 +136,7 @@ class _Server(uvicorn.Server):
         protocol = functools.partial(self.config.http_protocol_class, **settings)
         await loop.connect_accepted_socket(protocol, connection)
         tries *= self._turns.are_anothers()  # still, so it hangs and is not waited for again
-      except BlockingIOError:  # another process was faster
+      except (BlockingIOError, ConnectionError):  # another was faster, or the client is gone
         tries = 0
       except OSError as e:
         logging.warning('a connection is not accepted: %s', e)
@@ -167,7 +167,7 @@ def server(app: App, turns: Turns | None = None) -> uvicorn.Server:
     ws='none',
     interface='asgi3',
     proxy_headers=False,  # nothing here asks who the client is
-    log_level='error',  # of bytes that are not HTTP, `App.told` tells
+    log_level='error',  # of bytes that are not HTTP, `Gate.told` tells
     access_log=False,
     lifespan='off',
     timeout_graceful_shutdown=SECONDS_TO_FINISH,

@@ -264,6 +264,24 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
         self.assertEqual(kept > 0, skipped < 9)
         self.check(store, newest)
 
+  def test_the_store_lists_the_changes_of_few_versions_whatever_their_numbers(self):
+    store, keys = self.open(), self.run_.keys.values()
+    self.export('base')
+    self.publisher(store).advance()
+    for skipped in (0, 8, 9):
+      with self.subTest(skipped=skipped):
+        contents(store, keys)
+        for i in range(skipped + 1):
+          for _ in range(i % 3):
+            self.export('delta')  # which becomes a part of the next version
+          newest = self.publish_one(store)
+        kept = int(store.view().row_store.size())
+        self.assertEqual(kept > 0, skipped < 9)
+        self.check(store, newest)
+    with store._files.begin() as transaction, transaction.cursor() as cursor:
+      names = [name for name in cursor.iternext(values=False) if name.startswith(b'changed to')]
+    self.assertLen(names, 8)
+
   def publish_one(self, store):
     sequence = self.export('delta')
     self.publisher(store).advance()

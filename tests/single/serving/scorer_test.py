@@ -5,6 +5,7 @@ it refuses in one line.
 import asyncio
 import contextlib
 import csv
+import errno
 import functools
 import json
 import os
@@ -359,7 +360,7 @@ class ScorerTest(tf.test.TestCase):
   def test_a_wrong_method_is_refused_on_every_path_and_logged_in_one_line(self):
     for place in json.loads(self.client.ask('GET', '/')[1]).values():
       right, path = place.split()
-      for method in {'GET', 'POST', 'PUT', 'DELETE'} - {right}:
+      for method in {'GET', 'POST', 'PUT', 'DELETE', 'TRACE'} - {right}:
         with self.subTest(f'{method} {path}'):
           status, answer, *_ = self.client.ask(method, path)
           self.assertEqual((status, list(json.loads(answer))), (405, ['error']))
@@ -668,6 +669,25 @@ class ScorerTest(tf.test.TestCase):
         stack.enter_context(open(os.devnull))
       with served(self.service) as client:  # an exception in its thread fails the test
         self.assertEqual(client.ask('GET', '/healthz')[0], 200)
+
+  def test_a_connection_that_cannot_be_accepted_costs_no_other_one(self):
+    accept = socket.socket.accept
+    errors = [OSError(errno.EMFILE, os.strerror(errno.EMFILE)), ConnectionAbortedError()]
+
+    def accepted(listener):
+      if errors:
+        raise errors.pop()
+      return accept(listener)
+
+    with (
+      mock.patch.object(http_server, '_SECONDS_TO_RECOVER', 0.1),
+      mock.patch.object(socket.socket, 'accept', accepted),
+      self.assertLogs(level='WARNING') as logged,
+      served(self.service) as client,
+    ):
+      self.assertEqual(client.ask('GET', '/healthz')[0], 200)
+    (line,) = logged.output  # a client that is gone is none's fault
+    self.assertIn('a connection is not accepted: [Errno 24] Too many open files', line)
 
   def test_a_token_is_asked_for(self):
     with served(self.service, token='secret') as client:
