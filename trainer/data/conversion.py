@@ -290,7 +290,7 @@ def prepare_pass(
   of_topic = isinstance(raw, Spans)
   path, files = (raw.path, []) if of_topic else (raw, files_of(raw))
   meta = _meta(cfg, path, files, labelled)
-  if of_topic and cfg.data.topic.days:
+  if of_topic and cfg.data.has_days:
     meta['day'] = raw.day
   if done := _done(out_dir, meta):
     try:

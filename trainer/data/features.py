@@ -23,7 +23,8 @@ class SlotBatch(NamedTuple):
   """A batch of B samples, as NumPy arrays or as tensors; B may be 0.
 
   If, as most often, every slot of every sample holds exactly one feature of value 1, `values` and
-  `segments` are empty, and `keys` has the F keys of each sample side by side.
+  `segments` are empty, and `keys` has the F keys of each sample side by side. Where no sample has a
+  feature, all three are empty.
   """
 
   keys: np.ndarray  # int64 [nnz]
@@ -54,7 +55,7 @@ def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
 
   The slot is the index in `Config.ordered_slots`, of `slots`; the batch holds NumPy arrays.
   """
-  if not len(batch.segments):
+  if len(batch.keys) and not len(batch.segments):
     return batch.keys.reshape(-1, slots)[:, slot]
   keys = np.full([len(batch.dense)], -1, np.int64)
   own = batch.segments % slots == slot

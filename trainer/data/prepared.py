@@ -147,14 +147,15 @@ class PreparedPass:
     """Returns the samples [start, end) in the form that `parse.parse` returns."""
     batch, shape = self.gather(np.arange(start, end)), (end - start, self.num_slots)
     counts = values = None
-    if len(batch.segments):
-      slot, slots = batch.segments % self.num_slots, range(self.num_slots)
+    if len(batch.segments) or not len(batch.keys):
       counts = np.bincount(batch.segments, minlength=shape[0] * shape[1])
       counts = counts.reshape(shape).astype(np.int32)
-      keys = [batch.keys[slot == f] for f in slots]
-      values = [batch.values[slot == f] for f in slots] if len(batch.values) else None
+      slot, ends = batch.segments % self.num_slots, np.cumsum(counts.sum(0))[:-1]
+      by_slot = np.argsort(slot.astype(np.uint16), kind='stable')  # so small, linear in time
+      keys = np.split(batch.keys[by_slot], ends)
+      values = np.split(batch.values[by_slot], ends) if len(batch.values) else None
     else:
-      keys = [*batch.keys.reshape(-1, self.num_slots).T]
+      keys = [*batch.keys.reshape(shape).T]
     weight = None if self._weight is None else batch.weight
     group = batch.group if self._grouped else None
     return Parsed(counts, keys, values, batch.dense, self._label[start:end], weight, group)

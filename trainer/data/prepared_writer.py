@@ -61,8 +61,8 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
   if any(p.counts is not None for p in parts):
     parts = [_counted(p) for p in parts]
   if any(p.values is not None for p in parts):
-    ones = [[np.ones(len(keys), np.float32) for keys in p.keys] for p in parts]
-    parts = [p._replace(values=p.values or own) for p, own in zip(parts, ones)]
+    ones = lambda p: [np.ones(len(keys), np.float32) for keys in p.keys]
+    parts = [p._replace(values=p.values or ones(p)) for p in parts]
   of_samples, of_slots = _columns(parts[0])
   columns = {name: np.concatenate([getattr(p, name) for p in parts]) for name in of_samples}
   for name in of_slots:

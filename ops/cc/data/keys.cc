@@ -113,11 +113,12 @@ int64_t FieldCoder::TakeSlot(const Block& block, int64_t f, int64_t from) {
     }
     return from + block.n;
   }
-  for (int64_t i = 0; i < block.n; ++i, from += features_[i - 1].count) {
+  for (int64_t i = 0; i < block.n; ++i) {
     const int32_t count = block.counts[f * block.n + i];
     features_[i] = {from, count};
     const int64_t* const keys = block.keys + from;
     const float* const values = block.values ? block.values + from : nullptr;
+    from += count;
     if (count == 1 && keys[0] >= 0 && (!values || values[0] == 1)) {
       hashes_[i] = static_cast<uint64_t>(keys[0]);
       continue;

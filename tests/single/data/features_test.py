@@ -5,7 +5,15 @@ import tensorflow as tf
 
 from ops.tensors import to_tensor
 from trainer.config import DenseColumn
-from trainer.data.features import average_lists, dense_stats, hash_keys, pool_norm, transform_dense
+from trainer.data.features import (
+  average_lists,
+  dense_stats,
+  empty_batch,
+  hash_keys,
+  pool_norm,
+  sole_features,
+  transform_dense,
+)
 
 
 class HashKeysTest(tf.test.TestCase):
@@ -32,6 +40,19 @@ class HashKeysTest(tf.test.TestCase):
     )
     self.assertAllEqual(keys[:, 0], hash_keys(['a', 'c'], 1))
     self.assertAllEqual(keys[:, 1], hash_keys(['b', 'a'], 2))
+
+
+class SoleFeaturesTest(tf.test.TestCase):
+  def test_with_and_without_blanks(self):
+    keys, places = np.array([11, 12, 21, 22]), np.array([0, 1, 2, 5], np.int32)
+    for num, batch, want in (
+      (2, {'keys': keys}, [12, 22]),
+      (3, {'keys': keys, 'segments': places}, [12, -1, 22]),
+      (2, {}, [-1, -1]),
+      (0, {}, []),
+    ):
+      batch = empty_batch(0)._replace(dense=np.zeros([num, 0], np.float32), **batch)
+      self.assertAllEqual(sole_features(batch, 1, 2), want)
 
 
 class TransformDenseTest(tf.test.TestCase):

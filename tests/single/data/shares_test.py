@@ -103,6 +103,12 @@ class SharesTest(tf.test.TestCase):
       self.config(), self.write('day.jsonl', ''.join(json.dumps(s) + '\n' for s in samples))
     )
 
+  def test_the_last_samples_have_no_features(self):
+    samples = self.samples(2 * CHUNK + 3)
+    for sample in samples[-3:]:
+      sample |= {'user': '', 'tags': ''}
+    self.check(self.config(), self.write('blank.csv', self.csv(samples)))
+
   def test_a_name_that_some_parts_lack(self):
     samples = self.samples(1000)
     for sample in samples[:400]:

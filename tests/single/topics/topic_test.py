@@ -444,6 +444,13 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
           self.assertEqual(offsets, list(range(start, start + 40)), p)
         client.close()
 
+  def test_a_pass_of_a_topic_that_the_config_has_no_more(self):
+    begun = Pass('begun', Spans('before', None, {'0': Span(0, 100)}).path)
+    files = {'topic': None, 'watch': self.folder}
+    for cfg in (self.config(), self.config(data=files)):
+      with self.assertRaisesRegex(BadPass, 'data.topic is another one now'), begun.refusing():
+        prepare_pass(cfg, begun.raw, f'{self.folder}/begun')
+
   def test_what_ends_a_run_while_it_converts_a_pass(self):
     begin = 20_000 * 24 * 3600 * 1000
     self.cluster.send(self.name, map(topics.as_json, topics.records(100)), 0, [begin] * 100)
