@@ -24,7 +24,7 @@ class Listener:
   what = ''
 
   def begin(self) -> None:
-    """Called once the run_dir is open, before the first event."""
+    """Called before the first event; again if this process becomes process 0 anew."""
 
   def wrote(self, record: Mapping[str, Json]) -> None:
     """Called after an event was written; `record` is without fields that are None."""
@@ -38,7 +38,8 @@ class Listener:
   def predicted(self, prepared: 'PreparedPass', values: Mapping[str, Json]) -> str | None:
     """Called before a pass is trained on, with the metrics of its predictions by then.
 
-    Returns why nothing may be exported until the next pass, or None.
+    Only train.progressive_validation measures them, once the model has taken a step. Returns why
+    nothing may be exported until the next pass, or None.
     """
 
   def trained(self, prepared: 'PreparedPass', name: str) -> None:

@@ -19,6 +19,8 @@ FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 class Advice(Listener):
   """Judges the evaluations of data.valid and data.test while a run trains."""
 
+  what = 'advice'
+
   def __init__(self, cfg: config.Config, state: RunState):
     self._cfg, self._state = cfg, state
     self._auc = self._auc_of_best = None  # of the last training pass
@@ -39,7 +41,7 @@ class Advice(Listener):
     steps = values['step']
     if split == 'valid' and steps < FEW_STEPS and values['epoch'] + 1 < self._cfg.train.epochs:
       return  # it only begins
-    is_best = steps < self._steps
+    is_best = split == 'test' and steps < self._steps  # data.valid judges the last state
     auc = self._auc_of_best if is_best else self._auc
     why = why_no_help(self._cfg, values, auc, steps, is_best)
     for finding in no_help(split, values, 'no_help_yet', why=why):

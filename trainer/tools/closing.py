@@ -56,12 +56,14 @@ class Closing(Listener):
         write_report(self._run_dir)
 
   def close(self, has_trained: bool) -> None:
-    run = read_run(self._run_dir)
-    for of_task in run.by_task() if has_trained else ():
-      print_table(of_task)
+    if has_trained:
+      run = read_run(self._run_dir)
+      for of_task in run.by_task():
+        print_table(of_task)
     write_report(self._run_dir)
-    for line in last_lines(run, self._shown) if has_trained else ():
-      print(line)
+    if has_trained:
+      for line in last_lines(run, self._shown):
+        print(line)
 
 
 def write_report(run_dir: str) -> None:

@@ -76,7 +76,8 @@ def tell(cfg: config.Config) -> Iterator[str]:
       opened.append(prepared)
       if not told and alike:
         told.append(f'  {alike.text}')
-      rows.append((data_pass.name, prepared.day, prepared.num_samples, _label_rate(prepared)))
+      known, _ = prepared.labels(0)
+      rows.append((data_pass.name, prepared.day, prepared.num_samples, known.sum(), len(known)))
       if split == 'train':
         samples += prepared.num_samples
         _count(prepared, distinct)
@@ -137,12 +138,6 @@ def _refused(reason: str) -> str:
   return f'{reason}; a run refuses it'
 
 
-def _label_rate(prepared: PreparedPass) -> float:
-  """Returns the mean of the first label over the samples of a pass that have it."""
-  labels, _ = prepared.labels(0)
-  return labels.sum() / max(1, len(labels))
-
-
 def _count(prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
   """Adds the keys of a pass to `distinct`, {slot id: distinct keys, ascending}."""
   for batch in prepared.batches(CHUNK):
@@ -153,16 +148,17 @@ def _count(prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
 
 
 def _pass_lines(data: config.Data, split: str, rows: list) -> Iterator[str]:
+  """Yields lines on passes; `rows` has their name, day, samples, sum and number of first labels."""
   if not rows:
     return
-  total = sum(row[2] for row in rows)
-  rate = sum(row[2] * row[3] for row in rows) / max(1, total)
+  total, labels, known = (sum(row[i] for row in rows) for i in (2, 3, 4))
+  rate = labels / max(1, known)
   where = 'data.train and data.watch' if split == 'train' and data.watch else f'data.{split}'
   yield f'{where}: {counted(len(rows), "pass")}, {total:,} samples, mean label {rate:.4f}'
   day_text = 'day {}'.format if data.has_days else lambda _: ''
   lines = [
-    f'  {name:24} {day_text(day):>10} {count:>12,}   label {rate:.4f}'
-    for name, day, count, rate in rows
+    f'  {name:24} {day_text(day):>10} {count:>12,}   label {labels / max(1, known):.4f}'
+    for name, day, count, labels, known in rows
   ]
   half, more = SHOWN_PASSES // 2, len(rows) - SHOWN_PASSES
   yield from lines if more <= 0 else [*lines[:half], f'  … {more:,} more', *lines[-half:]]

@@ -59,8 +59,7 @@ def slices(
       samples with other values form the slice OTHER.
   Returns:
     {name: slices}. A slice has `key` (a key, or BLANK, OTHER or ALL), `task` (None if there is only
-    one) and the figures of `slice_figures` or
-    `slice_errors`.
+    one) and the figures of `slice_figures` or `slice_errors`.
 
     For each task the worst slices come first. For clicks, a slice is worse if the upper confidence
     limit of its AUC is lower; so no slice is first just because it is small. For squared error, it

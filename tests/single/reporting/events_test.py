@@ -9,7 +9,10 @@ import tensorflow as tf
 
 from trainer import command_line, config
 from trainer.reporting.events import EventLog, read_events
+from trainer.reporting.listener import Listener
+from trainer.reporting.status import Status
 from trainer.reporting.tensorboard import TensorBoard
+from trainer.training.run_log import RunLog
 
 CONFIG = 'data: {train: [day_*.csv], slots: [{name: user}]}\nmodel: {interactions: [linear]}'
 
@@ -119,6 +122,18 @@ class EventLogTest(tf.test.TestCase):
     self.assertLen(log.troubles, 2)
     self.assertRegex(log.troubles[0], 'metrics.jsonl: No space left on device')
     self.assertRegex(log.troubles[1], 'tensorboard/: No space left on device')
+
+  def test_whoever_writes_tells_the_listeners(self):
+    """In mode ps_async a worker may become the first one, which writes, and so may it again."""
+    log = RunLog(self.run_dir, mock.Mock(steps=3), Status('trainer', 60))
+    heard = mock.create_autospec(Listener, instance=True, what='a test')
+    log.listeners = [heard]
+    for is_first, times in ((False, 0), (True, 1), (False, 1), (True, 2)):
+      log.open(is_first)
+      log.write('train', auc=0.5)
+      for call in (heard.begin, heard.wrote, heard.scalars):
+        self.assertEqual(call.call_count, times)
+    self.assertEqual(self.steps(), [3, 3])
 
   def test_unwritten_reports_change_the_status(self):
     self.assertEqual(command_line.status(0, []), 0)

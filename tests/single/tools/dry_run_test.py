@@ -102,6 +102,18 @@ class DryRunTest(tf.test.TestCase):
     text = tell(train=[f'{watch}/day_5.csv', f'{watch}/day_6.csv'], max_refused_passes=1)
     self.assertIn('data.max_refused_passes allows 1 refused in a row', text)
 
+  def test_the_mean_label_leaves_out_blank_labels(self):
+    folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    for name, rows in (('a', '1,0,1\n2,0,0\n3,0,1\n4,1,0\n'), ('b', '5,1,1\n6,0,0\n7,,1\n8,,0\n')):
+      pathlib.Path(f'{folder}/{name}.csv').write_text(f'user,click,buy\n{rows}')
+    data = {'train': [f'{folder}/*.csv'], 'labels': [{'name': 'click'}, {'name': 'buy'}]}
+    data |= {'slots': [{'name': 'user'}]}
+    model = {'tasks': {name: {'interactions': ['linear']} for name in ('click', 'buy')}}
+    tree = {'run_dir': f'{folder}/run', 'data': data, 'model': model}
+    text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+    self.assertIn('2 passes, 8 samples, mean label 0.3333', text)
+    self.assertRegex(text, r'  a .* 4   label 0.2500\n  b .* 4   label 0.5000\n')
+
   def test_passes_that_are_there_twice_are_told_as_a_run_tells_them(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     for i, name in enumerate(('day_1', 'day_2', 'valid', 'test')):

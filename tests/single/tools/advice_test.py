@@ -1,0 +1,39 @@
+"""What a run says of an evaluation in which a constant predicts better."""
+
+import types
+
+import tensorflow as tf
+
+from tests.support.steps import make_config
+from trainer.tools.advice import Advice
+
+WORSE = {'auc': 0.6, 'logloss': 0.7, 'base_logloss': 0.5, 'ctr': 0.2, 'examples': 1e5, 'epoch': 0}
+
+
+class AdviceTest(tf.test.TestCase):
+  def test_the_auc_in_training_is_that_of_the_state_that_was_judged(self):
+    state = types.SimpleNamespace(progress=types.SimpleNamespace(step=0))
+    advice = Advice(make_config({}), state)
+    advice.begin()
+    for event, step, fields, wanted in (
+      ('train', 100, {'auc': 0.8}, None),
+      ('eval', 100, {'split': 'valid'}, 'AUC was 0.80 in training and is 0.60 here'),
+      ('best', 100, {}, None),
+      ('train', 200, {'auc': 0.9}, None),
+      ('eval', 200, {'split': 'valid'}, 'AUC was 0.90 in training'),
+      ('train', 300, {'auc': 0.95}, None),
+      # The last pass was refused: the run went back to the state before it.
+      ('eval', 200, {'split': 'valid'}, 'AUC was 0.95 in training'),
+      ('eval', 100, {'split': 'test'}, 'AUC was 0.80 in training'),
+    ):
+      record = {'event': event, 'step': step} | (WORSE if event == 'eval' else {}) | fields
+      if wanted is None:
+        advice.wrote(record)
+        continue
+      with self.assertLogs('absl', 'WARNING') as logs:
+        advice.wrote(record)
+      self.assertIn(wanted, str(logs.output))
+
+
+if __name__ == '__main__':
+  tf.test.main()
