@@ -77,8 +77,10 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   given = read_yaml(_text_of_run(path, remedy), path)
   run = read_yaml(*_stored(run_dir))
   values: dict[str, Json] = {}
-  raced = ['data.dense_bins', 'data.crosses'] if run['model'].get('recipe') == 'plain' else []
-  for key in (*MEASURED, *raced):
+  # A plain run has raced both; one of streams may have taken them from the run that it began with.
+  recipe, raced = run['model'].get('recipe'), ('dense_bins', 'crosses')
+  kept = [n for n in raced if recipe == 'plain' or (recipe == 'stream' and run['data'].get(n))]
+  for key in (*MEASURED, *(f'data.{name}' for name in kept)):
     section, name = key.split('.')
     if cfg.origin(key) != 'given' and name not in given.get(section, {}):
       values[key] = run[section].get(name)
