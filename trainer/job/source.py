@@ -46,7 +46,7 @@ class Source:
     if self.bucket:
       cfg = cfg.model_copy(update={'run_dir': runtime.working_directory(self.bucket)})
     if self.frames:
-      cfg = config.given(cfg, frames.write_passes(cfg, self.frames))
+      cfg = config.with_given(cfg, frames.write_passes(cfg, self.frames))
     rules.check_days(cfg, where)
     if 'mlflow' in cfg.report.to:
       wing('tools').check_mlflow()
