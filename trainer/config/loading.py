@@ -15,6 +15,7 @@ from absl import logging
 from trainer import files
 from trainer.config.messages import GONE, one_line
 from trainer.config.model import interaction
+from trainer.config.resolve import resolve
 from trainer.config.rules import check
 from trainer.config.schema import Config
 from trainer.config.yaml_text import flatten, read_yaml, set_key
@@ -86,7 +87,7 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
       values[key] = run[section].get(name)
   columns = [*run['data']['slots'], *run['data']['dense']]
   made = {column['name']: column['from'] for column in columns if column.get('from')}
-  for key, column in cfg.data.left_open().items():
+  for key, column in resolve(cfg, values).data.left_open().items():  # also of the bins it added
     stored, own, field = made.get(column.name), column.made.model_dump(), column.made.left_open
     if stored and own | stored | {field: None} == own:
       values[key] = stored[field]

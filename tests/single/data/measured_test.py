@@ -423,12 +423,14 @@ class CrossesTest(LogTest):
       self.assertEqual((chosen, measures.call_count), ({'data.crosses': []}, 2))
       self.assertEqual(line, 'data.crosses: [], the default: data.valid cannot judge')
 
-  def test_a_stream_that_begins_with_a_plain_run_keeps_its_crosses(self):
+  def test_a_stream_that_begins_with_a_plain_run_keeps_its_bins_and_crosses(self):
     self.write(['a', 'c'])
-    plain = config.parse(yaml.safe_dump(self.tree), 'test')
-    chosen = {'model.recipe': 'plain', 'data.crosses': [['a', 'c']]}
-    begin(config.resolve(plain, chosen))
-    (self.folder / 'train.csv').rename(self.folder / 'train1.csv')
+    self.tree['data'] |= {'slots': [{'name': 'a'}, {'name': 'c'}], 'dense': [{'name': 'b'}]}
+    chosen = {'model.recipe': 'plain', 'data.dense_bins': 32, 'data.crosses': [['a', 'c']]}
+    plain = config.resolve(config.parse(yaml.safe_dump(self.tree), 'test'), chosen)
+    begin(config.resolve(plain, measured.measured(plain)[0]))
+    log = pd.read_csv(self.folder / 'train.csv').assign(b=7)
+    log.to_csv(self.folder / 'train1.csv', index=False)
     days = [f'data.train=[{self.folder}/train1.csv]', r'data.day_pattern=(\d+)\.csv']
     new = str(self.folder / 'new')
     with contextlib.redirect_stdout(io.StringIO()):
@@ -436,6 +438,7 @@ class CrossesTest(LogTest):
       begin(cfg)
       again = api.Source(self.tree, days, new).with_measured_values()
     self.assertEqual((cfg.model.recipe, cfg.data.crosses), ('stream', [['a', 'c']]))
+    self.assertEqual(cfg.data.slots[2].made.boundaries, [1, 2, 3, 4])
     self.assertEqual(again, cfg)
     with contextlib.redirect_stdout(io.StringIO()) as told:
       begin(api.Source(self.tree, days, f'{new}er').with_measured_values())
