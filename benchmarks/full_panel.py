@@ -73,12 +73,12 @@ def _write(name: str) -> None:
       json.dump(meta, f)
 
 
-def _meta(folder: str) -> dict[str, Any]:
+def meta_of(folder: str) -> dict[str, Any]:
   with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
     return json.load(f)
 
 
-def _kept(path: str, measure: Callable[[], dict[str, float]] | None) -> dict[str, float] | None:
+def kept(path: str, measure: Callable[[], dict[str, Any]] | None) -> dict[str, Any] | None:
   """Returns the figures in a file; if there are none, it measures and writes them, or None."""
   if not os.path.exists(path):
     if measure is None:
@@ -90,7 +90,7 @@ def _kept(path: str, measure: Callable[[], dict[str, float]] | None) -> dict[str
     return json.load(f)
 
 
-def _run(command: Sequence[str], log: str) -> dict[str, float]:
+def run_on_one_thread(command: Sequence[str], log: str) -> dict[str, float]:
   """Runs a command on one thread; returns its CPU seconds and its peak memory."""
   environment, mib = os.environ | {'CTR_THREADS': '1', 'OMP_NUM_THREADS': '1'}, 0.0
   with open(log, 'w', encoding='utf-8') as f:
@@ -112,35 +112,43 @@ def _peer(folder: str, model: str, seed: int) -> dict[str, float]:
   python = os.path.join(CONTENDERS, 'bin', 'python')
   script = os.path.join('benchmarks', 'contenders', 'full_peer.py')
   command = [python, script, folder, model, str(seed), str(PEER_SECONDS), out]
-  used = _run(command, os.path.join(folder, f'{model}_{seed}.log'))
+  used = run_on_one_thread(command, os.path.join(folder, f'{model}_{seed}.log'))
   labels = pd.read_csv(os.path.join(folder, 'test.csv'), usecols=['label'])['label'].to_numpy()
   return used | figures(labels, np.load(out))
 
 
-def _ours(folder: str, name: str, settings: Sequence[str], seed: int) -> dict[str, float]:
-  meta = _meta(folder)
+def write_config(folder: str, name: str, data: dict[str, Any], **more: Any) -> str:
+  """Writes the config NAME.yaml; returns its path.
+
+  The section `data` names the files, as given, and the columns of the log; `more` are other keys.
+  """
+  meta = meta_of(folder)
   slots = [{'name': n} for n in meta['slots']]
   for slot in slots:
     if slot['name'] in meta['separators']:
       slot['separator'] = meta['separators'][slot['name']]
   if 'history' in meta['slots']:
     slots[-1]['shares'] = 'movieId'
+  dense = [{'name': n, 'transform': how} for n, how in meta['transform'].items()]
   tree = {
-    'data': {
-      **{s: [os.path.join(folder, f'{s}.csv')] for s in ('train', 'valid', 'test')},
-      'slots': slots,
-      'dense': [{'name': n, 'transform': how} for n, how in meta['transform'].items()],
-    },
+    'data': {**data, 'slots': slots, 'dense': dense},
     'model': {'interactions': ['linear', 'fm', 'dnn']},
+    **more,
   }
-  config = os.path.join(folder, 'ours.yaml')
-  with open(config, 'w', encoding='utf-8') as f:
+  path = os.path.join(folder, f'{name}.yaml')
+  with open(path, 'w', encoding='utf-8') as f:
     yaml.safe_dump(tree, f)
+  return path
+
+
+def _ours(folder: str, name: str, settings: Sequence[str], seed: int) -> dict[str, float]:
+  data = {s: [os.path.join(folder, f'{s}.csv')] for s in ('train', 'valid', 'test')}
+  config = write_config(folder, 'ours', data)
   run_dir = os.path.join(folder, f'ours_{name}_{seed}')
   command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
   for setting in [f'seed={seed}', *settings]:
     command += ['--set', setting]
-  used = _run(command, f'{run_dir}.log')
+  used = run_on_one_thread(command, f'{run_dir}.log')
   with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
     events = [json.loads(text) for text in f]
   test = [e for e in events if e['event'] == 'eval' and e['split'] == 'test'][-1]
@@ -151,11 +159,12 @@ def _kept_ours(
   folder: str, name: str, settings: Sequence[str], seed: int, runs: bool
 ) -> dict[str, float] | None:
   measure = functools.partial(_ours, folder, name, settings, seed) if runs else None
-  return _kept(os.path.join(folder, f'ours_{name}_{seed}.json'), measure)
+  return kept(os.path.join(folder, f'ours_{name}_{seed}.json'), measure)
 
 
-def _title(log: str) -> str:
-  return f'{log}{"" if log in CHOOSE else chr(92) + "*"}'.replace('_', ' ')
+def title(log: str, chose: Sequence[str] = CHOOSE) -> str:
+  """Returns the name of a log in a table, with a star if it did not choose the defaults."""
+  return f'{log}{"" if log in chose else chr(92) + "*"}'.replace('_', ' ')
 
 
 def table(logs: Sequence[str], name: str, settings: Sequence[str], seed: int) -> str:
@@ -169,11 +178,11 @@ def table(logs: Sequence[str], name: str, settings: Sequence[str], seed: int) ->
     of = {}
     for peer in PEERS:
       measure = functools.partial(_peer, folder, peer, seed) if runs else None
-      of[peer] = _kept(os.path.join(folder, f'{peer}_{seed}.json'), measure)
+      of[peer] = kept(os.path.join(folder, f'{peer}_{seed}.json'), measure)
     ours = of['ours'] = _kept_ours(folder, name, settings, seed, runs)
     if ours is None:
       continue
-    meta, losses = _meta(folder), [of[peer]['logloss'] for peer in PEERS if of[peer]]
+    meta, losses = meta_of(folder), [of[peer]['logloss'] for peer in PEERS if of[peer]]
     over.append(ours['logloss'] - min(losses))
     cells = [
       f'{f["auc"]:.4f} / {f["logloss"]:.4f}, {f["seconds"]:.0f} s, {f["mib"]:,.0f} MiB'
@@ -181,7 +190,7 @@ def table(logs: Sequence[str], name: str, settings: Sequence[str], seed: int) ->
       else '–'
       for f in of.values()
     ]
-    rows.append([_title(log), f'{meta["rows"]:,}', f'{meta["constant"]:.4f}', *cells])
+    rows.append([title(log), f'{meta["rows"]:,}', f'{meta["constant"]:.4f}', *cells])
     rows[-1] += [f'{over[-1]:+.4f}', f'{ours["calibration"]:.3f}']
     print(' | '.join(rows[-1]), flush=True)
   mean = f'Ours over the best, in the mean {np.mean(over):+.4f}, at most {max(over):+.4f}.'
@@ -195,16 +204,16 @@ def table_of_seeds(
   rows = []
   for log in LOGS:
     folder = os.path.join(OUT, log)
-    if not os.path.exists(os.path.join(folder, 'meta.json')) or _meta(folder)['rows'] >= FEW_ROWS:
+    if not os.path.exists(os.path.join(folder, 'meta.json')) or meta_of(folder)['rows'] >= FEW_ROWS:
       continue
     each = [_kept_ours(folder, name, settings, seed, log in logs) for seed in seeds]
     if None in each:
       continue
-    peers = [_kept(os.path.join(folder, f'{peer}_{seeds[0]}.json'), None) for peer in PEERS]
+    peers = [kept(os.path.join(folder, f'{peer}_{seeds[0]}.json'), None) for peer in PEERS]
     middle = np.median([f['logloss'] for f in each])
     cells = [f'{f["auc"]:.4f} / {f["logloss"]:.4f}, {f["seconds"]:.0f} s' for f in each]
     over = middle - min(f['logloss'] for f in peers if f)
-    rows.append([_title(log), *cells, f'{middle:.4f}', f'{over:+.4f}'])
+    rows.append([title(log), *cells, f'{middle:.4f}', f'{over:+.4f}'])
   head = ['log', *(f'seed {seed}' for seed in seeds), 'median logloss', 'over the best']
   return markdown_table(head, rows)
 
@@ -218,12 +227,12 @@ def picture(path: str, seed: int) -> None:
 
   matplotlib.rcParams |= {'svg.fonttype': 'none', 'svg.hashsalt': 'flights'}
   folders = [os.path.join(OUT, log) for log in LOGS if log.startswith('flights_2001')]
-  of = {f: _meta(f) for f in folders if os.path.exists(os.path.join(f, 'meta.json'))}
+  of = {f: meta_of(f) for f in folders if os.path.exists(os.path.join(f, 'meta.json'))}
   figure, axes = pyplot.subplots(figsize=(6, 3.2), layout='constrained')
   rows, constant = [m['rows'] for m in of.values()], [m['constant'] for m in of.values()]
   axes.semilogx(rows, constant, ':', color='#444444', label='constant')
   for model, label in CURVES.items():
-    found = {f: _kept(os.path.join(f, f'{model}_{seed}.json'), None) for f in of}
+    found = {f: kept(os.path.join(f, f'{model}_{seed}.json'), None) for f in of}
     known = [(of[f]['rows'], figures['logloss']) for f, figures in found.items() if figures]
     if known:
       axes.semilogx(*zip(*known), marker='o', label=label)

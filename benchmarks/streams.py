@@ -15,7 +15,6 @@ vega-datasets (npm), hotel the data in ../shared; what is missing is skipped wit
 import glob
 import json
 import os
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -23,17 +22,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 from absl import app, flags
 
 from benchmarks import panel_logs
-from benchmarks.full_panel import figures
+from benchmarks.full_panel import figures, kept, run_on_one_thread, title, write_config
 from benchmarks.page import ROOT, made_by, markdown_table, write_between
 from benchmarks.run import CONTENDERS, contenders_environment
 
 OUT = os.path.join('build', 'streams')
 PAGE = os.path.join('docs', 'quality.md')
 CHOOSE = ('flights', 'demo')
+LABEL = {'label': 'label', 'label_negative': '0'}  # the labels of a day may all be equal
 WEEK = 7
 DEMO_DAYS, DEMO_SAMPLES = 28, 25_000
 
@@ -83,8 +82,8 @@ STREAMS: dict[str, Callable[[], Stream]] = {
 }
 
 
-def _write(name: str) -> str:
-  """Writes a file for each day of a stream, unless they are there; returns their folder."""
+def _write(name: str) -> None:
+  """Writes a file for each day of a stream, unless they are there."""
   folder = os.path.join(OUT, name)
   meta_path = os.path.join(folder, 'meta.json')
   if not os.path.exists(meta_path):
@@ -96,52 +95,22 @@ def _write(name: str) -> str:
       log[begin:end].to_csv(os.path.join(folder, f'day_{i:03d}.csv'), index=False)
     with open(meta_path, 'w', encoding='utf-8') as f:
       json.dump(meta, f)
-  return folder
-
-
-def _run(command: Sequence[str], log: str) -> float:
-  """Runs a command on one thread; returns its CPU seconds."""
-  before = resource.getrusage(resource.RUSAGE_CHILDREN)
-  environment = os.environ | {'CTR_THREADS': '1', 'OMP_NUM_THREADS': '1'}
-  with open(log, 'a', encoding='utf-8') as f:
-    subprocess.run(command, stdout=f, stderr=f, env=environment, check=True)
-  after = resource.getrusage(resource.RUSAGE_CHILDREN)
-  return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def _days(folder: str) -> list[str]:
   return sorted(glob.glob(os.path.join(folder, 'day_*.csv')))
 
 
-def _config(folder: str, name: str, data: dict[str, Any], more: dict[str, Any]) -> str:
-  """Writes a config that names files and columns; returns its path."""
-  with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
-    meta = json.load(f)
-  slots = [{'name': n} for n in meta['slots']]
-  for slot in slots:
-    if slot['name'] in meta['separators']:
-      slot['separator'] = meta['separators'][slot['name']]
-  dense = [{'name': n, 'transform': how} for n, how in meta['transform'].items()]
-  tree = {
-    'data': {**data, 'label': 'label', 'label_negative': '0', 'slots': slots, 'dense': dense},
-    'model': {'interactions': ['linear', 'fm', 'dnn']},
-    **more,
-  }
-  path = os.path.join(folder, f'{name}.yaml')
-  with open(path, 'w', encoding='utf-8') as f:
-    yaml.safe_dump(tree, f)
-  return path
-
-
 def _ours(folder: str, name: str, settings: Sequence[str]) -> dict[str, Any]:
   """Returns CPU seconds, and AUC and logloss of each day, predicted before it is trained on."""
   data = {'train': [os.path.join(folder, 'day_*.csv')], 'day_pattern': r'day_(\d+)'}
   more = {'train': {'progressive_validation': True}, 'checkpoint': {'every_passes': None}}
-  config, run_dir = _config(folder, 'ours', data, more), os.path.join(folder, f'ours_{name}')
+  config = write_config(folder, 'ours', LABEL | data, **more)
+  run_dir = os.path.join(folder, f'ours_{name}')
   command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
   for setting in ['seed=1', *settings]:
     command += ['--set', setting]
-  seconds = _run(command, f'{run_dir}.log')
+  seconds = run_on_one_thread(command, f'{run_dir}.log')['seconds']
   with open(os.path.join(run_dir, 'metrics.jsonl'), encoding='utf-8') as f:
     events = [json.loads(text) for text in f]
   days = [e for e in events if e['event'] == 'eval' and e['split'] == 'next']
@@ -157,7 +126,8 @@ def _of_days(labels: Sequence[np.ndarray], p: Sequence[np.ndarray]) -> dict[str,
 def _lightgbm(folder: str, labels: Sequence[np.ndarray]) -> dict[str, Any]:
   python, out = os.path.join(CONTENDERS, 'bin', 'python'), os.path.join(folder, 'LightGBM.npy')
   script = os.path.join('benchmarks', 'contenders', 'stream_peer.py')
-  seconds = _run([python, script, folder, '1', out], os.path.join(folder, 'LightGBM.log'))
+  log = os.path.join(folder, 'LightGBM.log')
+  seconds = run_on_one_thread([python, script, folder, '1', out], log)['seconds']
   parts = np.split(np.load(out), np.cumsum(list(map(len, labels)))[:-1])
   return {'seconds': seconds} | _of_days(labels, parts)
 
@@ -165,19 +135,14 @@ def _lightgbm(folder: str, labels: Sequence[np.ndarray]) -> dict[str, Any]:
 def _epochs(folder: str, labels: Sequence[np.ndarray]) -> dict[str, Any]:
   """Trains our model in epochs on the first half of the days, of which the last tenth validates."""
   days, half = _days(folder), len(labels) // 2
-  run_dir, log, cut = (
-    os.path.join(folder, 'epochs'),
-    os.path.join(folder, 'epochs.log'),
-    half * 9 // 10,
-  )
+  run_dir, cut = os.path.join(folder, 'epochs'), half * 9 // 10
   data = {'train': days[:cut], 'valid': days[cut:half], 'test': days[half:]}
-  config = _config(folder, 'epochs', data, {'seed': 1})
-  seconds = _run(
-    [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir], log
-  )
+  config = write_config(folder, 'epochs', LABEL | data, seed=1)
+  command = [sys.executable, '-m', 'trainer.run', '--config', config, '--run_dir', run_dir]
+  seconds = run_on_one_thread(command, f'{run_dir}.log')['seconds']
   out = os.path.join(run_dir, 'p.txt')
   command = [sys.executable, '-m', 'trainer.cli.predict', '--run_dir', run_dir, '--out', out]
-  seconds += _run(command, log)
+  seconds += run_on_one_thread(command, f'{run_dir}_predict.log')['seconds']
   parts = np.split(np.loadtxt(out), np.cumsum(list(map(len, labels[half:])))[:-1])
   return {'seconds': seconds} | _of_days(labels, [np.zeros(0)] * half + parts)
 
@@ -186,18 +151,6 @@ def _constant(labels: Sequence[np.ndarray]) -> dict[str, Any]:
   shown, clicked = np.cumsum(list(map(len, labels))), np.cumsum([y.sum() for y in labels])
   rates = np.append(0.5, clicked[:-1] / shown[:-1])
   return _of_days(labels, [np.full(len(y), rate) for y, rate in zip(labels, rates)])
-
-
-def _kept(path: str, measure: Callable[[], dict[str, Any]] | None) -> dict[str, Any] | None:
-  """Returns the figures in a file; if there are none, it measures and writes them, or None."""
-  if not os.path.exists(path):
-    if measure is None:
-      return None
-    found = measure()
-    with open(path, 'w', encoding='utf-8') as f:
-      json.dump(found, f)
-  with open(path, encoding='utf-8') as f:
-    return json.load(f)
 
 
 def _mean(of: dict[str, Any], days: range, sizes: np.ndarray) -> dict[str, float]:
@@ -222,18 +175,20 @@ def row_of(stream: str, runs: bool, name: str, settings: Sequence[str]) -> list[
   labels = [pd.read_csv(path, usecols=['label'])['label'].to_numpy() for path in _days(folder)]
   sizes, half = np.array(list(map(len, labels))), len(labels) // 2
 
-  def kept(model: str, file: str, measure: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+  def figures_of(
+    model: str, file: str, measure: Callable[[], dict[str, Any]]
+  ) -> dict[str, Any] | None:
     may_run = runs and model in MODELS.value
-    return _kept(os.path.join(folder, f'{file}.json'), measure if may_run else None)
+    return kept(os.path.join(folder, f'{file}.json'), measure if may_run else None)
 
-  ours = kept('ours', f'ours_{name}', lambda: _ours(folder, name, settings))
+  ours = figures_of('ours', f'ours_{name}', lambda: _ours(folder, name, settings))
   if ours is None:
     return None
   constant = _constant(labels)
   of = {
     'constant': constant,
-    'LightGBM': kept('LightGBM', 'LightGBM', lambda: _lightgbm(folder, labels)),
-    'epochs': kept('epochs', 'epochs', lambda: _epochs(folder, labels)),
+    'LightGBM': figures_of('LightGBM', 'LightGBM', lambda: _lightgbm(folder, labels)),
+    'epochs': figures_of('epochs', 'epochs', lambda: _epochs(folder, labels)),
     'ours': ours,
   }
   tail = range(len(labels) // 10, len(labels))
@@ -251,8 +206,7 @@ def row_of(stream: str, runs: bool, name: str, settings: Sequence[str]) -> list[
       text += f', {found["seconds"]:.0f} s, {above} of {len(known)}'
     cells.append(text)
   over = second['ours']['logloss'] - second.get('LightGBM', second['ours'])['logloss']
-  title = f'{stream}{"" if stream in CHOOSE else chr(92) + "*"}'.replace('_', ' ')
-  return [title, f'{len(labels)}', f'{sizes.sum():,}', *cells, f'{over:+.4f}']
+  return [title(stream, CHOOSE), f'{len(labels)}', f'{sizes.sum():,}', *cells, f'{over:+.4f}']
 
 
 def main(_: list[str]) -> None:

@@ -141,11 +141,13 @@ class FullPanelTest(tf.test.TestCase):
     self.assertNotIn('LightGBM', text)
 
   def test_a_command_is_measured(self):
-    used = full_panel._run([sys.executable, '-c', 'x = b"1" * (200 << 20); sum(x)'], 'log')
+    used = full_panel.run_on_one_thread(
+      [sys.executable, '-c', 'x = b"1" * (200 << 20); sum(x)'], 'log'
+    )
     self.assertBetween(used['mib'], 200, 400)
     self.assertGreater(used['seconds'], 0)
     with self.assertRaisesRegex(SystemExit, 'exit.3.: status 3; see log'):
-      full_panel._run([sys.executable, '-c', 'exit(3)'], 'log')
+      full_panel.run_on_one_thread([sys.executable, '-c', 'exit(3)'], 'log')
 
 
 class ContenderTest(tf.test.TestCase):

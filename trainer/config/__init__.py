@@ -43,7 +43,7 @@ from trainer.config.loading import (
 from trainer.config.messages import place_of, settings_named
 from trainer.config.metrics import METRICS, direction
 from trainer.config.model import Interaction, Model
-from trainer.config.resolve import given, is_default, resolve
+from trainer.config.resolve import is_default, resolve, with_given
 from trainer.config.retrieval import RANKING_METRICS
 from trainer.config.schema import Config
 from trainer.config.section import Section

@@ -7,7 +7,7 @@ measures, like train.batch_size.
 from typing import Any
 
 from ops.row_kinds import ROW_OPTIMIZERS, row_defaults
-from trainer.config.columns import Bins, SlotCross, bins_slot, cross_slot
+from trainer.config.columns import Bins, Made, SlotCross, bins_slot, cross_slot
 from trainer.config.lifecycle import LIFECYCLE_MODES, Thresholds
 from trainer.config.metrics import METRICS
 from trainer.config.section import UNSET, set_value, with_value
@@ -73,15 +73,16 @@ def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
   """Adds the defaults that follow from other keys to a config of the schema's own defaults.
 
   Returns the whole config, and {added key: what its default follows from}. ConfigError: thresholds
-  of two modes of admission are given, but no mode.
+  of two modes of admission are given, but no mode; or an entry of data.crosses is no cross.
   """
   tree = _Tree(cfg)
   data = cfg.data
   is_static = data.valid and not data.stream and not data.has_days
   is_once = bool(data.stream or data.has_days) and cfg.train.epochs == 1
   recipe, bare = None, _bare_dnns(cfg) if is_static or is_once else []
+  source = 'data.topic' if data.topic else 'data.watch' if data.watch else 'data.day_pattern'
   if bare:  # null is that of runs that began before there were recipes, or one for streams
-    first, origin = ('stream', 'days') if is_once else ('ensemble', 'data.valid')
+    first, origin = ('stream', source) if is_once else ('ensemble', 'data.valid')
     recipe = tree.default(('model', 'recipe'), first, origin) or (None if is_once else first)
     if (recipe == 'stream') != is_once:
       recipe, bare = None, []
@@ -106,7 +107,7 @@ def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
   if data.stream:
     for key, value in _OF_A_STREAM.items():
       if key[-1] != 'max_days_ahead' or data.has_days:
-        tree.default(key, value, 'data.topic' if data.topic else 'data.watch')
+        tree.default(key, value, source)
   _of_lifecycle(cfg, tree)
   if recipe == 'plain':
     tree.default(('data', 'crosses'), [], 'model.recipe')
@@ -151,15 +152,19 @@ def _of_columns(cfg: Any, tree: _Tree, has_recipe: bool) -> None:
   if has_recipe:
     tree.default(('data', 'dense_bins'), BINS, 'model.recipe')
   slots = list(cfg.data.slots)
+  first_table = next((slot.table for slot in slots), 'default')
+
+  def add(name: str, made: Made, table: str, key: str) -> None:
+    for part in ('name', 'from'):
+      tree.origins[f'data.slots.{len(slots)}.{part}'] = f'from {key}'
+    slots.append(Slot(**{'name': name, 'from': made, 'table': table}))
+
   if bins := tree.cfg.data.dense_bins:
     binned = {slot.made.bins for slot in cfg.data.slots if isinstance(slot.made, Bins)}
     for column in cfg.data.dense:
       if column.made is None and column.name not in binned:
-        for key in ('name', 'from'):
-          tree.origins[f'data.slots.{len(slots)}.{key}'] = 'from data.dense_bins'
         made = Bins(bins=column.name, quantiles=bins)
-        table = next((slot.table for slot in cfg.data.slots), 'default')
-        slots.append(Slot(**{'name': bins_slot(column.name), 'from': made, 'table': table}))
+        add(bins_slot(column.name), made, first_table, 'data.dense_bins')
   crossed = [slot.made.cross for slot in cfg.data.slots if isinstance(slot.made, SlotCross)]
   for i, cross in enumerate(tree.cfg.data.crosses):
     if not 2 <= len({*cross}) == len(cross) <= 8:
@@ -167,9 +172,8 @@ def _of_columns(cfg: Any, tree: _Tree, has_recipe: bool) -> None:
       raise ConfigError(f"key 'data.crosses.{i}': found {cross}; {wanted}")
     if cross not in crossed:
       crossed.append(cross)
-      made = SlotCross(cross=cross)
-      table = next((slot.table for slot in cfg.data.slots if slot.name in cross), 'default')
-      slots.append(Slot(**{'name': cross_slot(cross), 'from': made, 'table': table}))
+      table = next((slot.table for slot in cfg.data.slots if slot.name in cross), first_table)
+      add(cross_slot(cross), SlotCross(cross=cross), table, 'data.crosses')
   tree.cfg = with_value(tree.cfg, ['data', 'slots'], slots)
   if has_recipe:
     lifecycle = tree.cfg.lifecycle

@@ -15,6 +15,7 @@ from absl import logging
 from trainer import files
 from trainer.config.messages import GONE, one_line
 from trainer.config.model import interaction
+from trainer.config.resolve import resolve
 from trainer.config.rules import check
 from trainer.config.schema import Config
 from trainer.config.yaml_text import flatten, read_yaml, set_key
@@ -77,14 +78,16 @@ def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   given = read_yaml(_text_of_run(path, remedy), path)
   run = read_yaml(*_stored(run_dir))
   values: dict[str, Json] = {}
-  raced = ['data.dense_bins', 'data.crosses'] if run['model'].get('recipe') == 'plain' else []
-  for key in (*MEASURED, *raced):
+  # A plain run has raced both; one of streams may have taken them from the run that it began with.
+  recipe, raced = run['model'].get('recipe'), ('dense_bins', 'crosses')
+  kept = [n for n in raced if recipe == 'plain' or (recipe == 'stream' and run['data'].get(n))]
+  for key in (*MEASURED, *(f'data.{name}' for name in kept)):
     section, name = key.split('.')
     if cfg.origin(key) != 'given' and name not in given.get(section, {}):
       values[key] = run[section].get(name)
   columns = [*run['data']['slots'], *run['data']['dense']]
   made = {column['name']: column['from'] for column in columns if column.get('from')}
-  for key, column in cfg.data.left_open().items():
+  for key, column in resolve(cfg, values).data.left_open().items():  # also of the bins it added
     stored, own, field = made.get(column.name), column.made.model_dump(), column.made.left_open
     if stored and own | stored | {field: None} == own:
       values[key] = stored[field]

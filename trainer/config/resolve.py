@@ -37,7 +37,7 @@ def resolve(cfg: Config, measured: Mapping[str, Json] = {}) -> Config:
   return found
 
 
-def given(cfg: Config, values: Mapping[str, Json]) -> Config:
+def with_given(cfg: Config, values: Mapping[str, Json]) -> Config:
   """Returns a config as if other values, {key: value}, had been given; they are not validated."""
   found = cfg._given
   for key, value in values.items():

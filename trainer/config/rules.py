@@ -33,7 +33,7 @@ def check(cfg: Config, where: str, overrides: Sequence[str]) -> None:
 
 
 def check_days(cfg: Config, where: str) -> None:
-  """Refuses settings that act at the end of each day if the config has no data.day_pattern."""
+  """Refuses settings that act at the end of each day if the config has no days."""
   if cfg.data.has_days:
     return
   for key, value, off in (

@@ -45,16 +45,18 @@ def set_value(node: Any, path: Sequence[str]) -> Any:
 
   UNSET: it is not there, or has the schema's own default.
   """
-  for part in path:
-    if isinstance(node, Section):
-      name = _attribute(node, part)
-      node = getattr(node, name) if name in node.model_fields_set else UNSET
-    elif isinstance(node, (list, tuple)):
-      node = node[int(part)] if int(part) < len(node) else UNSET
-    else:
-      items = node.items() if isinstance(node, dict) else ()
-      node = next((value for key, value in items if str(key) == part), UNSET)
-  return node
+  if not path:
+    return node
+  if isinstance(node, Section):
+    name = _attribute(node, path[0])
+    return set_value(getattr(node, name), path[1:]) if name in node.model_fields_set else UNSET
+  if isinstance(node, (list, tuple)):
+    i = int(path[0])
+    return set_value(node[i], path[1:]) if i < len(node) else UNSET
+  if not isinstance(node, dict):
+    return UNSET
+  key, rest = _entry(node, path)
+  return set_value(node[key], rest) if key in node else UNSET
 
 
 def with_value(node: Any, path: Sequence[str], value: object) -> Any:
@@ -68,9 +70,22 @@ def with_value(node: Any, path: Sequence[str], value: object) -> Any:
     name = _attribute(node, path[0])
     return node.model_copy(update={name: with_value(getattr(node, name), path[1:], value)})
   if isinstance(node, dict):
-    return node | {path[0]: with_value(node.get(path[0]), path[1:], value)}
+    key, rest = _entry(node, path)
+    return node | {key: with_value(node.get(key), rest, value)}
   i = int(path[0])
   return [*node[:i], with_value(node[i], path[1:], value), *node[i + 1 :]]
+
+
+def _entry(node: dict[Any, Any], path: Sequence[str]) -> tuple[Any, Sequence[str]]:
+  """Returns the key of the entry that a path begins with, and the path within it.
+
+  A name may have dots, as security.protocol in data.topic.config.
+  """
+  text, names = '.'.join(path), {str(key): key for key in node}
+  of_entry = [name for name in names if f'{text}.'.startswith(f'{name}.')]
+  name = max(of_entry, key=len, default=path[0])
+  rest = text[len(name) + 1 :]
+  return names.get(name, name), rest.split('.') if rest else []
 
 
 def _attribute(section: Section, key: str) -> str:

@@ -1,4 +1,4 @@
-"""Finds values that a config leaves to the run: batch size, features, bins, look-up tables."""
+"""Finds values that a config leaves to the run, such as recipe, bins, crosses and batch size."""
 
 import contextlib
 import json
@@ -70,7 +70,7 @@ def measured(
       told.append(f'{key}: {values[key]}, as in {init_from}')
 
   is_alike = (of_other.get(RECIPE) == 'stream') == (cfg.model.recipe == 'stream')
-  take_over([RECIPE, BINS, CROSSES] if is_alike else [BINS])
+  take_over([RECIPE, BINS, CROSSES] if is_alike else [BINS, CROSSES])
   found = {} if RECIPE in values else recipe(cfg)
   than = f'of {"at least" if "plain" in found.values() else "less than"} '
   suits = 'trained on once' if 'stream' in found.values() else f'{than}{MOST_OF_ENSEMBLE:,} samples'
@@ -138,26 +138,28 @@ def _raced(
     one = config.resolve(cfg, values)
     return config.resolve(one, measured(one)[0])
 
-  chosen: dict[str, Json] = {BINS: None, CROSSES: []}
-  chosen, told, reached = {key: chosen[key] for key in keys}, [], None
+  without: dict[str, Json] = {BINS: None, CROSSES: []}
+  chosen = {key: without[key] for key in keys}
+  best, reached, told = variant(chosen), None, []
   for key in keys:
-    rival = config.BINS if key == BINS else crosses.found(variant(chosen))
+    rival = config.BINS if key == BINS else crosses.found(best)
     if not rival:
       told.append(f'{key}: [], measured (none tells more than its parts)')
       continue
     what = 'bins' if key == BINS else ', '.join(map(config.cross_slot, rival))
     if reached is None:
-      reached = race(variant(chosen), EPOCHS_OF_RACE)
-    of_rival = reached and race(variant(chosen | {key: rival}), EPOCHS_OF_RACE)
+      reached = race(best, EPOCHS_OF_RACE)
+    other = variant(chosen | {key: rival})
+    of_rival = None if reached is None else race(other, EPOCHS_OF_RACE)
     if of_rival is None:
-      chosen[key] = config.BINS if key == BINS else []
-      told.append(f'{key}: {json.dumps(chosen[key])}, the default: data.valid cannot judge')
-      continue
-    lead = of_rival - reached
-    if lead >= LEAST_LEAD * abs(reached):
-      chosen[key], reached = rival, of_rival
-    how = f'{abs(lead):.4f} {"better" if lead > 0 else "worse"} with {what}'
-    by = f'measured ({cfg.deciding_metric} {how}, after {EPOCHS_OF_RACE} epochs)'
+      wins, by = key == BINS, 'the default: data.valid cannot judge'
+    else:
+      lead = of_rival - reached
+      wins = lead >= LEAST_LEAD * abs(reached)
+      how = f'{abs(lead):.4f} {"better" if lead > 0 else "worse"} with {what}'
+      by = f'measured ({cfg.deciding_metric} {how}, after {EPOCHS_OF_RACE} epochs)'
+    if wins:
+      chosen[key], best, reached = rival, other, of_rival
     told.append(f'{key}: {json.dumps(chosen[key])}, {by}')
   return chosen, told
 

@@ -46,7 +46,7 @@ class Source:
     if self.bucket:
       cfg = cfg.model_copy(update={'run_dir': runtime.working_directory(self.bucket)})
     if self.frames:
-      cfg = config.given(cfg, frames.write_passes(cfg, self.frames))
+      cfg = config.with_given(cfg, frames.write_passes(cfg, self.frames))
     rules.check_days(cfg, where)
     if 'mlflow' in cfg.report.to:
       wing('tools').check_mlflow()
@@ -71,12 +71,11 @@ class Source:
     on_first: Callable[[str, Callable], Sequence] = lambda what, action: action(),
     race: Callable | None = None,
   ) -> config.Config:
-    """Returns `cfg` with the values that are measured on the log: batch size, bins, look-up tables.
+    """Returns `cfg` with the values that are measured on the log, such as the batch size.
 
     This imports TensorFlow, and may read the beginning of the log. `tells` prints what was
-    measured, and warns of settings without effect. A new run takes over the bins of the run_dir
-    `init_from`. `on_first` is that of `Communicator`: several ranks might see different passes.
-    `race` is that of `measured`.
+    measured, and warns of settings without effect. `init_from` and `race` are those of `measured`.
+    `on_first` is that of `Communicator`: several ranks might see different passes.
     """
     cfg = self.cfg
     from trainer.data.measured import measured

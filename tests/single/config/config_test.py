@@ -442,6 +442,11 @@ class ConfigTest(tf.test.TestCase):
     self.assertEqual(
       [(s.name, s.made.cross, s.counts) for s in added], [('v x w', ['v', 'w'], True)]
     )
+    self.assertEqual(cfg.origin('data.slots.3.name'), 'from data.crosses')
+    table = ['data.slots=[{name: u, table: t}]', 'sparse.tables={t: {}}', 'data.dense=[]']
+    for crosses in ('[[u, w]]', '[[w, x]]'):
+      other = self.load(overrides=[*table, f'data.crosses={crosses}'])
+      self.assertEqual(other.data.slots[1].table, 't')
     self.assertEqual(config.parse(config.dump(cfg), 'x'), cfg)
     for crosses in ('[[u]]', '[[u, u]]'):
       wanted = 'data.crosses.0.*wanted two to eight distinct columns'

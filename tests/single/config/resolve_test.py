@@ -10,7 +10,7 @@ from tests.support import commands
 from tests.support.runs import begin
 from trainer import config
 from trainer.cli import resolve
-from trainer.config import schema_text
+from trainer.config import rules, schema_text
 from trainer.errors import UserError
 
 TREE = {
@@ -47,6 +47,22 @@ class ResolveTest(tf.test.TestCase):
       'batch_size: 4096  # default',  # there is no log that it could be measured on
     ):
       self.assertIn(line, lines)
+
+  def test_a_name_may_have_dots(self):
+    self.tree['data']['slots'] = [{'name': 'user', 'table': 'a.b'}]
+    self.tree['data']['topic'] = {
+      'brokers': 'localhost:9092',
+      'topic': 'clicks',
+      'pass': {'records': 100},
+      'config': {'security.protocol': 'ssl'},
+    }
+    self.tree['sparse'] = {'tables': {'a.b': {'linear': {'kind': 'adagrad', 'beta1': 0.3}}}}
+    cfg = config.parse(yaml.safe_dump(self.tree), 'test')
+    lines = list(schema_text.changed(cfg))
+    self.assertIn('data.topic.config.security.protocol: ssl  # given', lines)
+    self.assertIn('sparse.tables.a.b.linear.beta1: 0.3  # given', lines)
+    (warning,) = rules.warnings(cfg)
+    self.assertStartsWith(warning, 'sparse.tables.a.b.linear.beta1: found 0.3')
 
   def test_changed_values_and_differences_say_where_they_come_from(self):
     stops = ['data.valid=[y.csv]', 'train.plateau={patience: 3}']

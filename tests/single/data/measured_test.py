@@ -413,6 +413,38 @@ class CrossesTest(LogTest):
     self.assertLen(given.cfg.data.slots, 5)
     self.assertEqual(told.getvalue().count('after 2 epochs'), 1)
 
+  def test_a_race_that_cannot_judge_leaves_the_default(self):
+    self.write(['a', 'c'])
+    cfg = config.resolve(config.parse(yaml.safe_dump(self.tree), 'test'), {'model.recipe': 'plain'})
+    for results in ((None,), (-0.5, None)):
+      race = mock.Mock(side_effect=results)
+      with mock.patch.object(measured, 'measured', wraps=measured.measured) as measures:
+        chosen, (line,) = measured._raced(cfg, ['data.crosses'], race)
+      self.assertEqual((chosen, measures.call_count), ({'data.crosses': []}, 2))
+      self.assertEqual(line, 'data.crosses: [], the default: data.valid cannot judge')
+
+  def test_a_stream_that_begins_with_a_plain_run_keeps_its_bins_and_crosses(self):
+    self.write(['a', 'c'])
+    self.tree['data'] |= {'slots': [{'name': 'a'}, {'name': 'c'}], 'dense': [{'name': 'b'}]}
+    chosen = {'model.recipe': 'plain', 'data.dense_bins': 32, 'data.crosses': [['a', 'c']]}
+    plain = config.resolve(config.parse(yaml.safe_dump(self.tree), 'test'), chosen)
+    begin(config.resolve(plain, measured.measured(plain)[0]))
+    log = pd.read_csv(self.folder / 'train.csv').assign(b=7)
+    log.to_csv(self.folder / 'train1.csv', index=False)
+    days = [f'data.train=[{self.folder}/train1.csv]', r'data.day_pattern=(\d+)\.csv']
+    new = str(self.folder / 'new')
+    with contextlib.redirect_stdout(io.StringIO()):
+      cfg = api.Source(self.tree, days, new).with_measured_values(init_from=plain.run_dir)
+      begin(cfg)
+      again = api.Source(self.tree, days, new).with_measured_values()
+    self.assertEqual((cfg.model.recipe, cfg.data.crosses), ('stream', [['a', 'c']]))
+    self.assertEqual(cfg.data.slots[2].made.boundaries, [1, 2, 3, 4])
+    self.assertEqual(again, cfg)
+    with contextlib.redirect_stdout(io.StringIO()) as told:
+      begin(api.Source(self.tree, days, f'{new}er').with_measured_values())
+      api.Source(self.tree, days, f'{new}er').with_measured_values()
+    self.assertNotIn('crosses', told.getvalue())
+
 
 class ManySlotsTest(LogTest):
   def test_the_first_epoch_of_500_slots_is_better_than_a_constant(self):
