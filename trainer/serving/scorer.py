@@ -1,6 +1,6 @@
 """Computes the scores of requests, from the dense variables and the rows of a model's version.
 
-It runs the trainer's own code, so a score equals what `trainer.predict` computes.
+It runs the trainer's own code, so a score equals what `ctr-predict` computes.
 """
 
 import contextlib
