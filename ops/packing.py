@@ -35,7 +35,7 @@ def unpack_rows(
   slot_table: Sequence[int],
   widths: Sequence[int],
 ) -> Tensors:
-  """Unpacks what all owners packed with `pack_rows`, block after block.
+  """Unpacks the answers of all owners, each a block that its `pack_rows` made, as one set of rows.
 
   `counts`, int32 [N], is how many of the `keys`, int64 [u], each owner has; they are grouped by
   owner. Returns `linear`, `factors` and `offsets` of `PulledRows`.

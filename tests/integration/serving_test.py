@@ -72,7 +72,7 @@ class ProcessesTest(tf.test.TestCase):
       'import asyncio, os, types\n'
       'from trainer.serving import http_server, processes\n'
       'from trainer.serving.limits import Limits\n'
-      'http_server._TRIES = 1 << 60\n'  # of a busy machine
+      'http_server._TRIES = 1 << 60\n'  # however slow the machine is
       'async def tell(scope, receive, send):\n'
       '  head = [(b"content-length", b"8")]\n'
       '  await send({"type": "http.response.start", "status": 200, "headers": head})\n'

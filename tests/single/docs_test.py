@@ -101,6 +101,16 @@ class DocsTest(tf.test.TestCase):
               setting = setting.partition(',')[0]
             config.parse(yaml.safe_dump(REST), 'an example', [setting], None)
 
+  def test_modules_that_are_started(self):
+    """They are where a page, a config or the Makefile says."""
+    before = 'trainer.evaluate'  # as 0.2.0 has it, in upgrading.md
+    for file in (*PAGES, ROOT / 'CONTRIBUTING.md', ROOT / 'Makefile', *ROOT.glob('configs/*.yaml')):
+      named = re.findall(
+        r'-m ((?:benchmarks|campaigns|ops|trainer)[\w.]*\w)', file.read_text('utf-8')
+      )
+      for name in {*named} - {before}:
+        self.assertTrue((ROOT / f'{name.replace(".", "/")}.py').exists(), f'{file.name}: {name}')
+
   def test_the_table_of_formats(self):
     page = (ROOT / 'docs' / 'data.md').read_text('utf-8')
     page = page[: page.index('## A prepared pass')]

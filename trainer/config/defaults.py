@@ -81,7 +81,7 @@ def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
   is_once = bool(data.stream or data.has_days) and cfg.train.epochs == 1
   recipe, bare = None, _bare_dnns(cfg) if is_static or is_once else []
   source = 'data.topic' if data.topic else 'data.watch' if data.watch else 'data.day_pattern'
-  if bare:  # null is that of runs that began before there were recipes, or one for streams
+  if bare:  # null: the run began before there were recipes, or before `stream` was one
     first, origin = ('stream', source) if is_once else ('ensemble', 'data.valid')
     recipe = tree.default(('model', 'recipe'), first, origin) or (None if is_once else first)
     if (recipe == 'stream') != is_once:

@@ -48,7 +48,7 @@ def with_given(cfg: Config, values: Mapping[str, Json]) -> Config:
 
 
 def is_default(key: str, value: Json) -> bool:
-  """Returns whether a run that measures or records this value of a key has found the usual one."""
+  """Returns whether a value that a run has measured or recorded for a key is its default."""
   return value is None or (key, value) in (
     ('train.batch_size', BATCH_SIZE),
     ('sparse.shared_lists', 'mean'),

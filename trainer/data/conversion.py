@@ -40,8 +40,8 @@ THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
 BLANK_BYTES = 4096  # a larger file holds records
 
 OnBlock = Callable[[int], None]
-# The parts of a pass, files or partitions: what messages call each, and functions that return its
-# blocks. A wing has those of a topic, which also notes in meta.json what it has read.
+# The parts of a raw pass, files or partitions of a topic: the name of each, for messages, and
+# functions that return its blocks. A wing reads a topic, and notes in meta.json what it has read.
 Parts = Iterator[tuple[str, Iterator[Callable[[], Block]]]]
 
 

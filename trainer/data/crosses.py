@@ -21,16 +21,16 @@ CELLS = 1_000_003  # combinations are counted in so many cells; two may share on
 SHRINK = 5.0  # what a cell's Hessian is raised by, so that a rare combination moves little
 ROUNDS, DAMPING = 3, 0.7  # of fitting the additive model of all slots
 LEAST_GAIN = 0.002  # the share of data.valid's logloss that a cross takes off, beyond its parts
-KEPT_CANDIDATES = 20  # of the pairs that the first round tries, for the others
+KEPT_CANDIDATES = 20  # the best other pairs, which are tried again for the next cross
 
 
 def found(cfg: config.Config) -> list[list[str]]:
   """Returns at most MOST_CROSSES crosses of slots with one feature a sample, the best first.
 
-  An additive model of these slots is fitted to the first samples of data.train. The cross whose own
-  Newton step on what that model leaves over helps most on data.valid is added to it; then the next
-  is looked for, also among the crosses of one that was found with a further slot. [] if there is
-  none, or the log cannot be read.
+  An additive model of these slots is fitted to the first samples of data.train. Each pair of slots
+  is tried in it by one Newton step. The one that lowers the logloss of data.valid most is added to
+  the model; then the next is looked for, also among those that join a further slot to a cross that
+  was found. [] if there is none, or the log cannot be read.
   """
   has_one = [
     f
@@ -90,7 +90,7 @@ def _greedy(
     return (columns[a] * (columns[b].max() + 1) + columns[b]) % CELLS
 
   def moved(cells: np.ndarray, z: np.ndarray, steps: int = 1) -> np.ndarray:
-    """Returns z, [n + m], after Newton steps of each cell's weight, which training has."""
+    """Returns z, [n + m], after Newton steps of a weight for each cell, fitted to y."""
     size = cells.max() + 1
     weight = np.zeros([size])
     for _ in range(steps):

@@ -132,7 +132,10 @@ def _may_race(cfg: config.Config) -> list[str]:
 def _raced(
   cfg: config.Config, keys: Sequence[str], race: Callable
 ) -> tuple[dict[str, Json], list[str]]:
-  """Returns the better values of `keys`, each tried with what is chosen before it, and lines."""
+  """Returns the values of `keys` that won on data.valid, and lines for the user.
+
+  Each key is tried beside the values that won for the keys before it.
+  """
 
   def variant(values: Mapping[str, Json]) -> config.Config:
     one = config.resolve(cfg, values)

@@ -71,7 +71,7 @@ def _concatenate(parts: Sequence[Parsed]) -> Parsed:
 
 
 def _columns(parsed: Parsed) -> tuple[list[str], list[str]]:
-  """Returns the names of what is not None of arrays with a row a sample, and of lists of slots."""
+  """Returns the names of fields that are not None: arrays by sample, and lists by slot."""
   names = OF_SAMPLES, ('keys', 'values')
   return tuple([name for name in some if getattr(parsed, name) is not None] for some in names)
 

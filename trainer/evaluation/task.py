@@ -15,8 +15,8 @@ from trainer.training.inputs import Inputs
 from trainer.training.step import TrainStep
 from trainer.wings import wing
 
-# (slot, keys) -> {key: text}: the texts of a slot's features that are kept and, as far as they are
-# found elsewhere, of these keys.
+# (slot, keys) -> {key: text}: all texts of the slot's features that the run has kept, and those of
+# `keys` that were found elsewhere.
 TextsOf = Callable[[str, np.ndarray], Mapping[int, str]]
 
 
@@ -27,7 +27,7 @@ class Task:
 
   Attributes:
     exports: the kinds of the exports of its models; the first is the one that begins a chain.
-    evaluator: the class of what judges its models; it takes the arguments of Evaluation.
+    evaluator: the class that judges its models, which takes the arguments of Evaluation.
   """
 
   exports: tuple[str, ...] = ('base', 'delta', 'saved_model')

@@ -54,13 +54,13 @@ class Source:
     return {}
 
   def settled(self) -> None:
-    """Hears that passes of the ledger have their fate. Every process calls it."""
+    """Called by every process when passes of the ledger were trained on, refused or left out."""
 
   def trained(self, meta: Mapping[str, Json]) -> None:
-    """Hears of the meta.json of a pass that was trained on. Every process calls it."""
+    """Called by every process with the meta.json of a pass that was trained on."""
 
   def forget(self) -> None:
-    """Forgets what it knows from the ledger, which is another one now."""
+    """Forgets what it has read in the ledger, which has changed: a new epoch or an old state."""
 
   def say(self, text: str) -> None:
     """Warns, once in a run."""
@@ -152,7 +152,7 @@ class ReadyPasses:
       if ledger.of(Pass('', path), epoch) is None:
         name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
         wrong.append(refused_entry(Pass(name, path), epoch, text))
-    # Passes of data.train come before a topic's; those that are announced too count as its own.
+    # Passes of data.train come first; one that data.watch announces too counts as data.train's.
     by_path = {p.path: p for p in (*self._listed, *followed, *self._listed)}
     self._checked &= by_path.keys()
     for path in self._read.keys() - by_path.keys():

@@ -71,7 +71,7 @@ def _place(key: str) -> str:
 
 
 def check_layers(model: Model) -> None:
-  """Checks that each layer of a model is one, as `layer_class` does; not its arguments."""
+  """Raises the errors of `layer_class` for the layers that a model names; reads no arguments."""
   for key, interaction in model.all_interactions().items():
     layer_class(interaction.kind, key)
 

@@ -103,7 +103,7 @@ class GeoStep(WorkerStep):
   ) -> None:
     """Adds changes to the weights of a copy's rows, and shows (None: no shows) to their features.
 
-    Neither takes an optimizer step, and nobody clicks here: the servers alone count clicks.
+    Neither takes an optimizer step. Clicks stay 0: only the servers count them.
     """
     none = np.zeros([len(keys)], np.float32)
     copy.push(

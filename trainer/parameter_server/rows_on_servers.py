@@ -149,7 +149,7 @@ class RowsOnServers:
     return self._remote[0].within(chunk, shards)
 
   def import_state(self, source: Iterable[Chunk]) -> None:
-    """Adds chunks to the servers' rows, which all workers have called `clear` for before."""
+    """Adds chunks to the servers' rows; all workers have called `clear` before."""
     for chunk in source:
       for i in np.unique(self._server_of(shard_of(chunk['key']))):
         own = self.within(chunk, shards_of(i, self._servers.count))

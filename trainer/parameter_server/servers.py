@@ -124,7 +124,7 @@ class Servers:
       yield
 
   def _free_earlier_rows(self, target: str, options: v1.ConfigProto) -> None:
-    """Frees the rows of earlier times that the job formed."""
+    """Frees the rows that earlier generations of this job left on the servers."""
     # Not by Session.reset, which would wait for a worker that is frozen.
     with tf.Graph().as_default() as graph:
       for generation in range(1, self._communicator.generation):

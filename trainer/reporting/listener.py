@@ -1,4 +1,4 @@
-"""The interface of what hears of a run: TensorBoard, and what judges and explains a run."""
+"""The interface of listeners, which are told what happens in a run: TensorBoard and tools."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # importing TensorFlow takes seconds
 
 
 class Listener:
-  """Hears of a run. A subclass overrides the methods that it needs.
+  """Is told what happens in a run. A subclass overrides the methods that it needs.
 
   Process 0 alone calls `begin`, `wrote`, `scalars`, `histograms` and `close`, and tells the user
   once if one of them raises an error. All processes call the others, which may communicate.

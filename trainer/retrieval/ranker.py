@@ -42,7 +42,7 @@ class Ranker:
 
   def refresh(self, key: str | None = None, k: int = 0) -> None:
     """Reads the catalogue anew; a UserError names `key` if it has fewer than k items."""
-    self._inputs.items()  # tells the catalogue of them
+    self._inputs.items()  # which also hands them to the catalogue
     self.catalogue.refresh(self._step.store, self._communicator)
     if k > (count := len(self.catalogue.keys)):
       raise UserError(f'{key}: found {k}; wanted at most {count:,}, the items of the catalogue')

@@ -97,7 +97,7 @@ class Batcher:
   def _cheaply(self, work: Callable[[int], _Found]) -> _Found:
     """Returns `work(most)`, where `most` is what a short request may cost, or raises _Long.
 
-    So long requests are not even parsed where short ones wait.
+    Thus a long request is not even parsed where short ones wait.
     """
     most = self.gate.limits.instances
     try:

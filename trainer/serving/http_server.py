@@ -20,7 +20,7 @@ _HEAD_BYTES = 16 << 10  # the longest head of a request
 SECONDS_TO_FINISH = 10  # for requests under way, when the server stops
 SECONDS_TO_ACCEPT = 5  # before that, while connections wait
 _SECONDS_TO_BEGIN = 1  # of these, for a connection's request to come
-_TRIES, _SECONDS_TO_TRY = 100, 0.002  # to let another process accept, which may hang
+_TRIES, _SECONDS_TO_TRY = 100, 0.002  # in which another process may accept, unless it hangs
 _SECONDS_TO_RECOVER = 1  # after an error, as of too many open files
 _PASSES = 10  # of the event loop, in which a connection that waits becomes a request under way
 # An idle connection closes after this time. A short time would often end just as a client sends.
@@ -105,7 +105,7 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-  """Accepts connections itself, in turns with other processes, as asyncio's server does not."""
+  """Accepts connections itself: asyncio's server lets no process with fewer go first."""
 
   def __init__(self, settings: uvicorn.Config, turns: Turns):
     super().__init__(settings)
@@ -135,7 +135,7 @@ class _Server(uvicorn.Server):
         connection, _ = self._listener.accept()
         protocol = functools.partial(self.config.http_protocol_class, **settings)
         await loop.connect_accepted_socket(protocol, connection)
-        tries *= self._turns.are_anothers()  # still, so it hangs and is not waited for again
+        tries *= self._turns.are_anothers()  # if still so, that one hangs; do not wait again
       except (BlockingIOError, ConnectionError):  # another was faster, or the client is gone
         tries = 0
       except OSError as e:
@@ -143,7 +143,7 @@ class _Server(uvicorn.Server):
         await asyncio.sleep(_SECONDS_TO_RECOVER)
 
   async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-    """Stops to listen once no connection waits, which the kernel would reset, or after a bound."""
+    """Stops listening once no connection waits (the kernel would reset it), or time is up."""
     self._turns.ends = True
     self._turns.has(0)
     loop, quiet = asyncio.get_running_loop(), 0
@@ -159,7 +159,7 @@ class _Server(uvicorn.Server):
 
 
 def server(app: App, turns: Turns | None = None) -> uvicorn.Server:
-  """Returns a server, whose `run` takes a listening socket; None: it is the only process."""
+  """Returns a server, whose `run` takes a listening socket; a single process has no `turns`."""
   turns = turns or Turns()
   settings = uvicorn.Config(
     app.asgi,

@@ -42,7 +42,7 @@ def listener(host: str, port: int) -> socket.socket:
 
 
 class Turns:
-  """Spreads connections over processes: one with more of them than another lets that accept."""
+  """Spreads connections over processes: one that has more than another lets the other accept."""
 
   def __init__(self, count: int = 1):
     # 1 + the connections of each process; 0: it does not accept. Forks share this memory.

@@ -237,7 +237,7 @@ class Checkpoints:
     return final, serial, layers
 
   def _publish(self, final: str, manifest: JsonObject) -> None:
-    """Completes a checkpoint, begins to merge its layers, and removes what is kept no longer."""
+    """Completes a checkpoint, begins to merge its layers, and deletes older ones beyond `keep`."""
     unfinished, parts = final + files.UNFINISHED, manifest['parts']
     entries = files.entries(unfinished, unchecked=['.bin'])
     for part in range(parts):

@@ -1,6 +1,7 @@
 """What the core asks of the tools.
 
-Each method imports its own tool: a mistake in a config is told before TensorFlow is imported.
+Each method imports its own tool, so that a mistake in a config is told before the long import of
+TensorFlow.
 """
 
 from collections.abc import Iterator, Sequence

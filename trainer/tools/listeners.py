@@ -1,4 +1,4 @@
-"""What hears of a run in order to judge and explain it: see trainer.reporting.listener."""
+"""The listeners (trainer.reporting.listener) that judge and explain a run while it trains."""
 
 from trainer.evaluation.task import task_of
 from trainer.reporting.listener import Listener

@@ -150,7 +150,7 @@ class TopicPasses(Source):
     return {'lag': sum(lag.values()), 'lag_by_partition': lag, 'lost_messages': lost}
 
   def settled(self) -> None:
-    """Moves the next offsets behind the passes that have their fate."""
+    """Moves the next offsets behind the passes that were trained on, refused or left out."""
     topics, topic = self._state.progress.topics, self._topic.topic
     place = topics.setdefault(topic, {'offsets': {}, 'time': None})
     settled = {e.name: e.data_pass for e in self._state.ledger if e.fate != 'entered'}
@@ -160,7 +160,7 @@ class TopicPasses(Source):
     topics[topic] = place
 
   def trained(self, meta: Mapping[str, Json]) -> None:
-    """Notes by what the topic is known again."""
+    """Notes what later shows whether the topic is still the same one."""
     topics, topic = self._state.progress.topics, self._topic.topic
     known = topics[topic].get('known', {}) | meta.get('known', {})  # a pass of 0.2.0 has none
     topics[topic] = topics[topic] | {'known': known, 'cluster': meta.get('cluster')}

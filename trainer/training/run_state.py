@@ -64,7 +64,7 @@ class Progress:
   # Tasks whose bias has not been set yet, as no pass had labels of both classes.
   unset_biases: list[str] = dataclasses.field(default_factory=list)
   # By topic: `offsets`, the next one of each partition; `time`, the beginning of the last pass's
-  # window in ms since 1970; and by what the topic is known again (trainer.topics.topic_passes).
+  # window in ms since 1970; and what shows that it is the same topic (trainer.topics.topic_passes).
   topics: dict[str, JsonObject] = dataclasses.field(default_factory=dict)
   delta_due: bool = False  # a delta was due after the last pass, and is not written
 

@@ -7,7 +7,7 @@ from trainer.training.run_state import RunState
 
 
 class SavePolicy:
-  """Decides when the state of a run is saved: it is told what happens, and asked whether to save.
+  """Decides whether to save the state of a run, after what has happened in it.
 
   A stop saves it in any case. A save that is due after a pass waits for what comes next: if the
   pass ended a day or an epoch, the checkpoint holds that end too.
@@ -62,7 +62,7 @@ class SavePolicy:
     return self._is_due
 
   def would_lose(self) -> bool:
-    """Whether to save because an epoch or a failed export ends what no checkpoint holds."""
+    """Whether to save after an epoch or a failed export, as no checkpoint holds the state."""
     return not self._state.is_saved
 
   def saved(self) -> None:
