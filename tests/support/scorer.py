@@ -15,7 +15,7 @@ from trainer.serving import processes
 from trainer.serving.http import App
 from trainer.serving.http_server import server as server_of
 from trainer.serving.limits import Limits
-from trainer.serving.rest import Request
+from trainer.serving.requests import Request
 from trainer.serving.scorer import Scores
 from trainer.serving.service import Service
 

@@ -157,7 +157,7 @@ class Catalogue:
     samples, negatives = len(batch.label), self.keys[drawn]
     segments, values, ones = batch.segments, batch.values, np.ones([len(drawn)], np.float32)
     if not len(segments):
-      segments = np.arange(samples * self._slots, dtype=np.int32)
+      segments = np.arange(len(batch.keys), dtype=np.int32)  # one key a place, or none at all
     of_drawn = (samples + np.arange(len(drawn))) * self._slots + self.field
     items = np.append(items, negatives)
     if self._own_positives is not None:

@@ -18,7 +18,7 @@ from trainer.evaluation.finished_run import open_run
 from trainer.reporting.events import read_events
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
-from trainer.serving.rest import Request
+from trainer.serving.requests import Request
 from trainer.serving.service import Service
 from trainer.storage import chain, export_writer
 

@@ -64,7 +64,7 @@ class ReusedRunTest(tf.test.TestCase):
   def check_trained(self):
     """Checks that neither predicting nor an export tells of an untrained model."""
     self.assertEmpty(self.warnings(self.predict))
-    with open_run(self.run_dir, only_trained=True):  # as trainer.export does
+    with open_run(self.run_dir, only_trained=True):  # as trainer.cli.export does
       pass
 
   def check_untrained(self, *differences):
