@@ -21,6 +21,7 @@ looks up those of a request at once. By the list of changed keys, a new version 
 rows.
 """
 
+import collections
 import contextlib
 import itertools
 import os
@@ -270,6 +271,49 @@ def _write(transaction: lmdb.Transaction, export: RowExport) -> Iterator[list[by
       yield names
 
 
+class _Kept:
+  """Rows that a reader has read, and keys that have none; beyond _MOST_KEPT the oldest go."""
+
+  def __init__(self, config: str):
+    self.rows = ServedRows(config)
+    self._absent: set[int] = set()
+    # Keys as they were kept, and their number; one that was kept anew is there twice.
+    self._order: collections.deque[np.ndarray] = collections.deque()
+    self._size = 0
+
+  def unread(self, keys: np.ndarray) -> np.ndarray:
+    """Returns those of `keys` that may have a row."""
+    if not self._absent:
+      return keys
+    return np.array([k for k in keys.tolist() if k not in self._absent], np.int64)
+
+  def keep(self, keys: np.ndarray, found: LookedUpRows, source: str) -> None:
+    at, show_click = found.present, np.zeros([0, 0], np.float32)
+    if self.rows.counts:
+      found, show_click = without_show_click(found)
+      show_click = show_click[at]
+    # An absent row has no factors.
+    rows = Rows(keys[at], found.linear[at], found.counts[at], found.factors, show_click)
+    self.rows.check(rows, source)
+    self._order.append(keys)
+    self._size += len(keys)
+    while self._size > _MOST_KEPT and len(self._order) > 1:
+      self._size -= len(oldest := self._order.popleft())
+      self.forget(oldest)
+    self._absent.update(keys[~at].tolist())
+    self.rows.put(rows)
+
+  def forget(self, keys: np.ndarray) -> None:
+    self._absent.difference_update(keys.tolist())
+    self.rows.erase(keys)
+
+  def clear(self) -> None:
+    self._absent.clear()
+    self._order.clear()
+    self._size = 0
+    self.rows.store.clear()
+
+
 class _EmbeddedView(View):
   """Reads one version. LMDB keeps the version's pages until the read transaction ends.
 
@@ -285,9 +329,8 @@ class _EmbeddedView(View):
     self._lock = threading.RLock()
     version, config, dense = (value_of(transaction, name) for name in (VERSION, _CONFIG, _DENSE))
     super().__init__(Version.from_json(version), config.decode(), from_npz(dense))
-    self._rows: ServedRows | None = None
+    self._kept: _Kept | None = None
     self._is_taken, self._changes = False, 0
-    self._absent: set[int] = set()  # kept keys that have no row
     self._before: _EmbeddedView | None = None  # until its rows are taken over
     # The keys of all rows that differ from those of `before`; None: unknown.
     self._changed: np.ndarray | None = None
@@ -312,11 +355,11 @@ class _EmbeddedView(View):
     """Reads what has changed of the rows that `before` keeps, so that `_take_over` is short."""
     with before._lock:
       before._take_over()
-      rows = before._rows
+      kept = before._kept
     self._before = before
-    if rows and self._changed is not None:
-      kept = self._changed[rows.pull(self._changed).present]
-      parts = (kept[i : i + _READ_AT_ONCE] for i in range(0, len(kept), _READ_AT_ONCE))
+    if kept and self._changed is not None:
+      found = self._changed[kept.rows.pull(self._changed).present]
+      parts = (found[i : i + _READ_AT_ONCE] for i in range(0, len(found), _READ_AT_ONCE))
       self._fresh = [(keys, self._read(keys)) for keys in parts]
 
   def _take_over(self) -> None:
@@ -324,29 +367,22 @@ class _EmbeddedView(View):
     before, self._before = self._before, None
     if before is None:
       return
-    self._rows, self._absent = before._given_up()
-    if self._changed is None:
-      self._drop()
-      return
-    self._absent.difference_update(self._changed.tolist())
-    if self._rows:
-      self._rows.erase(self._changed)
+    self._kept = before._given_up()
+    if self._kept and self._changed is None:
+      self._kept.clear()
+    elif self._kept:
+      self._kept.forget(self._changed)
       for keys, found in self._fresh:
-        self._keep(keys, found)
+        self._kept.keep(keys, found, self._store._what)
     self._changed, self._fresh = None, []
 
-  def _given_up(self) -> tuple[ServedRows | None, set[int]]:
-    """Returns the kept rows, and the keys that have none, for one later view; forgets them."""
+  def _given_up(self) -> _Kept | None:
+    """Returns what it keeps, for one later view, and forgets it."""
     with self._lock:
-      given = (None, set()) if self._is_taken else (self._rows, self._absent)
+      given = None if self._is_taken else self._kept
       self._is_taken = True
       self._changes += 1
       return given
-
-  def _drop(self) -> None:
-    self._absent.clear()
-    if self._rows:
-      self._rows.store.clear()
 
   @property
   def row_store(self) -> RowStore | None:
@@ -354,9 +390,9 @@ class _EmbeddedView(View):
       self._take_over()
       if self._is_taken:
         return None
-      if self._rows is None:  # now, because the layers of the config may be imported
-        self._rows = ServedRows(self.config)
-      return self._rows.store
+      if self._kept is None:  # now, because the layers of the config may be imported
+        self._kept = _Kept(self.config)
+      return self._kept.rows.store
 
   @property
   def changes(self) -> int:
@@ -373,29 +409,14 @@ class _EmbeddedView(View):
     keys = np.unique(keys)
     for first in range(0, len(keys), _READ_AT_ONCE):  # meanwhile, other threads wait for the lock
       with self._lock:
-        unread = keys[first : first + _READ_AT_ONCE]
-        if self._absent:
-          unread = np.array([k for k in unread.tolist() if k not in self._absent], np.int64)
+        unread = self._kept.unread(keys[first : first + _READ_AT_ONCE])
         if len(unread) and not self._is_taken:
           self._changes += 1
-          self._keep(unread, self._read(unread))
-
-  def _keep(self, keys: np.ndarray, found: LookedUpRows) -> None:
-    if len(self._absent) + int(self._rows.store.size()) > _MOST_KEPT:
-      self._drop()
-    at, show_click = found.present, np.zeros([0, 0], np.float32)
-    self._absent.update(keys[~at].tolist())
-    if self._rows.counts:
-      found, show_click = without_show_click(found)
-      show_click = show_click[at]
-    # An absent row has no factors.
-    rows = Rows(keys[at], found.linear[at], found.counts[at], found.factors, show_click)
-    self._rows.check(rows, self._store._what)
-    self._rows.put(rows)
+          self._kept.keep(unread, self._read(unread), self._store._what)
 
   def look_up(self, keys: np.ndarray) -> LookedUpRows:
     def kept(_: RowStore) -> tuple[LookedUpRows, np.ndarray]:
-      rows = self._rows.pull(keys)
+      rows = self._kept.rows.pull(keys)
       return rows, keys[~rows.present]
 
     return self.settled(kept) or self._read(keys)

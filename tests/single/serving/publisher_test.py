@@ -291,6 +291,18 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     with mock.patch.object(embedded_store, '_MOST_KEPT', 4):
       self.test_every_version_equals_the_full_export()
 
+  def test_the_rows_kept_for_longest_go_first(self):
+    store = self.open()
+    self.export('base')
+    self.publisher(store).advance()
+    keys, view = np.array([*self.run_.rows], np.int64), store.view()
+    self.addCleanup(view.close)
+    with mock.patch.object(embedded_store, '_MOST_KEPT', 4):
+      for i in (*range(len(keys)), 0):
+        view.look_up(keys[i : i + 1])
+    kept = view.row_store.pull(keys, train=False)[0].numpy() >= 0
+    self.assertAllEqual(np.flatnonzero(kept), [0, *range(len(keys) - 3, len(keys))])
+
   def damaged(self, data, at):
     """Flips a bit of the store's file, in place."""
     with open(data, 'r+b') as f:
