@@ -54,6 +54,7 @@ SECONDS = flags.DEFINE_integer('seconds', 10, 'Length of each measurement.')
 SAVED_MODEL = flags.DEFINE_string('saved_model', None, 'Serves it; the bench calls itself so.')
 SEED = 0  # of everything
 SECONDS_TO_LOAD = 120  # a server's first version
+BODIES = 199  # prime, so that each of several connections sends all of them in turn
 VERSIONS = 50  # at least so many come while requests are answered
 PASSES = 12  # of the loop; the first one is left out
 OUT = os.path.join('build', 'bench', 'serving_bench.json')
@@ -203,7 +204,7 @@ def bodies(candidates: int) -> list[str]:
   """Returns requests, as JSON, of one user with a number of candidates each."""
   rng, found = np.random.default_rng(SEED), []
   names = ('user', 'item', 'category', 'query', 'hour', 'device')
-  for _ in range(200):
+  for _ in range(BODIES):
     columns: dict[str, list[Any]] = {}
     for name in names:
       count = 1 if name in CONTEXT else candidates
@@ -219,7 +220,7 @@ def bodies(candidates: int) -> list[str]:
 def wide_bodies(candidates: int) -> list[str]:
   """Returns requests for the model of 26 slots, as `bodies` does for the other one."""
   rng, found = np.random.default_rng(SEED), []
-  for _ in range(200):
+  for _ in range(BODIES):
     counts = {name: 1 if name.startswith('user') else candidates for name in WIDE_SLOTS}
     ids = {name: rng.integers(0, ROWS.value // 26, count) for name, count in counts.items()}
     columns = {name: [str(i) for i in some] for name, some in ids.items()}
