@@ -375,7 +375,7 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
   patterns = patterns or run.cfg.data.test
   if not patterns:
     raise UserError('no data to score: found neither --data (in Python: data) nor data.test')
-  return passes(run.cfg, patterns, '--data')
+  return passes(run.cfg.data, patterns, '--data')
 
 
 def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:

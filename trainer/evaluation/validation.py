@@ -37,7 +37,7 @@ class Validation:
   def open(self) -> None:
     """Converts and opens the passes of data.valid and data.test."""
     for split in ('valid', 'test'):
-      listed = passes(self._cfg, getattr(self._cfg.data, split), f'data.{split}')
+      listed = passes(self._cfg.data, getattr(self._cfg.data, split), f'data.{split}')
       self._passes[split] = self._inputs.prepared(listed, split)
     if (told := few_clicks(self._cfg, self._passes['valid'])) and self._communicator.rank == 0:
       logging.warning('%s', told)

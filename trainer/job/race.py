@@ -33,7 +33,7 @@ def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) 
   calls = {'saves': saves, 'save': never, 'stop_requested': never, 'on_step': progress_made}
   try:
     train, valid = (
-      inputs.prepared(passes(cfg, getattr(cfg.data, split), f'data.{split}'), split)
+      inputs.prepared(passes(cfg.data, getattr(cfg.data, split), f'data.{split}'), split)
       for split in ('train', 'valid')
     )
     set_statistics(cfg, step, train[0], None)

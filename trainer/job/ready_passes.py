@@ -90,7 +90,7 @@ class Watch(Source):
     if not self._look_again - SECONDS_BETWEEN_REMOTE_LOOKS <= began < self._look_again:
       is_settled = lambda path: ledger.has_folded(path, epoch)
       try:
-        self._announcement = announced(self._cfg, is_settled, self._settled)
+        self._announcement = announced(self._cfg.data, is_settled, self._settled)
       except OSError as e:
         self.say(f'{self._cfg.data.watch}: {e.strerror}; waiting for it')
         return None
@@ -143,7 +143,7 @@ class ReadyPasses:
     cfg, ledger, epoch = self._cfg, self._state.ledger, self._state.progress.epoch
     if self._listed is None:
       wrong = self._mistakes if cfg.data.max_refused_passes else None
-      self._listed = passes(cfg, cfg.data.train, 'data.train', wrong)
+      self._listed = passes(cfg.data, cfg.data.train, 'data.train', wrong)
     self._listed = [p for p in self._listed if not ledger.has_folded(p.path, epoch)]
     if (followed := self.source.look()) is None:
       return [], []

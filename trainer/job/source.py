@@ -82,7 +82,11 @@ class Source:
     from trainer.data.passes import also_trained
 
     if tells:
-      for line in (*rules.warnings(cfg), *also_trained(cfg, 'valid'), *also_trained(cfg, 'test')):
+      for line in (
+        *rules.warnings(cfg),
+        *also_trained(cfg.data, 'valid'),
+        *also_trained(cfg.data, 'test'),
+      ):
         logging.warning('%s', line)
     values, told = on_first('cannot read the log', lambda: list(measured(cfg, init_from, race)))
     for line in told if tells else ():

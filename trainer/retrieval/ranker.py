@@ -202,7 +202,7 @@ class Ranker:
     """Returns the `pairs` of other passes of data.train and data.valid; none of a stream."""
     data, seen = self._cfg.data, []
     for split in () if data.stream else ('train', 'valid'):
-      listed = passes(self._cfg, getattr(data, split), f'data.{split}')
+      listed = passes(self._cfg.data, getattr(data, split), f'data.{split}')
       seen += self._inputs.prepared(listed, split)
     judged = {data_pass.meta['source']['path'] for data_pass in prepared}
     others = [other for other in seen if other.meta['source']['path'] not in judged]

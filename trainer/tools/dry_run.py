@@ -43,7 +43,9 @@ def tell(cfg: config.Config) -> Iterator[str]:
   for split in ('train', 'valid', 'test'):
     may_refuse = cfg.data.max_refused_passes if split == 'train' else 0
     wrong: dict[str, str] = {}
-    listed = passes(cfg, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None)
+    listed = passes(
+      cfg.data, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None
+    )
     yield from map(_refused, wrong.values())
     opened: list[PreparedPass] = []
     rows, told, seen, in_a_row = [], [], [], 0  # told: on the first pass with labels all alike
@@ -86,7 +88,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     if split == 'train':
       trained = opened
     else:
-      yield from also_trained(cfg, split)
+      yield from also_trained(cfg.data, split)
       for one, other in same_samples(itertools.product(trained, opened)):
         yield SAME_SAMPLES % (one, other, split)
       for one, other in same_samples(itertools.combinations(opened, 2)):
@@ -124,7 +126,7 @@ def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
   """Returns the passes announced in data.watch, and lines about those absent or refused."""
   watch = cfg.data.watch
   try:
-    watched, missing, wrong = announced(cfg)
+    watched, missing, wrong = announced(cfg.data)
   except OSError as e:
     return [], [f'{watch}: {e.strerror}; a run waits for it']
   told = [f'{path}: is announced but not there; a run waits for it' for path in missing]
