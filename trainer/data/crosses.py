@@ -59,11 +59,9 @@ def _samples(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the features, int64 [F, n], of the first samples of passes, and their labels, [n]."""
   keys, labels = [np.empty([len(fields), 0], np.int64)], [np.empty([0])]
-  left = min(MOST_SAMPLES, MOST_VALUES // len(fields))
+  left, wanted = min(MOST_SAMPLES, MOST_VALUES // len(fields)), wanted_columns(cfg)
   for data_pass in listed:
-    with contextlib.closing(
-      blocks_of_pass(cfg.data, data_pass.path, wanted_columns(cfg))
-    ) as blocks:
+    with contextlib.closing(blocks_of_pass(cfg.data, data_pass.path, wanted)) as blocks:
       for block in blocks if left > 0 else ():
         parsed = parse(cfg, block)
         own = [parsed.keys[f] for f in fields]

@@ -120,11 +120,10 @@ def recipe(cfg: config.Config) -> dict[str, Json]:
 
 def _may_race(cfg: config.Config) -> list[str]:
   """Returns the keys whose defaults a new run measures by a race: of bins and crosses of slots."""
-  if cfg.model.recipe != 'plain' or any(
-    is_prepared(cfg.data, path) for path in paths_of_log(cfg.data)
-  ):
+  data = cfg.data
+  if cfg.model.recipe != 'plain' or any(is_prepared(data, path) for path in paths_of_log(data)):
     return []
-  added = {cfg.origin(f'data.slots.{i}.name') for i in range(len(cfg.data.slots))}
+  added = {cfg.origin(f'data.slots.{i}.name') for i in range(len(data.slots))}
   keys = [CROSSES] if cfg.origin(CROSSES).startswith('from') else []
   if cfg.origin(BINS).startswith('from') and 'from data.dense_bins' in added:
     keys.insert(0, BINS)
