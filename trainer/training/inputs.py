@@ -262,7 +262,7 @@ class Inputs:
       return data_pass.path
     return os.path.join(self._folder, split, folder_name(data_pass.name))
 
-  def _convert(self, data_pass: Pass, path: str, place: str, labelled: bool = True) -> None:
+  def _convert(self, data_pass: Pass, path: str, place: str, labelled: bool) -> None:
     self.progress_made()
     # If the run stopped within this pass, its raw file may be gone by now.
     if path == data_pass.path or (os.path.exists(path) and not data_pass.exists()):
