@@ -437,11 +437,9 @@ def _writing(
     stack.enter_context(plain_errors(f'preparing {raw_path}'))
     os.makedirs(temporary)
     stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-    writer, bad = (
-      Writer(temporary, cfg.data, cfg.labels),
-      BadRecords(raw_path, cfg.data.max_bad_share),
-    )
+    writer = Writer(temporary, cfg.data, cfg.labels)
     stack.callback(writer.stop)
+    bad = BadRecords(raw_path, cfg.data.max_bad_share)
     yield _Conversion(writer, bad, functools.partial(parse, cfg, labelled=labelled), on_block)
     sync_directory(temporary)
     shutil.rmtree(out_dir, ignore_errors=True)
