@@ -294,7 +294,7 @@ def prepare(shape, seed, cfg, directory):
     keys[-1] = hashed_keys(0, ids[-1])
   os.makedirs(os.path.dirname(directory), exist_ok=True)
   temporary = tempfile.mkdtemp(dir=os.path.dirname(directory))
-  writer = Writer(temporary, cfg)
+  writer = Writer(temporary, cfg.data, cfg.labels)
   if cfg.model.retrieval is None:
     writer.add(Parsed(counts, keys, None, dense, label[:, None]))
   else:

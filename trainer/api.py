@@ -87,8 +87,8 @@ class Run:
     for run in (self, other):
       run.cfg.model.want('interactions', f'compare: run_dir {run.run_dir}')
       with run._prepared(data) as opened:
-        found.append(wing('tools').scored(*opened))
-    return wing('tools').differences(*found)
+        found.append(wing('tools.scored')(*opened))
+    return wing('tools.differences')(*found)
 
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
     """Returns the best k items for each sample. Only for a run with model.retrieval.
@@ -124,7 +124,7 @@ class Run:
     """
     self.cfg.model.want('interactions', f'importance: run_dir {self.run_dir}')
     with self._prepared(data) as (run, prepared):
-      return wing('tools').importance(run, prepared)
+      return wing('tools.importance')(run.inputs, prepared)
 
   def features(self, slot: str) -> pd.DataFrame:
     """Returns the features of a slot, those with the most shows first.
@@ -163,7 +163,7 @@ class Run:
   def report(self) -> 'ReportPage':
     """Writes report.html. A notebook shows it if the call ends a cell."""
     path = os.path.join(self.run_dir, 'report.html')
-    wing('tools').write_report(self.run_dir, path)
+    wing('tools.report')([self.run_dir], path)
     return ReportPage(path)
 
   def _open(
@@ -375,7 +375,7 @@ def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']
   patterns = patterns or run.cfg.data.test
   if not patterns:
     raise UserError('no data to score: found neither --data (in Python: data) nor data.test')
-  return passes(run.cfg, patterns, '--data')
+  return passes(run.cfg.data, patterns, '--data')
 
 
 def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Iterator[np.ndarray]:

@@ -36,7 +36,7 @@ def main() -> int:
   if DRY_RUN.value:
     runtime.start(cfg)
     cfg = source.with_measured_values(init_from=INIT_FROM.value)
-    for line in wing('tools').dry_run(cfg):
+    for line in wing('tools.dry_run')(cfg):
       print(line, flush=True)
     return 0
   command_line.need_no_output()

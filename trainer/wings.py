@@ -21,7 +21,12 @@ _PLACES: dict[str, str] = {
   'topic_passes': 'trainer.topics.topic_passes:TopicPasses',
   'topic_store': 'trainer.topics.topic_store:TopicStore',
   # What judges and explains a run that the core has trained, or would train.
-  'tools': 'trainer.tools.interface:TOOLS',
+  'tools.check_mlflow': 'trainer.tools.trackers:check_mlflow',
+  'tools.differences': 'trainer.tools.paired:differences',
+  'tools.dry_run': 'trainer.tools.dry_run:tell',
+  'tools.importance': 'trainer.tools.importance:importance_table',
+  'tools.report': 'trainer.tools.report:write',
+  'tools.scored': 'trainer.tools.paired:scored',
 }
 
 

@@ -17,7 +17,6 @@ from tests.support.steps import make_config, rows_of
 from trainer.comm.communicator import SingleProcess
 from trainer.data import prepared, prepared_writer, shares
 from trainer.data.conversion import prepare_pass
-from trainer.data.passes import passes
 from trainer.errors import BadPass
 from trainer.training import inputs
 from trainer.training.inputs import Inputs
@@ -83,7 +82,7 @@ class FormatsTest(tf.test.TestCase):
     """The rows that this process owns when the pass was trained on, and the pass's path."""
     step = TrainStep(cfg, communicator)
     own = Inputs(cfg, communicator, step, lambda: None, folder)
-    (one,) = own.prepared(passes(cfg, cfg.data.train, 'data.train'), 'train')
+    (one,) = own.of_split('train')
     for staged in own.staged(one, shuffle=True):
       step.train(staged, step.route(staged), None, StepFlags(False, False, False))
     return rows_of(step.store.export_state()), one.path
@@ -129,7 +128,7 @@ class FormatsTest(tf.test.TestCase):
       cfg = self.config(folder, suffix)
       with mock.patch.object(inputs, 'prepare_part', wraps=inputs.prepare_part) as own:
         one = Inputs(cfg, communicator, None, lambda: None, f'{folder}/{suffix}')
-        (found,) = one.prepared(passes(cfg, cfg.data.train, 'data.train'), 'train')
+        (found,) = one.of_split('train')
       self.assertEqual(own.call_count, 1)
       if is_first:
         meta = prepare_pass(cfg, cfg.data.train[0], f'{folder}/{suffix}/alone')
@@ -144,7 +143,7 @@ class FormatsTest(tf.test.TestCase):
     cfg = self.config(folder, 'csv')
     one = Inputs(cfg, communicator, None, lambda: None, f'{folder}/bad')
     with self.assertRaisesRegex(BadPass, rf'day.csv:{SAMPLES + 2}: .*; 1 of {SAMPLES + 1} records'):
-      one.prepared(passes(cfg, cfg.data.train, 'data.train'), 'train')
+      one.of_split('train')
     communicator.barrier()
     if is_first:
       self.assertEmpty(os.listdir(f'{folder}/bad/train'))

@@ -129,7 +129,7 @@ class DocsTest(tf.test.TestCase):
     os.makedirs(f'{folder}/log')
     with open(f'{folder}/log/day_0.ffm', 'w', encoding='utf-8') as f:
       f.write('1 0:3:1 1:7:0.5\n0 0:4:1 1:7:1\n')
-    (one,) = passes(libffm, [f'{folder}/{p}' for p in libffm.data.train], 'data.train')
+    (one,) = passes(libffm.data, [f'{folder}/{p}' for p in libffm.data.train], 'data.train')
     meta = prepare_pass(libffm, one.path, f'{folder}/out')
     self.assertEqual((meta['samples'], meta['features']), (2, 4))
     table = pa.table({'click': [1, 0], 'user': ['a', 'b'], 'item': [1, 2]})
@@ -140,9 +140,9 @@ class DocsTest(tf.test.TestCase):
       pa.parquet.write_table(table, sink)
       for name in ('log/dt=2024-01-31/part-0.parquet', 'holdout/part.parquet'):
         client.put_object(Bucket='ads', Key=name, Body=sink.getvalue().to_pybytes())
-      (day,) = passes(bucket, bucket.data.train, 'data.train')
+      (day,) = passes(bucket.data, bucket.data.train, 'data.train')
       self.assertEqual(day.day, 20240131)
-      (test,) = passes(bucket, bucket.data.test, 'data.test')
+      (test,) = passes(bucket.data, bucket.data.test, 'data.test')
       for one in (day, test):
         self.assertEqual(prepare_pass(bucket, one.path, f'{folder}/out')['samples'], 2)
 

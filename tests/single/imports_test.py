@@ -135,6 +135,17 @@ class ImportsTest(tf.test.TestCase):
             asks.append(path.name)
     self.assertLen(asks, 2, asks)
 
+  def test_few_functions_take_the_whole_config(self):
+    """The others take the sections or the values that they need."""
+    takers = []
+    for path in (ROOT / 'trainer').rglob('*.py'):
+      for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+        if isinstance(node, ast.FunctionDef) and path.parent.name != 'config':
+          given = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+          kinds = [ast.unparse(one.annotation) for one in given if one.annotation]
+          takers += [node.name for kind in kinds if re.search(r'\bConfig\b', kind)]
+    self.assertLessEqual(len(takers), 90, takers)
+
   def test_each_house_keeps_its_budget(self):
     lines = dict.fromkeys(BUDGETS, 0)
     for path in (*(ROOT / 'trainer').rglob('*.py'), *(ROOT / 'ops').rglob('*.py')):

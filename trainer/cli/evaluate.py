@@ -84,7 +84,7 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
       continue
     for data_pass in passes[:1]:
       if not is_prepared(run.cfg.data, data_pass.path):
-        block = next(blocks_of_pass(run.cfg, data_pass.path, {name: '--by'}), None)
+        block = next(blocks_of_pass(run.cfg.data, data_pass.path, {name: '--by'}), None)
         column = block.columns[name] if block else pa.nulls(0)
         several = one_each(column)[1]
         if pa.types.is_map(column.type) or (several is not None and several.any()):

@@ -39,11 +39,11 @@ def main() -> None:
 
   for find in (recipe, open_values):
     for key, value in (measured := find(cfg)).items():
-      print(in_words(cfg, key, value))
+      print(in_words(cfg.data, key, value))
     cfg = config.resolve(cfg, measured)
   for split in SPLITS if SPLIT.value == 'all' else [SPLIT.value]:
     prepared = []
-    for data_pass in passes(cfg, getattr(cfg.data, split), f'data.{split}'):
+    for data_pass in passes(cfg.data, getattr(cfg.data, split), f'data.{split}'):
       path = data_pass.path
       if not is_prepared(cfg.data, path):
         path = os.path.join(OUT.value, split, folder_name(data_pass.name))

@@ -36,7 +36,7 @@ def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = Non
   from trainer.data.measured import measured
   from trainer.data.passes import paths_of_log
 
-  values = measured(cfg)[0] if paths_of_log(cfg) else config.measured_of_run(cfg, cfg.run_dir)
+  values = measured(cfg)[0] if paths_of_log(cfg.data) else config.measured_of_run(cfg, cfg.run_dir)
   return config.resolve(cfg, values)
 
 

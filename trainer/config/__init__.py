@@ -46,7 +46,6 @@ from trainer.config.model import Interaction, Model
 from trainer.config.resolve import is_default, resolve, with_given
 from trainer.config.retrieval import RANKING_METRICS
 from trainer.config.schema import Config
-from trainer.config.section import Section
 from trainer.config.slots import DenseColumn, Label, Slot
 from trainer.config.sparse import WIDTH, RowOptimizer
 from trainer.config.sync import Sync

@@ -112,6 +112,14 @@ class Config(Section):
     query, item = self.model.retrieval.query, self.model.retrieval.item
     return {*item.slots, *item.dense} - {*query.slots, *query.dense}
 
+  def blank_columns(self, labelled: bool) -> set[str]:
+    """Returns the names of the slots and dense columns that are not read from the log but blank.
+
+    Training and evaluation (`labelled`) skip the columns of the table data.items; prediction skips
+    those that only describe items.
+    """
+    return self.columns_of_items() if labelled else self.only_of_items()
+
   @property
   def predicts_for_users(self) -> bool:
     """Whether predictions, too, read data.group: items are found for the user in it."""

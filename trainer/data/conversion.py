@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -55,18 +55,18 @@ def reader(kind: str) -> ModuleType:
   return importlib.import_module(f'trainer.data.{kind}_format')
 
 
-def config_of_table(
-  cfg: config.Config, path: str, names: Collection[str], changes: Mapping[str, Any]
-) -> config.Config:
-  """Returns a config that reads a table, such as data.items, in place of the log.
+def data_of_table(
+  data: config.Data, path: str, names: Collection[str], changes: Mapping[str, Any]
+) -> config.Data:
+  """Returns settings that read a table, such as data.items, in place of the log.
 
-  `changes` are other values of keys of `data`; in a csv file, `names` show the delimiter.
+  `changes` are other values of them; in a csv file, `names` show the delimiter.
   """
   files_of(path)  # refuses a pipe or a device, from which reading might never end
   update = {'group': None, 'format': None, 'columns': None, 'delimiter': None, **changes}
-  if format_of(cfg.data.model_copy(update=update), path) == 'csv':
+  if format_of(data.model_copy(update=update), path) == 'csv':
     update['delimiter'] = csv_format.delimiter_of(path, names)
-  return cfg.model_copy(update={'data': cfg.data.model_copy(update=update)})
+  return data.model_copy(update=update)
 
 
 def config_of_items(cfg: config.Config) -> config.Config:
@@ -79,8 +79,8 @@ def config_of_items(cfg: config.Config) -> config.Config:
   model = cfg.model.model_copy(update={'retrieval': retrieval.model_copy(update=swapped)})
   changes = {'label': None, 'weight': None, 'day_pattern': None, 'keep_texts': [id_slot.name]}
   names = [id_slot.column or id_slot.name]
-  table = config_of_table(cfg, cfg.data.items, names, changes | {'items': None})
-  return table.model_copy(update={'model': model})
+  table = data_of_table(cfg.data, cfg.data.items, names, changes | {'items': None})
+  return cfg.model_copy(update={'data': table, 'model': model})
 
 
 def _with_folders(read: Callable[[], Block], path: str, texts: dict[str, str | None]) -> Block:
@@ -159,36 +159,11 @@ def raw_blocks(
     yield functools.partial(_with_folders, read, file.path, given) if given else read
 
 
-def blocks_of_pass(cfg: config.Config, path: str, wanted: dict[str, str]) -> Iterator[Block]:
+def blocks_of_pass(data: config.Data, path: str, wanted: dict[str, str]) -> Iterator[Block]:
   """Yields the blocks of all files of a raw pass, in order; see `raw_blocks`."""
   for file in files_of(path):
-    for read in raw_blocks(cfg.data, file, wanted):
+    for read in raw_blocks(data, file, wanted):
       yield read()
-
-
-def _parsed_blocks(
-  cfg: config.Config, path: str, reads: Iterator[Callable[[], Block]], labelled: bool
-) -> Iterator[Parsed]:
-  """Yields a file's parsed blocks in order; threads parse, with few blocks in memory at a time."""
-  pool = concurrent.futures.ThreadPoolExecutor(THREADS)
-  remarks: list[tuple[int, str]] = []
-
-  def parsed(read: Callable[[], Block]) -> Parsed:
-    block = read()
-    remarks.extend(block.remarks)
-    return parse(cfg, block, labelled)
-
-  try:
-    waiting = collections.deque()
-    for read in reads:
-      waiting.append(pool.submit(parsed, read))
-      if len(waiting) > THREADS:
-        yield waiting.popleft().result()
-    while waiting:
-      yield waiting.popleft().result()
-  finally:
-    pool.shutdown(cancel_futures=True)
-  warn(path, remarks)
 
 
 def warn(path: str, remarks: Sequence[tuple[int, str]]) -> None:
@@ -298,44 +273,27 @@ def prepare_pass(
       return done
     except BadPass as e:
       logging.warning('%s; now converted again', e)
-  with _writing(cfg, path, out_dir) as (writer, bad):
+  with _writing(cfg, path, out_dir, labelled, on_block) as out:
     wanted = wanted_columns(cfg, labelled)
     if of_topic:
-      waits = lambda: on_block(writer.samples)
+      waits = lambda: on_block(out.writer.samples)
       parts: Parts = wing('topic_parts')(cfg.data, raw, wanted, waits, meta)
     else:
-      parts = _file_parts(cfg.data, files, wanted, writer)
+      parts = _file_parts(cfg.data, files, wanted, out.writer)
     with contextlib.closing(parts):
       for name, reads in parts:
-        _convert(cfg, name, reads, labelled, writer, bad, on_block)
-    writer.close(meta | {'bad': bad.checked(writer.samples)})
+        out.convert(name, reads)
+    out.close(meta)
   return read_meta(out_dir)
-
-
-def _convert(
-  cfg: config.Config,
-  path: str,
-  reads: Iterator[Callable[[], Block]],
-  labelled: bool,
-  writer: Writer,
-  bad: BadRecords,
-  on_block: OnBlock = lambda samples: None,
-) -> None:
-  for parsed in _parsed_blocks(cfg, path, reads, labelled):
-    writer.add(parsed)
-    bad.add(path, parsed.bad, parsed.examples, parsed.largest)
-    on_block(writer.samples)
 
 
 def prepare_table(
   cfg: config.Config, table: pa.Table, name: str, out_dir: str, labelled: bool = True
 ) -> None:
   """Converts a table in memory, called `name` in messages; the rest is as in `prepare_pass`."""
-  with _writing(cfg, name, out_dir) as (writer, bad):
-    reads = parquet_format.table_blocks(table, wanted_columns(cfg, labelled))
-    _convert(cfg, name, reads, labelled, writer, bad)
-    meta = {'schema': schema(cfg), 'day': 0, 'source': {'path': name}}
-    writer.close(meta | {'bad': bad.checked(writer.samples)})
+  with _writing(cfg, name, out_dir, labelled) as out:
+    out.convert(name, parquet_format.table_blocks(table, wanted_columns(cfg, labelled)))
+    out.close({'schema': schema(cfg), 'day': 0, 'source': {'path': name}})
 
 
 def is_prepared_from(cfg: config.Config, raw_path: str, out_dir: str, labelled: bool) -> bool:
@@ -352,10 +310,10 @@ def prepare_part(
   on_block: OnBlock = lambda samples: None,
 ) -> None:
   """Converts a part of a pass that has only one file; `join_parts` joins the parts."""
-  with _writing(cfg, file.path, out_dir) as (writer, bad):
-    reads = raw_blocks(cfg.data, file, wanted_columns(cfg, labelled), part)
-    _convert(cfg, file.path, reads, labelled, writer, bad, on_block)
-    writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad.counted(writer.samples)})
+  with _writing(cfg, file.path, out_dir, labelled, on_block) as out:
+    out.convert(file.path, raw_blocks(cfg.data, file, wanted_columns(cfg, labelled), part))
+    bad = out.bad.counted(out.writer.samples)
+    out.writer.close({'schema': schema(cfg), 'day': 0, 'bad': bad})
 
 
 def join_parts(
@@ -368,15 +326,15 @@ def join_parts(
 ) -> None:
   """Joins the parts of a pass; the result is the same as that of `prepare_pass`."""
   meta = _meta(cfg, raw_path, files_of(raw_path), labelled)
-  with _writing(cfg, raw_path, out_dir) as (writer, bad):
+  with _writing(cfg, raw_path, out_dir, labelled) as out:
     for path in parts:
       prepared = PreparedPass(path, cfg)
-      writer.append(prepared)
+      out.writer.append(prepared)
       of_part = prepared.meta['bad']
       examples = [BadRecord(**e) for e in of_part['examples']]
-      bad.add(raw_path, of_part['kinds'], examples, of_part['largest'])
-      on_block(writer.samples)
-    writer.close(meta | {'bad': bad.checked(writer.samples)})
+      out.bad.add(raw_path, of_part['kinds'], examples, of_part['largest'])
+      on_block(out.writer.samples)
+    out.close(meta)
 
 
 def _warn_of_twins(files: Sequence[LogFile]) -> None:
@@ -423,11 +381,55 @@ def _done(out_dir: str, meta: JsonObject) -> JsonObject | None:
   return done if done.items() >= meta.items() else None
 
 
+class _Conversion(NamedTuple):
+  """A conversion that is under way."""
+
+  writer: Writer
+  bad: BadRecords
+  parsed_of: Callable[[Block], Parsed]
+  on_block: OnBlock
+
+  def convert(self, path: str, reads: Iterator[Callable[[], Block]]) -> None:
+    """Adds a file's blocks in order; threads parse them, with few blocks in memory at a time."""
+    pool, waiting = concurrent.futures.ThreadPoolExecutor(THREADS), collections.deque()
+    remarks: list[tuple[int, str]] = []
+
+    def parsed(read: Callable[[], Block]) -> Parsed:
+      block = read()
+      remarks.extend(block.remarks)
+      return self.parsed_of(block)
+
+    def add() -> None:
+      one = waiting.popleft().result()
+      self.writer.add(one)
+      self.bad.add(path, one.bad, one.examples, one.largest)
+      self.on_block(self.writer.samples)
+
+    try:
+      for read in reads:
+        waiting.append(pool.submit(parsed, read))
+        if len(waiting) > THREADS:
+          add()
+      while waiting:
+        add()
+    finally:
+      pool.shutdown(cancel_futures=True)
+    warn(path, remarks)
+
+  def close(self, meta: JsonObject) -> None:
+    """Ends a pass, whose bad records are checked and added to `meta`."""
+    self.writer.close(meta | {'bad': self.bad.checked(self.writer.samples)})
+
+
 @contextlib.contextmanager
 def _writing(
-  cfg: config.Config, raw_path: str, out_dir: str
-) -> Iterator[tuple[Writer, BadRecords]]:
-  """Yields a writer and a counter of bad records; `out_dir` appears at the end without an error."""
+  cfg: config.Config,
+  raw_path: str,
+  out_dir: str,
+  labelled: bool,
+  on_block: OnBlock = lambda samples: None,
+) -> Iterator[_Conversion]:
+  """Yields a conversion; `out_dir` appears at the end without an error."""
   out_dir = os.path.normpath(out_dir)
   temporary = f'{out_dir}{UNFINISHED}{os.getpid()}'
   shutil.rmtree(temporary, ignore_errors=True)
@@ -435,9 +437,10 @@ def _writing(
     stack.enter_context(plain_errors(f'preparing {raw_path}'))
     os.makedirs(temporary)
     stack.callback(shutil.rmtree, temporary, ignore_errors=True)
-    writer = Writer(temporary, cfg)
+    writer = Writer(temporary, cfg.data, cfg.labels)
     stack.callback(writer.stop)
-    yield writer, BadRecords(raw_path, cfg.data.max_bad_share)
+    bad = BadRecords(raw_path, cfg.data.max_bad_share)
+    yield _Conversion(writer, bad, functools.partial(parse, cfg, labelled=labelled), on_block)
     sync_directory(temporary)
     shutil.rmtree(out_dir, ignore_errors=True)
     os.rename(temporary, out_dir)

@@ -37,12 +37,12 @@ def found(cfg: config.Config) -> list[list[str]]:
     for f, s in enumerate(cfg.ordered_slots)
     if not s.may_hold_several and s.shares is None and not isinstance(s.made, config.Bins)
   ]
-  of_valid = passes(cfg, cfg.data.valid, 'data.valid')
+  of_valid = passes(cfg.data, cfg.data.valid, 'data.valid')
   is_raw = not any(is_prepared(cfg.data, data_pass.path) for data_pass in of_valid)
   if len(has_one) < 2 or cfg.labels[0].loss == 'squared_error' or not is_raw:
     return []
   try:
-    of_train = passes(cfg, cfg.data.train, 'data.train')
+    of_train = passes(cfg.data, cfg.data.train, 'data.train')
     (values, y), (others, y_valid) = (_samples(cfg, of, has_one) for of in (of_train, of_valid))
   except BadPass:  # the run refuses it, and says why
     return []
@@ -59,9 +59,9 @@ def _samples(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the features, int64 [F, n], of the first samples of passes, and their labels, [n]."""
   keys, labels = [np.empty([len(fields), 0], np.int64)], [np.empty([0])]
-  left = min(MOST_SAMPLES, MOST_VALUES // len(fields))
+  left, wanted = min(MOST_SAMPLES, MOST_VALUES // len(fields)), wanted_columns(cfg)
   for data_pass in listed:
-    with contextlib.closing(blocks_of_pass(cfg, data_pass.path, wanted_columns(cfg))) as blocks:
+    with contextlib.closing(blocks_of_pass(cfg.data, data_pass.path, wanted)) as blocks:
       for block in blocks if left > 0 else ():
         parsed = parse(cfg, block)
         own = [parsed.keys[f] for f in fields]

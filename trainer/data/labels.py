@@ -46,7 +46,7 @@ def nothing_to_learn(cfg: config.Config, prepared: PreparedPass) -> Nothing | No
       continue
     key = f'data.labels.{i}.' if cfg.data.labels else 'data.label_'
     path, column = prepared.meta['source']['path'], label.column or label.name
-    counts = _texts(cfg, path, column)
+    counts = _texts(cfg.data, path, column)
     text = f"{path}: every label in the column '{column}' is {sole:.0f}"
     if counts:
       most = counts.most_common(_MOST_TEXTS)
@@ -68,12 +68,12 @@ def nothing_to_learn(cfg: config.Config, prepared: PreparedPass) -> Nothing | No
   return None
 
 
-def _texts(cfg: config.Config, path: str, column: str) -> collections.Counter[str]:
+def _texts(data: config.Data, path: str, column: str) -> collections.Counter[str]:
   """Counts the texts in a column of labels; returns no counts if the log file is gone."""
   counts: collections.Counter[str] = collections.Counter()
   with contextlib.suppress(OSError, UserError):
-    if not is_prepared(cfg.data, path):
-      for block in blocks_of_pass(cfg, path, {column: 'data.label'}):
+    if not is_prepared(data, path):
+      for block in blocks_of_pass(data, path, {column: 'data.label'}):
         distinct, places = label_texts(block.columns[column], column)
         numbers = np.bincount(places, minlength=len(distinct) + 1)
         counts.update(dict(zip(distinct, numbers.tolist())))

@@ -13,7 +13,7 @@ from trainer.data import crosses
 from trainer.data.block import Block
 from trainer.data.columns import lookup
 from trainer.data.columns.arrow_columns import ArrowReader, only_unicode
-from trainer.data.conversion import blocks_of_pass, config_of_table
+from trainer.data.conversion import blocks_of_pass, data_of_table
 from trainer.data.file_system import exists, normal
 from trainer.data.parse import parse
 from trainer.data.passes import announced, passes, paths_of_log
@@ -56,12 +56,12 @@ def measured(
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
   for key, value in values.items():
-    table = _table_of(cfg, key)
+    table = _table_of(cfg.data, key)
     if value is None:
       continue
-    is_other = table and os.path.exists(table) and _content(cfg, key) != value
+    is_other = table and os.path.exists(table) and _content(cfg.data, key) != value
     has_changed = f'; {table} has changed since, which a new run_dir would read' if is_other else ''
-    told.append(f'{in_words(cfg, key, value)} when the run began{has_changed}')
+    told.append(f'{in_words(cfg.data, key, value)} when the run began{has_changed}')
   of_other = config.measured_of_run(cfg, init_from) if init_from else {}
 
   def take_over(keys: Iterable[str]) -> None:
@@ -74,7 +74,7 @@ def measured(
   found = {} if RECIPE in values else recipe(cfg)
   than = f'of {"at least" if "plain" in found.values() else "less than"} '
   suits = 'trained on once' if 'stream' in found.values() else f'{than}{MOST_OF_ENSEMBLE:,} samples'
-  told += [f'{in_words(cfg, k, v)} for a log {suits}' for k, v in found.items()]
+  told += [f'{in_words(cfg.data, k, v)} for a log {suits}' for k, v in found.items()]
   values |= found
   chosen = {key: values[key] for key in values.keys() & {RECIPE, BINS, CROSSES}}
   cfg = config.resolve(cfg, chosen)
@@ -82,7 +82,7 @@ def measured(
     raced, lines = _raced(cfg, keys, race)
     values, told = values | raced, told + lines
     cfg = config.resolve(cfg, raced)
-  take_over([key for key in cfg.data.left_open() if _table_of(cfg, key) is None])
+  take_over([key for key in cfg.data.left_open() if _table_of(cfg.data, key) is None])
   if 'batch_size' not in cfg.train.model_fields_set and 'train.batch_size' not in values:
     size, samples, of = suitable(cfg)
     values['train.batch_size'] = size
@@ -104,7 +104,7 @@ def measured(
   new = open_values(config.resolve(cfg, values))
   if 'features_per_sample' not in cfg.sparse.model_fields_set and FEATURES not in values:
     new[FEATURES] = _features_per_sample(config.resolve(cfg, values | new))
-  told += [in_words(cfg, key, value) for key, value in new.items() if value is not None]
+  told += [in_words(cfg.data, key, value) for key, value in new.items() if value is not None]
   return values | new, told
 
 
@@ -120,9 +120,10 @@ def recipe(cfg: config.Config) -> dict[str, Json]:
 
 def _may_race(cfg: config.Config) -> list[str]:
   """Returns the keys whose defaults a new run measures by a race: of bins and crosses of slots."""
-  if cfg.model.recipe != 'plain' or any(is_prepared(cfg.data, path) for path in paths_of_log(cfg)):
+  data = cfg.data
+  if cfg.model.recipe != 'plain' or any(is_prepared(data, path) for path in paths_of_log(data)):
     return []
-  added = {cfg.origin(f'data.slots.{i}.name') for i in range(len(cfg.data.slots))}
+  added = {cfg.origin(f'data.slots.{i}.name') for i in range(len(data.slots))}
   keys = [CROSSES] if cfg.origin(CROSSES).startswith('from') else []
   if cfg.origin(BINS).startswith('from') and 'from data.dense_bins' in added:
     keys.insert(0, BINS)
@@ -167,41 +168,41 @@ def _raced(
   return chosen, told
 
 
-def in_words(cfg: config.Config, key: str, value: Json) -> str:
+def in_words(data: config.Data, key: str, value: Json) -> str:
   """Says in one line which table was read, or which value was measured, for an open config key."""
-  column = cfg.data.left_open().get(key)
-  if table := _table_of(cfg, key):
+  column = data.left_open().get(key)
+  if table := _table_of(data, key):
     return f"'{column.name}': its look-up table {table}, read"
   of_column = f" of '{column.name}'" if column else ''
   how = 'the default, as' if config.is_default(key, value) else 'measured'
   return f'{key}{of_column}: {value}, {how}'
 
 
-def _table_of(cfg: config.Config, key: str) -> str | None:
+def _table_of(data: config.Data, key: str) -> str | None:
   """Returns the path of the look-up table whose content is a key's value; None for other keys."""
-  column = cfg.data.left_open().get(key)
+  column = data.left_open().get(key)
   return column.made.table if column and isinstance(column.made, config.Lookup) else None
 
 
 def open_values(cfg: config.Config) -> JsonObject:
   """Reads the look-up tables and measures the bins that a config leaves open."""
   left_open = cfg.data.left_open()
-  new = {key: _content(cfg, key) for key in left_open if _table_of(cfg, key)}
+  new = {key: _content(cfg.data, key) for key in left_open if _table_of(cfg.data, key)}
   if len(left_open) > len(new):  # bins are still open; their numbers may come from tables
-    new |= _boundaries(config.resolve(cfg, new))
+    new |= _boundaries(config.resolve(cfg, new).data)
   return new
 
 
-def _content(cfg: config.Config, key: str) -> str:
+def _content(data: config.Data, key: str) -> str:
   """Reads the look-up table that a config key names; returns its content as a config stores it."""
-  made = cfg.data.left_open()[key].made
+  made = data.left_open()[key].made
   names, table = (made.key or made.lookup, made.value), {}
   if not exists(normal(made.table)):
     raise UserError(f'{key.removesuffix("content")}table: {made.table}: no such file')
   with plain_errors(f'{key}: cannot read {made.table}'):
-    plain = config_of_table(cfg, made.table, names, {'slots': [], 'dense': []})
+    plain = data_of_table(data, made.table, names, {'slots': [], 'dense': []})
     keys = [key.removesuffix('content') + of for of in ('key', 'value')]
-    missing = canonical(trim(pa.array(cfg.data.missing_values, pa.string()))).to_pylist()
+    missing = canonical(trim(pa.array(data.missing_values, pa.string()))).to_pylist()
     for block in blocks_of_pass(plain, made.table, dict(zip(names, keys))):
       if block.malformed:
         raise UserError(f'{key}: {block.malformed[0]._replace(path=made.table)}')
@@ -210,8 +211,8 @@ def _content(cfg: config.Config, key: str) -> str:
           raise UserError(f'{made.table}: the key {short(text)} is there twice; wanted it once')
         if text:
           table[text] = '' if value in missing else value
-  if key.startswith('data.dense') and not cfg.data.max_bad_share:
-    _, wrong = floats(pa.array(table.values(), pa.string()), made.value, (), Writing.of(cfg.data))
+  if key.startswith('data.dense') and not data.max_bad_share:
+    _, wrong = floats(pa.array(table.values(), pa.string()), made.value, (), Writing.of(data))
     for text in np.array(list(table), object)[wrong][:1]:
       raise UserError(
         f"{made.table}: column '{made.value}' beside {short(text)}: found {short(table[text])}; "
@@ -266,13 +267,13 @@ def _features_per_sample(cfg: config.Config) -> float | None:
   of_many = any(cfg.ordered_slots[f].may_hold_several for f in summed)
   if not (cfg.adds_up_rows and of_many):
     return None
-  for path in paths_of_log(cfg):
+  for path in paths_of_log(cfg.data):
     with contextlib.suppress(Exception):  # the run refuses the pass, and says why
       if is_prepared(cfg.data, path):
         batch = next(PreparedPass(path, cfg).batches(MOST_FOR_FEATURES))
         samples, of_slots = len(batch.label), np.bincount(batch.segments % slots, minlength=slots)
       else:
-        with contextlib.closing(blocks_of_pass(cfg, path, wanted_columns(cfg))) as blocks:
+        with contextlib.closing(blocks_of_pass(cfg.data, path, wanted_columns(cfg))) as blocks:
           parsed = parse(cfg, next(blocks))
         samples, of_slots = len(parsed.label), np.zeros([slots])
         if parsed.counts is not None:  # else no sample has several features in a slot
@@ -285,11 +286,11 @@ def _features_per_sample(cfg: config.Config) -> float | None:
 
 def _count(cfg: config.Config, most: int) -> tuple[int, int]:
   """Counts the samples of the log up to `most`, and their passes; a damaged pass ends there."""
-  samples = passes = 0
-  for path in paths_of_log(cfg):
+  samples, passes, wanted = 0, 0, wanted_columns(cfg)
+  for path in paths_of_log(cfg.data):
     before = samples
     with contextlib.suppress(Exception):  # the run refuses the pass, and says why
-      for length in _lengths(cfg, path):
+      for length in _lengths(cfg.data, path, wanted):
         samples += length
         if samples >= most:
           return most, passes + 1
@@ -297,12 +298,12 @@ def _count(cfg: config.Config, most: int) -> tuple[int, int]:
   return samples, passes
 
 
-def _lengths(cfg: config.Config, path: str) -> Iterator[int]:
+def _lengths(data: config.Data, path: str, wanted: dict[str, str]) -> Iterator[int]:
   """Yields the number of samples in each block of a pass; a prepared pass is one block."""
-  if is_prepared(cfg.data, path):
+  if is_prepared(data, path):
     yield read_meta(path)['samples']
     return
-  with contextlib.closing(blocks_of_pass(cfg, path, wanted_columns(cfg))) as blocks:
+  with contextlib.closing(blocks_of_pass(data, path, wanted)) as blocks:
     for block in blocks:
       yield len(block.lines)
 
@@ -321,24 +322,24 @@ def _texts(block: Block, column: str, path: str) -> list[str]:
   return canonical(trim(texts).fill_null('')).to_pylist()
 
 
-def _boundaries(cfg: config.Config) -> dict[str, Json]:
+def _boundaries(data: config.Data) -> dict[str, Json]:
   """Measures boundaries of bins on the first pass that can be read; returns {key: boundaries}."""
-  slots = cfg.data.left_open()
-  listed = announced(cfg)[0] if cfg.data.watch and not cfg.data.train else []
-  listed += passes(cfg, cfg.data.train, 'data.train')
+  slots = data.left_open()
+  listed = announced(data)[0] if data.watch and not data.train else []
+  listed += passes(data, data.train, 'data.train')
   error = UserError(
-    f'{next(iter(slots))}: found no pass in {cfg.data.stream} that they could be measured on; '
+    f'{next(iter(slots))}: found no pass in {data.stream} that they could be measured on; '
     'wanted one, or boundaries'
   )
   for data_pass in listed:
     try:
-      if is_prepared(cfg.data, data_pass.path):
+      if is_prepared(data, data_pass.path):
         return _of_prepared(data_pass.path, slots)
-      numbers = _numbers(cfg, data_pass.path, slots)
+      numbers = _numbers(data, data_pass.path, slots)
     except BadPass as e:
       error = e
       continue
-    added = [config.bins_slot(column.name) for column in cfg.data.dense if cfg.data.dense_bins]
+    added = [config.bins_slot(column.name) for column in data.dense if data.dense_bins]
     for key, slot in slots.items():
       if not len(numbers[key]) and slot.name in added:
         numbers[key] = np.zeros([1])  # any one: nobody asked for bins of this blank column
@@ -359,16 +360,16 @@ def _of_prepared(path: str, slots: dict[str, config.Slot]) -> dict[str, Json]:
   return {key: made[slot.name]['boundaries'] for key, slot in slots.items()}
 
 
-def _numbers(cfg: config.Config, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
+def _numbers(data: config.Data, path: str, slots: dict[str, config.Slot]) -> dict[str, np.ndarray]:
   """Returns {key of `slots`: float64 [m]}, a pass's first MOST_SAMPLES numbers, none missing."""
   parts: dict[str, list[np.ndarray]] = {key: [np.zeros([0])] for key in slots}
   wanted = {
-    name: f"slot '{slot.name}'" for slot in slots.values() for name, _ in cfg.data.columns_of(slot)
+    name: f"slot '{slot.name}'" for slot in slots.values() for name, _ in data.columns_of(slot)
   }
   samples = 0
-  with contextlib.closing(blocks_of_pass(cfg, path, wanted)) as blocks:
+  with contextlib.closing(blocks_of_pass(data, path, wanted)) as blocks:
     for block in blocks:
-      reader = ArrowReader(cfg.data, block.columns, len(block.lines))
+      reader = ArrowReader(data, block.columns, len(block.lines))
       for key, slot in slots.items():
         x = reader.of(slot.name).rounded(slot.made.bins)
         parts[key].append(x[~np.isnan(x)])

@@ -20,7 +20,6 @@ from trainer import config
 from trainer.data.arrays import is_nested, one_each, ranges
 from trainer.data.block import BadRecord, Block
 from trainer.data.columns.arrow_columns import ArrowReader
-from trainer.data.schema import blank_columns
 from trainer.data.slot_features import SlotFeatures, distinct_texts, several_features
 from trainer.data.values import (
   MOST,
@@ -296,7 +295,7 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
   writing = Writing.of(data)
-  blank = blank_columns(cfg, labelled)
+  blank = cfg.blank_columns(labelled)
   records = _Records(block)
   label = np.full([n, len(cfg.labels)], float(data.label is None))
   if data.label is not None and labelled:

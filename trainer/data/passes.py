@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-from trainer.config import DAY_GROUPS, Config, Data
+from trainer.config import DAY_GROUPS, Data
 from trainer.data.file_system import exists, is_remote, natural_key, normal, refusing, walk
 from trainer.data.pass_files import (
   SUFFIX,
@@ -183,7 +183,7 @@ def _good_passes(
 
 
 def passes(
-  cfg: Config, patterns: Sequence[str], key: str, wrong: dict[str, str] | None = None
+  data: Data, patterns: Sequence[str], key: str, wrong: dict[str, str] | None = None
 ) -> list[Pass]:
   """Returns the passes that match the patterns of a config key.
 
@@ -201,7 +201,7 @@ def passes(
   by_path: dict[str, Pass] = {}
   for pattern in patterns:
     matched, below = map(normal, matching([pattern], key)), fixed_folder(pattern)
-    new = _good_passes(matched, lambda path, below=below: _pass(cfg.data, path, below, key), wrong)
+    new = _good_passes(matched, lambda path, below=below: _pass(data, path, below, key), wrong)
     for data_pass in in_order(new):
       by_path.setdefault(data_pass.path, data_pass)
   for path in by_path:
@@ -219,36 +219,36 @@ def passes(
         f"{key}: '{other.path}' and '{data_pass.path}' are both named '{other.name}'; wanted "
         'distinct names'
       )
-  by_day = cfg.data.day_pattern is not None and key == 'data.train'
+  by_day = data.day_pattern is not None and key == 'data.train'
   return in_order(named.values()) if by_day else list(named.values())
 
 
-def also_trained(cfg: Config, split: str) -> list[str]:
+def also_trained(data: Data, split: str) -> list[str]:
   """Returns a line if data.valid or data.test, which `split` names, shares files with data.train.
 
   They may share them through directories or links.
   """
   real = lambda path: path if is_remote(path) else os.path.realpath(path)
-  known = set(map(real, matching(cfg.data.train, 'data.train')))
+  known = set(map(real, matching(data.train, 'data.train')))
   above = {folder for path in known for folder in folders_above(path)}
-  held_out = matching(getattr(cfg.data, split), f'data.{split}')
+  held_out = matching(getattr(data, split), f'data.{split}')
   shared = [p for p in held_out if real(p) in known | above or known & {*folders_above(real(p))}]
   files = f'{len(shared)} of its files' if len(shared) > 1 else ''.join(shared)
   told = f'data.{split}: data.train has {files} too, so its metrics say nothing of new samples'
   return [told] if shared else []
 
 
-def paths_of_log(cfg: Config) -> list[str]:
+def paths_of_log(data: Data) -> list[str]:
   """Returns the paths of the passes of data.train and of those that data.watch announces now."""
   paths: list[str] = []
   with contextlib.suppress(ConfigError, OSError):  # what is not there is reported elsewhere
-    paths += map(normal, matching(cfg.data.train, 'data.train'))
-    paths += [p.path for p in announced(cfg)[0]] if cfg.data.watch else []
+    paths += map(normal, matching(data.train, 'data.train'))
+    paths += [p.path for p in announced(data)[0]] if data.watch else []
   return list(dict.fromkeys(paths))
 
 
 def announced(
-  cfg: Config,
+  data: Data,
   is_settled: Callable[[str], bool] = lambda path: False,
   settled: dict[str, set[str]] | None = None,
 ) -> tuple[list[Pass], list[str], dict[str, str]]:
@@ -265,7 +265,7 @@ def announced(
     The passes, by day and name; the paths of passes that are announced but missing; and what is
       wrong with the passes that were refused, {path: text}.
   """
-  directory, of_prepared = normal(cfg.data.watch), cfg.data.format == 'prepared'
+  directory, of_prepared = normal(data.watch), data.format == 'prepared'
   markers: dict[str, str] = {}  # by the path of the pass
   missing: list[str] = []
   settled = {} if settled is None else settled
@@ -305,7 +305,7 @@ def announced(
   def pass_of(path: str) -> Pass:
     above = walked.keys() & {*folders_above(path)}
     refuse_tables(above, lambda folder: walked.get(folder, ()))
-    return _pass(cfg.data, path, directory, 'data.watch', markers[path])
+    return _pass(data, path, directory, 'data.watch', markers[path])
 
   good = _good_passes(markers, pass_of, wrong)
   return in_order(good), sorted(missing), wrong

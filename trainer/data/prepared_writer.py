@@ -133,11 +133,10 @@ class Writer:
   each block writes its own. Call `close` at the end, or `stop` to give up.
   """
 
-  def __init__(self, directory: str, cfg: config.Config):
-    data, labels = cfg.data, cfg.labels
+  def __init__(self, directory: str, data: config.Data, labels: Sequence[config.Label]):
     self._directory, self._dense = directory, data.dense
     self._grouped = data.group is not None
-    width = len(cfg.data.slots) + self._grouped  # the group is one more slot, the last
+    width = len(data.slots) + self._grouped  # the group is one more slot, the last
     is_class = len(labels) == 1 and labels[0].loss != 'squared_error'  # always 0 or 1
     used = {
       'codes': ('<u2', width),

@@ -59,15 +59,6 @@ def reading(cfg: config.Config) -> JsonObject:
   }
 
 
-def blank_columns(cfg: config.Config, labelled: bool) -> set[str]:
-  """Returns the names of the slots and dense columns that are not read from the log but blank.
-
-  Training and evaluation (`labelled`) skip the columns of the table data.items; prediction skips
-  those that only describe items.
-  """
-  return cfg.columns_of_items() if labelled else cfg.only_of_items()
-
-
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   """Returns the columns of the log to read, {column: the config key that needs it}.
 
@@ -82,7 +73,7 @@ def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
     columns += [(data.weight, 'data.weight'), (data.group, 'data.group')]
   elif cfg.predicts_for_users:
     columns.append((data.group, 'data.group'))
-  blank = blank_columns(cfg, labelled)
+  blank = cfg.blank_columns(labelled)
   for column in (*data.dense, *data.slots):
     key = f"slot '{column.name}'" if isinstance(column, config.Slot) else 'data.dense'
     if column.name not in blank:

@@ -9,6 +9,7 @@ import pandas as pd
 from ops.policy import Policy
 from ops.row_optimizers import state_floats
 from trainer import config
+from trainer.config.sparse import Table
 from trainer.data.prepared import PreparedPass
 from trainer.plain_data import JsonObject
 
@@ -65,12 +66,9 @@ def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float
   return 1.0 if counts.empty else float(shares[policy.admission].mean())
 
 
-def _row_bytes(slot: config.Slot, cfg: config.Config) -> float:
-  """Estimates the bytes of one feature's embedding and of its optimizer state."""
-  table = cfg.sparse.tables[slot.table]
-  kinds = [interaction.kind for interaction in cfg.model.all_interactions().values()]
-  width = table.width * (len(cfg.data.slots) if 'ffm' in kinds else 1)
-  number = 2 if table.dtype == 'bfloat16' else 4
+def _row_bytes(table: Table, fields: int) -> float:
+  """Estimates the bytes of a feature's embedding, one a field, and of its optimizer state."""
+  number, width = 2 if table.dtype == 'bfloat16' else 4, table.width * fields
   return OVERHEAD * number * (width + state_floats(table.factors.kind, width))
 
 
@@ -113,8 +111,10 @@ def describe(passes: Sequence[PreparedPass], cfg: config.Config) -> JsonObject:
   total = int(sum(samples for samples, _ in days.values()))
   without = admitted = 0.0
   policy, ids = cfg.policy(), cfg.slot_ids()
+  has_ffm = any(layer.kind == 'ffm' for layer in cfg.model.all_interactions().values())
+  fields = len(slots) if has_ffm else 1
   for spec in cfg.ordered_slots:
-    counts, row_bytes = slots[spec.name].counts, _row_bytes(spec, cfg)
+    counts, row_bytes = slots[spec.name].counts, _row_bytes(cfg.sparse.tables[spec.table], fields)
     share = _admitted_share(counts, policy, ids[spec.name])
     without += len(counts) * (PROBATION_BYTES + row_bytes)
     admitted += len(counts) * (PROBATION_BYTES + share * row_bytes)

@@ -28,7 +28,7 @@ def texts_of(
   columns = {name: f"slot '{slot.name}'" for name, _ in cfg.data.columns_of(slot)}
   done: set[int] = set()
   for path in filter(exists, paths):
-    with contextlib.closing(blocks_of_pass(cfg, path, columns)) as blocks:
+    with contextlib.closing(blocks_of_pass(cfg.data, path, columns)) as blocks:
       for block in blocks:
         texts, shown = _texts(cfg.data, block, slot)
         hashed = hash_keys(texts, slot_id).numpy() if texts else np.zeros([0], np.int64)

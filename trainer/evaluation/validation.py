@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from absl import logging
 
-from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass, same_samples
 from trainer.embedding.row_table import table_counts
 from trainer.evaluation import plateau
@@ -37,8 +36,7 @@ class Validation:
   def open(self) -> None:
     """Converts and opens the passes of data.valid and data.test."""
     for split in ('valid', 'test'):
-      listed = passes(self._cfg, getattr(self._cfg.data, split), f'data.{split}')
-      self._passes[split] = self._inputs.prepared(listed, split)
+      self._passes[split] = self._inputs.of_split(split)
     if (told := few_clicks(self._cfg, self._passes['valid'])) and self._communicator.rank == 0:
       logging.warning('%s', told)
 

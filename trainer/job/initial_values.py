@@ -14,26 +14,30 @@ from trainer.training.step import Step
 BOUND = 3.0
 
 
-def set_statistics(
-  cfg: config.Config, step: Step, prepared: PreparedPass, items: PreparedPass | None
+def set_initial_values(
+  cfg: config.Config,
+  step: Step,
+  progress: Progress,
+  prepared: PreparedPass,
+  items: PreparedPass | None = None,
 ) -> None:
-  """Lets the statistics of a run's first pass standardise dense columns in all passes."""
-  click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
-  measured = dict(prepared.meta['dense'])
-  if items is not None:
-    of_items, columns = cfg.columns_of_items(), items.meta['dense'].items()
-    measured |= {name: figures for name, figures in columns if name in of_items}
-  bound = BOUND if cfg.data.has_days or cfg.data.stream else 0.0
-  step.dense.embedding.stats.assign(dense_stats(cfg.data.dense, measured, click_rate, bound))
+  """Sets what has not been set yet, before the model trains on a pass.
 
-
-def set_biases(cfg: config.Config, step: Step, prepared: PreparedPass, progress: Progress) -> None:
-  """Lets the model begin at the mean label of the first pass that has one of each class.
-
-  Otherwise the rows of features would learn it, and a feature that is new would lack its share.
+  The statistics of a run's first pass, and of the table `items`, standardise dense columns in all
+  passes. The model begins at the mean label of the first pass that has one of each class: otherwise
+  the rows of features would learn it, and a feature that is new would lack its share.
   """
-  names, unset = [label.name for label in cfg.labels], progress.unset_biases
-  biases = first_biases(cfg.model, cfg.labels, prepared.mean_labels())
-  biases[[name not in unset for name in names]] = np.nan
-  step.set_biases(biases)
-  progress.unset_biases = [n for n, b in zip(names, biases) if n in unset and np.isnan(b)]
+  if step.steps == 0:
+    click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
+    measured = dict(prepared.meta['dense'])
+    if items is not None:
+      of_items, columns = cfg.columns_of_items(), items.meta['dense'].items()
+      measured |= {name: figures for name, figures in columns if name in of_items}
+    bound = BOUND if cfg.data.has_days or cfg.data.stream else 0.0
+    step.dense.embedding.stats.assign(dense_stats(cfg.data.dense, measured, click_rate, bound))
+  if unset := progress.unset_biases:
+    names = [label.name for label in cfg.labels]
+    biases = first_biases(cfg.model, cfg.labels, prepared.mean_labels())
+    biases[[name not in unset for name in names]] = np.nan
+    step.set_biases(biases)
+    progress.unset_biases = [n for n, b in zip(names, biases) if n in unset and np.isnan(b)]

@@ -18,7 +18,7 @@ from trainer.evaluation.validation import Validation
 from trainer.job.callback import Callback
 from trainer.job.day_end import end_day
 from trainer.job.exporter import Exporter
-from trainer.job.initial_values import set_biases, set_statistics
+from trainer.job.initial_values import set_initial_values
 from trainer.job.job_status import JobStatus
 from trainer.job.pass_meter import PassMeter
 from trainer.job.stop_request import StopRequest
@@ -31,7 +31,7 @@ from trainer.training.advice import nothing_left, placed
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_log import RunLog
-from trainer.training.run_state import Progress, RunState, check_run_dir
+from trainer.training.run_state import Progress, RunState
 from trainer.training.save_policy import SavePolicy
 from trainer.training.step import Step
 from trainer.wings import wing
@@ -74,11 +74,11 @@ class Job:
     self.inputs = Inputs(cfg, communicator, step, figures.progress, folder, self.log.show)
     self.validation = Validation(self.inputs, self.state, self.log)
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
-    self._shown = JobStatus(cfg, self.stream, self.log, figures)
+    self._shown = JobStatus(cfg.run_dir, bool(cfg.data.stream), self.stream, self.log, figures)
     self.exporter = Exporter(self.inputs, self.state, self.log)
     shown = bucket.run_dir if bucket else cfg.run_dir
     self.log.listeners = [
-      *([TensorBoard(cfg)] if 'tensorboard' in cfg.report.to else ()),
+      *([TensorBoard(cfg.run_dir, cfg.settings())] if 'tensorboard' in cfg.report.to else ()),
       *wing('listeners')(self.inputs, self.state, self.log, shown),
     ]
     self.lock = RunLock(cfg.run_dir)
@@ -141,7 +141,7 @@ class Job:
     def open_here() -> str:
       os.makedirs(self.cfg.run_dir, exist_ok=True)
       self.lock.acquire()
-      check_run_dir(self.cfg)
+      self.state.check_run_dir()
       if self._bucket:
         self._bucket.take()
       self.inputs.remove_unfinished()
@@ -283,10 +283,7 @@ class Job:
     cfg, progress, is_new = self.cfg, self.progress, self.progress.batch == 0
     if not action.late:
       progress.day = action.data_pass.day if cfg.data.has_days else None
-    if self.step.steps == 0:
-      set_statistics(cfg, self.step, prepared, items)
-    if progress.unset_biases:
-      set_biases(cfg, self.step, prepared, progress)
+    set_initial_values(cfg, self.step, progress, prepared, items)
     if cfg.train.progressive_validation and is_new:
       self.validation.judge(prepared, action.data_pass.name)
     progress.unvalidated = True

@@ -3,7 +3,6 @@
 import shutil
 import time
 
-from trainer import config
 from trainer.data.file_system import modified
 from trainer.job.stream import Action, EndDay, Stream, TrainPass, Wait
 from trainer.reporting.status import PASS_FATES, Status
@@ -14,13 +13,13 @@ from trainer.training.run_log import RunLog
 class JobStatus:
   """Tells a Status what its job does; the events of the job's log tell it the rest."""
 
-  def __init__(self, cfg: config.Config, stream: Stream, log: RunLog, status: Status):
-    self._cfg, self._stream, self._log = cfg, stream, log
+  def __init__(self, run_dir: str, follows: bool, stream: Stream, log: RunLog, status: Status):
+    self._run_dir, self._follows, self._stream, self._log = run_dir, follows, stream, log
     self._status, self._since = status, None  # monotonic, when the oldest pass was announced
 
   def begin(self, fates: dict[str, int]) -> None:
     """Begins once the run_dir is open and the checkpoint restored; `fates` are of its ledger."""
-    status, events, run_dir = self._status, self._log.events, self._cfg.run_dir
+    status, events, run_dir = self._status, self._log.events, self._run_dir
     status.set(**{f'passes_{fate}': fates.get(fate, 0) for fate in PASS_FATES})
     status.set(
       version=max((e.sequence for e in chain.exports(f'{run_dir}/exports')), default=None),
@@ -28,7 +27,7 @@ class JobStatus:
       disk_bytes=lambda: shutil.disk_usage(run_dir).total,
     )
     status.not_ready = None
-    if self._cfg.data.stream and events.active:
+    if self._follows and events.active:
       status.set(lost=events.count('lost'), seconds_behind=self._seconds_behind)
       status.beat(
         lambda found: events.append({'event': 'heartbeat', 'step': found['steps'], **found})
@@ -37,7 +36,7 @@ class JobStatus:
   def next(self, action: Action) -> None:
     """Notes what the job does next; `Stream.next` has just said so."""
     self._status.progress()
-    if not (self._cfg.data.stream and self._log.events.active):
+    if not (self._follows and self._log.events.active):
       return
     match action:
       case Wait():

@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 from trainer import config, runtime
 from trainer.comm.communicator import SingleProcess
-from trainer.data.passes import passes
 from trainer.errors import BadPass
 from trainer.evaluation.task import task_of
 from trainer.files import UNFINISHED
-from trainer.job.initial_values import set_biases, set_statistics
+from trainer.job.initial_values import set_initial_values
 from trainer.training.inputs import Inputs
 from trainer.training.loop import train_in_lockstep
 from trainer.training.run_state import RunState
@@ -32,17 +31,12 @@ def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) 
   saves = SavePolicy(cfg.checkpoint, state, is_stream=False, goes_back=False)
   calls = {'saves': saves, 'save': never, 'stop_requested': never, 'on_step': progress_made}
   try:
-    train, valid = (
-      inputs.prepared(passes(cfg, getattr(cfg.data, split), f'data.{split}'), split)
-      for split in ('train', 'valid')
-    )
-    set_statistics(cfg, step, train[0], None)
+    train, valid = map(inputs.of_split, ('train', 'valid'))
     for epoch in range(epochs):
       if epoch and cfg.counted_fields():
         step.store.forget_counts()
       for prepared in train:
-        if state.progress.unset_biases:
-          set_biases(cfg, step, prepared, state.progress)
+        set_initial_values(cfg, step, state.progress, prepared)
         step.dense.begin_pass(prepared, step.store, True)
         batches = inputs.staged(prepared, epoch, cfg.data.shuffle, ready=step.dense.for_step)
         train_in_lockstep(inputs, state, batches, **calls)

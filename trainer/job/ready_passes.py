@@ -35,8 +35,8 @@ class Source:
 
   waiting_for, misnamed = '', {}
 
-  def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
-    self._cfg, self._state, self._clock = cfg, state, clock
+  def __init__(self, data: config.Data, state: RunState, clock: Callable[[], float]):
+    self._data, self._state, self._clock = data, state, clock
     self._said: set[str] = set()
 
   def look(self) -> list[Pass] | None:
@@ -72,9 +72,9 @@ class Source:
 class Watch(Source):
   """Follows the directory data.watch."""
 
-  def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
-    super().__init__(cfg, state, clock)
-    self.waiting_for = f"a pass in '{cfg.data.watch}'"
+  def __init__(self, data: config.Data, state: RunState, clock: Callable[[], float]):
+    super().__init__(data, state, clock)
+    self.waiting_for = f"a pass in '{data.watch}'"
     self._look_again = -math.inf  # when the result of the last look counts no longer
     self._announcement: tuple[list[Pass], list[str], dict[str, str]] = [], [], {}
     self._announced_at: dict[str, float | None] = {}  # the times of markers of ready passes
@@ -90,12 +90,12 @@ class Watch(Source):
     if not self._look_again - SECONDS_BETWEEN_REMOTE_LOOKS <= began < self._look_again:
       is_settled = lambda path: ledger.has_folded(path, epoch)
       try:
-        self._announcement = announced(self._cfg, is_settled, self._settled)
+        self._announcement = announced(self._data, is_settled, self._settled)
       except OSError as e:
-        self.say(f'{self._cfg.data.watch}: {e.strerror}; waiting for it')
+        self.say(f'{self._data.watch}: {e.strerror}; waiting for it')
         return None
       pause = SECONDS_BETWEEN_REMOTE_LOOKS
-      if not is_remote(self._cfg.data.watch):
+      if not is_remote(self._data.watch):
         pause = min(pause, DURATIONS_BETWEEN_LOOKS * (self._clock() - began))
       self._look_again = self._clock() + pause
     watched, missing, self.misnamed = self._announcement
@@ -106,7 +106,7 @@ class Watch(Source):
 
   def since(self, ready: Sequence[Pass]) -> float | None:
     markers = [data_pass.marker for data_pass in ready if data_pass.marker is not None]
-    if is_remote(self._cfg.data.watch):  # looking costs a request; the first is likely oldest
+    if is_remote(self._data.watch):  # looking costs a request; the first is likely oldest
       markers = markers[:1]
     known = self._announced_at
     self._announced_at = {m: known[m] if m in known else modified(m) for m in markers}
@@ -116,10 +116,10 @@ class Watch(Source):
 class ReadyPasses:
   """Looks at data.train and at what the run follows. Only process 0 calls its methods."""
 
-  def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
-    self._cfg, self._state, self._clock = cfg, state, clock
-    kind = wing('topic_passes') if cfg.data.topic else Watch if cfg.data.watch else Source
-    self.source: Source = kind(cfg, state, clock)
+  def __init__(self, data: config.Data, state: RunState, clock: Callable[[], float]):
+    self._data, self._state, self._clock = data, state, clock
+    kind = wing('topic_passes') if data.topic else Watch if data.watch else Source
+    self.source: Source = kind(data, state, clock)
     self._listed: list[Pass] | None = None
     self._mistakes: dict[str, str] = {}  # errors of data.train's passes, by path
     self._checked: set[str] = set()  # paths of remote passes, found unchanged since training
@@ -140,17 +140,17 @@ class ReadyPasses:
 
     A pass may be trained on if it is not in the ledger, or was refused and has since been repaired.
     """
-    cfg, ledger, epoch = self._cfg, self._state.ledger, self._state.progress.epoch
+    data, ledger, epoch = self._data, self._state.ledger, self._state.progress.epoch
     if self._listed is None:
-      wrong = self._mistakes if cfg.data.max_refused_passes else None
-      self._listed = passes(cfg, cfg.data.train, 'data.train', wrong)
+      wrong = self._mistakes if data.max_refused_passes else None
+      self._listed = passes(data, data.train, 'data.train', wrong)
     self._listed = [p for p in self._listed if not ledger.has_folded(p.path, epoch)]
     if (followed := self.source.look()) is None:
       return [], []
     wrong = []
     for path, text in (self._mistakes | self.source.misnamed).items():
       if ledger.of(Pass('', path), epoch) is None:
-        name = printable(os.path.relpath(path, cfg.data.watch or os.curdir))
+        name = printable(os.path.relpath(path, data.watch or os.curdir))
         wrong.append(refused_entry(Pass(name, path), epoch, text))
     # Passes of data.train come first; one that data.watch announces too counts as data.train's.
     by_path = {p.path: p for p in (*self._listed, *followed, *self._listed)}
@@ -165,7 +165,7 @@ class ReadyPasses:
       elif known.fate in TRAINED:
         self._warn_if_changed(data_pass, known)
     # What a directory announces is in order already.
-    return (in_order(ready) if cfg.data.watch and self._listed else ready), wrong
+    return (in_order(ready) if data.watch and self._listed else ready), wrong
 
   def _is_repaired(self, data_pass: Pass, refused: Entry) -> bool:
     """Returns whether a refused pass has changed and its day is not too far ahead."""
@@ -209,7 +209,7 @@ class ReadyPasses:
 
     The day is compared with the newest day so far or, if there is none yet, with today.
     """
-    most, reached, which = self._cfg.data.max_days_ahead, self.newest_day, 'the newest day so far'
+    most, reached, which = self._data.max_days_ahead, self.newest_day, 'the newest day so far'
     if reached is None and is_date(data_pass.day):
       reached, which = int(time.strftime('%Y%m%d', time.localtime(self._clock()))), 'today'
     if None in (most, reached) or (days := days_ahead(reached, data_pass.day)) <= most:

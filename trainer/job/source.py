@@ -49,7 +49,7 @@ class Source:
       cfg = config.with_given(cfg, frames.write_passes(cfg, self.frames))
     rules.check_days(cfg, where)
     if 'mlflow' in cfg.report.to:
-      wing('tools').check_mlflow()
+      wing('tools.check_mlflow')()
     for key in ('train', 'valid', 'test'):
       place = config.place_of(f'data.{key}', where, self.overrides)
       try:
@@ -82,7 +82,8 @@ class Source:
     from trainer.data.passes import also_trained
 
     if tells:
-      for line in (*rules.warnings(cfg), *also_trained(cfg, 'valid'), *also_trained(cfg, 'test')):
+      judging = (line for split in ('valid', 'test') for line in also_trained(cfg.data, split))
+      for line in (*rules.warnings(cfg), *judging):
         logging.warning('%s', line)
     values, told = on_first('cannot read the log', lambda: list(measured(cfg, init_from, race)))
     for line in told if tells else ():

@@ -92,7 +92,7 @@ class Stream:
     self._cfg, self._communicator, self._state = cfg, communicator, state
     self._tell, self._clock = tell, clock
     self.limit = cfg.data.max_refused_passes
-    self._passes = ReadyPasses(cfg, state, clock)
+    self._passes = ReadyPasses(cfg.data, state, clock)
     self._trains: Entry | None = None  # the pass that is being trained on
     self._refusal: str | None = None  # why the last pass was refused; None if it was not
     self._following: list[Pass] | None = None  # passes that were ready behind the last TrainPass

@@ -28,7 +28,7 @@ from trainer.parameter_server.client import CoordinatorClient
 from trainer.parameter_server.cluster import Cluster
 from trainer.parameter_server.servers import Push
 from trainer.parameter_server.worker_step import WorkerStep
-from trainer.training.step import LEAST_WEIGHT, Staged, StepCounts, StepFlags, check_finite
+from trainer.training.step import LEAST_WEIGHT, Staged, StepCounts, StepFlags
 
 # The shows given to a feature to admit it in a copy; no real feature reaches this number.
 _ADMITTING_SHOWS = 2.0**40
@@ -72,7 +72,7 @@ class GeoStep(WorkerStep):
       loss, weight = self._train_copies(batch, deduped, rows)
     except tf.errors.OutOfRangeError:  # the row store refuses a gradient that is not finite
       loss = weight = np.nan
-    check_finite(self._cfg, self._step_here, batch, float(loss))
+    self._check_finite(self._step_here, batch, float(loss))
     self._touched.append((keys, deduped.shows.numpy(), deduped.clicks.numpy()))
     self._steps += 1
     if self._steps >= self._every:

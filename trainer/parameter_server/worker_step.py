@@ -24,7 +24,6 @@ from trainer.training.step import (
   StepCounts,
   StepFlags,
   batch_spec,
-  check_finite,
 )
 
 
@@ -196,7 +195,7 @@ class ServerStep(WorkerStep):
     arrays = tf.nest.map_structure(to_tensor, (rows, sent, dense, np.int64(lower), total_weight))
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
     if not self.in_lockstep:  # otherwise all workers find it below
-      check_finite(self._cfg, self._step, batch, float(loss))
+      self._check_finite(self._step, batch, float(loss))
     push = Push(
       keys=deduped.unique.numpy(),
       shows=deduped.shows.numpy(),
@@ -214,7 +213,7 @@ class ServerStep(WorkerStep):
     if not self.in_lockstep:
       self._step.assign(to_tensor(result))
       return StepCounts(float(weight), float(loss), *map(int, flags)), ()
-    check_finite(self._cfg, self._step, batch, result[1], self._communicator)
+    self._check_finite(self._step, batch, result[1])
     # The servers computed the sums from means; rint removes rounding errors from whole numbers.
     return StepCounts(*result[:2], *np.rint(result[2:])), ()
 

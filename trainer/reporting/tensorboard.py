@@ -14,7 +14,7 @@ from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 
-from trainer.config import Config
+from trainer.plain_data import JsonObject
 from trainer.reporting.listener import Listener
 
 
@@ -26,15 +26,16 @@ class TensorBoard(Listener):
 
   what = 'tensorboard/'
 
-  def __init__(self, cfg: Config):
-    self._cfg, self._folder = cfg, os.path.join(cfg.run_dir, 'tensorboard')
+  def __init__(self, run_dir: str, settings: JsonObject):
+    self._run_dir, self._settings = run_dir, settings
+    self._folder = os.path.join(run_dir, 'tensorboard')
     self._writers: dict[str, RecordWriter] = {}
 
   def begin(self) -> None:
     """Writes the settings of the run for the HParams tab, which compares runs."""
-    settings = self._cfg.settings().items()
+    settings = self._settings.items()
     values = {k: v if isinstance(v, (bool, int, float)) else str(v) for k, v in settings}
-    self._write('', 0, hparams.hparams_pb(values, trial_id=self._cfg.run_dir))
+    self._write('', 0, hparams.hparams_pb(values, trial_id=self._run_dir))
 
   def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
     summary = Summary()

@@ -9,7 +9,6 @@ from absl import logging
 
 from trainer.data.arrays import ranges
 from trainer.data.features import SlotBatch, sole_features
-from trainer.data.passes import passes
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.retrieval import ranking
@@ -200,10 +199,8 @@ class Ranker:
 
   def seen(self, prepared: Sequence[PreparedPass], has_all: bool = False) -> pd.DataFrame:
     """Returns the `pairs` of other passes of data.train and data.valid; none of a stream."""
-    data, seen = self._cfg.data, []
-    for split in () if data.stream else ('train', 'valid'):
-      listed = passes(self._cfg, getattr(data, split), f'data.{split}')
-      seen += self._inputs.prepared(listed, split)
+    splits = () if self._cfg.data.stream else ('train', 'valid')
+    seen = [data_pass for split in splits for data_pass in self._inputs.of_split(split)]
     judged = {data_pass.meta['source']['path'] for data_pass in prepared}
     others = [other for other in seen if other.meta['source']['path'] not in judged]
     return self.pairs(others, has_all)

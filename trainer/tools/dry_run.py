@@ -43,12 +43,13 @@ def tell(cfg: config.Config) -> Iterator[str]:
   for split in ('train', 'valid', 'test'):
     may_refuse = cfg.data.max_refused_passes if split == 'train' else 0
     wrong: dict[str, str] = {}
-    listed = passes(cfg, getattr(cfg.data, split), f'data.{split}', wrong if may_refuse else None)
+    patterns = getattr(cfg.data, split)
+    listed = passes(cfg.data, patterns, f'data.{split}', wrong if may_refuse else None)
     yield from map(_refused, wrong.values())
     opened: list[PreparedPass] = []
     rows, told, seen, in_a_row = [], [], [], 0  # told: on the first pass with labels all alike
     if split == 'train' and cfg.data.watch:
-      watched, troubles = _announced(cfg)
+      watched, troubles = _announced(cfg.data)
       yield from troubles
       listed = in_order({p.path: p for p in (*watched, *listed)}.values())
     for data_pass in listed:
@@ -86,7 +87,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     if split == 'train':
       trained = opened
     else:
-      yield from also_trained(cfg, split)
+      yield from also_trained(cfg.data, split)
       for one, other in same_samples(itertools.product(trained, opened)):
         yield SAME_SAMPLES % (one, other, split)
       for one, other in same_samples(itertools.combinations(opened, 2)):
@@ -120,17 +121,16 @@ def tell(cfg: config.Config) -> Iterator[str]:
   yield f'train.epochs: {cfg.train.epochs}' + (', with early stopping' if cfg.train.plateau else '')
 
 
-def _announced(cfg: config.Config) -> tuple[list[Pass], list[str]]:
+def _announced(data: config.Data) -> tuple[list[Pass], list[str]]:
   """Returns the passes announced in data.watch, and lines about those absent or refused."""
-  watch = cfg.data.watch
   try:
-    watched, missing, wrong = announced(cfg)
+    watched, missing, wrong = announced(data)
   except OSError as e:
-    return [], [f'{watch}: {e.strerror}; a run waits for it']
+    return [], [f'{data.watch}: {e.strerror}; a run waits for it']
   told = [f'{path}: is announced but not there; a run waits for it' for path in missing]
   told += map(_refused, wrong.values())
   if not watched:
-    told.append(f'{watch}: no pass is announced there; a run waits for one')
+    told.append(f'{data.watch}: no pass is announced there; a run waits for one')
   return watched, told
 
 

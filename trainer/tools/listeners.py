@@ -22,5 +22,6 @@ def listeners(inputs: Inputs, state: RunState, log: RunLog, shown: str) -> list[
     Drift(inputs, state, log),
     *([Importance(inputs, log)] if task_of(cfg).evaluator.scores_samples else ()),
     Closing(cfg.run_dir, cfg.data.stream, log, shown),
-    *([Mlflow(cfg, log)] if 'mlflow' in cfg.report.to else ()),  # uploads what Closing writes
+    # uploads what Closing writes
+    *([Mlflow(cfg.run_dir, cfg.settings(), log)] if 'mlflow' in cfg.report.to else ()),
   ]

@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trainer import files
-from trainer.config import Config
 from trainer.errors import UserError, one_line
-from trainer.plain_data import Json
+from trainer.plain_data import Json, JsonObject
 from trainer.reporting.listener import Listener
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds
@@ -38,13 +37,13 @@ class MlflowTracker:
   makes all calls; they may raise any error. `known` is the id of a run to continue.
   """
 
-  def __init__(self, cfg: Config, known: str | None):
+  def __init__(self, run_dir: str, settings: JsonObject, known: str | None):
     import mlflow
 
-    name = None if known else os.path.basename(os.path.normpath(cfg.run_dir))
+    name = None if known else os.path.basename(os.path.normpath(run_dir))
     run = mlflow.start_run(run_id=known, run_name=name)
     self.id, self._client = run.info.run_id, mlflow.MlflowClient()
-    settings = {_key(key): str(value) for key, value in cfg.settings().items()}
+    settings = {_key(key): str(value) for key, value in settings.items()}
     # MLflow cannot change a param; config.yaml has the settings that changed later.
     new = [mlflow.entities.Param(k, v) for k, v in settings.items() if k not in run.data.params]
     for first in range(0, len(new), _MOST_PARAMS):
@@ -145,8 +144,8 @@ class Mlflow(Listener):
 
   what = 'mlflow'
 
-  def __init__(self, cfg: Config, log: 'RunLog'):
-    self._cfg, self._log = cfg, log
+  def __init__(self, run_dir: str, settings: JsonObject, log: 'RunLog'):
+    self._run_dir, self._settings, self._log = run_dir, settings, log
     self._calls: queue.Queue = queue.Queue(_MOST_WAITING)
     self._has_failed = False
     self._thread: threading.Thread | None = None
@@ -168,8 +167,8 @@ class Mlflow(Listener):
     """Uploads the run's files, ends it in MLflow, and waits for that."""
     if self._thread is None:
       return
-    run_dir, is_finished = self._cfg.run_dir, self._log.events.ending == 'finished'
-    paths = [os.path.join(run_dir, name) for name in (*_FILES, 'exports')]
+    is_finished = self._log.events.ending == 'finished'
+    paths = [os.path.join(self._run_dir, name) for name in (*_FILES, 'exports')]
     there = [path for path in paths if os.path.exists(path)]
     self._call(lambda tracker: tracker.end(is_finished, there))
     self._call(None)
@@ -192,11 +191,11 @@ class Mlflow(Listener):
 
   def _begin(self) -> MlflowTracker:
     """Starts a run in MLflow, or continues the one of this run_dir."""
-    path = os.path.join(self._cfg.run_dir, 'mlflow_run')  # holds the run's id
+    path = os.path.join(self._run_dir, 'mlflow_run')  # holds the run's id
     known = None
     with contextlib.suppress(FileNotFoundError), open(path, encoding='utf-8') as f:
       known = f.read()
-    tracker = MlflowTracker(self._cfg, known)
+    tracker = MlflowTracker(self._run_dir, self._settings, known)
     files.write_synced(path, tracker.id.encode())
     return tracker
 

@@ -89,10 +89,10 @@ class TopicPasses(Source):
     cut_at: {name of a pass that is ready: when it was cut}.
   """
 
-  def __init__(self, cfg: config.Config, state: RunState, clock: Callable[[], float]):
-    super().__init__(cfg, state, clock)
-    self._topic, self._days_ahead = cfg.data.topic, cfg.data.max_days_ahead
-    self._path = os.path.join(cfg.run_dir, FILE)
+  def __init__(self, data: config.Data, state: RunState, clock: Callable[[], float]):
+    super().__init__(data, state, clock)
+    self._topic, self._days_ahead = data.topic, data.max_days_ahead
+    self._path = os.path.join(state.run_dir, FILE)
     self._client: Topic | None = None
     self._file: JsonObject | None = None  # of `begin`, offsets, and `cuts`, by name
     self._ahead: dict[str, _Ahead] = {}
@@ -102,7 +102,7 @@ class TopicPasses(Source):
     self._since = clock()  # when the last pass was cut
     self._committed: dict[str, int] = {}
     self._checked: str | None = ''  # the cluster in which the topic was found to be the same
-    self.waiting_for, self.cut_at = f'records of {cfg.data.stream}', {}
+    self.waiting_for, self.cut_at = f'records of {data.stream}', {}
 
   def look(self) -> list[Pass]:
     """Returns the passes that are ready, in order, and cuts as many as there are."""

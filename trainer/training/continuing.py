@@ -38,44 +38,6 @@ def _identity(slot: config.Slot) -> JsonObject:
   return slot.model_dump(exclude={'pooling', 'lifecycle', 'made'})
 
 
-def _may_change(key: str, old: config.Config, new: config.Config) -> bool:
-  """Returns whether a run may continue if the value of this key differs between the two configs."""
-  if key.startswith('data.slots.'):
-    by_name = {slot.name: slot for slot in old.data.slots}
-    kept = [slot for slot in new.data.slots if slot.name in by_name]
-    same = all(_identity(slot) == _identity(by_name[slot.name]) for slot in kept)
-    same &= bool(old.counted_fields()) == bool(new.counted_fields())
-    return same and (not _has_ffm(old, new) or slots_of(old) == slots_of(new))
-  if re.fullmatch(r'sparse\.tables\..*\.width', key):
-    return not _has_ffm(old, new)
-  return any(fnmatchcase(key, k) or fnmatchcase(key, f'{k}.*') for k in _MAY_CHANGE)
-
-
-def too_different(old: config.Config, new: config.Config) -> str | None:
-  """Returns why a new run cannot begin with the model of `old`; None if it can."""
-  if old.data.dense != new.data.dense:
-    listed = ', '.join(f'{c.name} ({c.transform})' for c in old.data.dense)
-    return f'its model reads other data.dense: {listed or "none"}; wanted the same, in this order'
-  was, now = ([label.name for label in cfg.labels] for cfg in (old, new))
-  if len(was) > 1 and len(now) > 1 and was != now[: len(was)]:
-    return f'its labels are {", ".join(was)}, not {", ".join(now)}; wanted the same, in this order'
-  for a, b in zip(old.labels, new.labels):
-    if (a.loss == 'squared_error') != (b.loss == 'squared_error'):
-      return f"its label {a.name} has loss '{a.loss}', this config '{b.loss}'; wanted the same"
-  counted = [[slot.name for slot in cfg.data.slots if slot.counts] for cfg in (old, new)]
-  if bool(counted[0]) != bool(counted[1]):
-    was, now = (', '.join(names) or 'no slot' for names in counted)
-    return f'{was} has counts in it, {now} in this config; wanted counts in both or in neither'
-  before = {slot.name: slot for slot in old.data.slots}
-  for slot in new.data.slots:
-    for key in ('table', 'shares'):
-      was, now = getattr(before.get(slot.name, slot), key), getattr(slot, key)
-      if was != now:
-        differs = f'has {key} {short(was)}, this config {short(now)}'
-        return f'its slot {slot.name} {differs}; wanted the same'
-  return None
-
-
 def _has_ffm(*configs: config.Config) -> bool:
   return any(i.kind == 'ffm' for cfg in configs for i in cfg.model.all_interactions().values())
 
@@ -130,58 +92,103 @@ def differences(
   return texts
 
 
-def check_continues(before: config.Config, cfg: config.Config, where: str) -> None:
-  """Raises OtherModel if a changed key makes another model, and names the first such key.
-
-  `before` is the config of the run's checkpoint; `where` is the run_dir, for the message.
-  """
-  other, wanted = f'run_dir {where}: it holds another model', 'or another --run_dir'
-  mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
-  if not mine & others:
-    names = ', '.join(sorted(others))
-    raise OtherModel(f'{other}: data.slots has none of its slots, {names}; wanted some, {wanted}')
-  was, now = before.model.section, cfg.model.section
-  if was != now:
-    differs = f'its config.yaml has model.{was}, this config model.{now}'
-    raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')
-  mine, others = ([column.name for column in x.data.dense] for x in (cfg, before))
-  lacks = [f"lacks its '{name}'" for name in others if name not in mine]
-  adds = [f"adds '{name}'" for name in mine if name not in others]
-  if differs := ', '.join(lacks + adds):
-    raise OtherModel(f'{other}: data.dense {differs}; wanted the same, {wanted}')
-  old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
-  for key in sorted(old.keys() | new.keys()):
-    if old.get(key) != new.get(key) and not _may_change(key, before, cfg):
-      differs = f'its config.yaml has {key} = {_shown(old, key)}, this config {_shown(new, key)}'
-      raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')
-
-
 def _shown(flat: Mapping[str, Json], key: str) -> str:
   """Returns a flat config's value of a key as text; of a list of sections, their names."""
   names = [v for k, v in flat.items() if re.fullmatch(rf'{re.escape(key)}\.\d+\.name', k)]
   return f'[{", ".join(map(str, names))}]' if names else short(flat.get(key))
 
 
-def tell_differences(before: config.Config, cfg: config.Config) -> None:
-  """Prints a line for each difference between the two configs.
+class Change:
+  """A change of a run's config, from the one of its checkpoint to that of the present start.
 
-  A list or a section that only one of them has is one difference.
+  `before` may also be the config of another run, whose model a new run begins with.
   """
 
-  def by_name(tree: JsonObject) -> JsonObject:
-    for key in ('slots', 'dense', 'labels'):
-      tree['data'][key] = {section['name']: section for section in tree['data'][key]}
-    return tree
+  def __init__(self, before: config.Config, cfg: config.Config):
+    self._before, self._cfg = before, cfg
 
-  def tell(key: str, was: Json, now: Json) -> None:
-    was_within, now_within = (
-      dict(enumerate(x)) if isinstance(x, (list, tuple)) else x for x in (was, now)
-    )
-    if all(isinstance(x, dict) and x for x in (was_within, now_within)):
-      for name in dict.fromkeys((*was_within, *now_within)):
-        tell(f'{key}.{name}', was_within.get(name, ...), now_within.get(name, ...))
-    elif was != now:
-      was, now = ('nothing' if x is ... else one_line_yaml(x) for x in (was, now))
-      print(f'{key[1:]}: {now} from here on; the run had {was}')
+  def check(self, run_dir: str) -> None:
+    """Raises OtherModel if a changed key makes another model, and names the first such key."""
+    before, cfg = self._before, self._cfg
+    other, wanted = f'run_dir {run_dir}: it holds another model', 'or another --run_dir'
+    mine, others = ({slot.name for slot in x.data.slots} for x in (cfg, before))
+    if not mine & others:
+      names = ', '.join(sorted(others))
+      raise OtherModel(f'{other}: data.slots has none of its slots, {names}; wanted some, {wanted}')
+    if (was := before.model.section) != cfg.model.section:
+      differs = f'its config.yaml has model.{was}, this config model.{cfg.model.section}'
+      raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')
+    mine, others = ([column.name for column in x.data.dense] for x in (cfg, before))
+    lacks = [f"lacks its '{name}'" for name in others if name not in mine]
+    adds = [f"adds '{name}'" for name in mine if name not in others]
+    if differs := ', '.join(lacks + adds):
+      raise OtherModel(f'{other}: data.dense {differs}; wanted the same, {wanted}')
+    old, new = config.flatten(before.model_dump()), config.flatten(cfg.model_dump())
+    for key in sorted(old.keys() | new.keys()):
+      if old.get(key) != new.get(key) and not self._may(key):
+        differs = f'its config.yaml has {key} = {_shown(old, key)}, this config {_shown(new, key)}'
+        raise OtherModel(f'{other}: {differs}; wanted the same, {wanted}')
 
-  tell('', *(by_name(x.model_dump(exclude={'run_dir'})) for x in (before, cfg)))
+  def _may(self, key: str) -> bool:
+    """Returns whether a run may continue if the value of this key has changed."""
+    old, new = self._before, self._cfg
+    if key.startswith('data.slots.'):
+      by_name = {slot.name: slot for slot in old.data.slots}
+      kept = [slot for slot in new.data.slots if slot.name in by_name]
+      same = all(_identity(slot) == _identity(by_name[slot.name]) for slot in kept)
+      same &= bool(old.counted_fields()) == bool(new.counted_fields())
+      return same and (not _has_ffm(old, new) or slots_of(old) == slots_of(new))
+    if re.fullmatch(r'sparse\.tables\..*\.width', key):
+      return not _has_ffm(old, new)
+    return any(fnmatchcase(key, k) or fnmatchcase(key, f'{k}.*') for k in _MAY_CHANGE)
+
+  def tell(self) -> None:
+    """Prints a line for each difference between the two configs.
+
+    A list or a section that only one of them has is one difference.
+    """
+
+    def by_name(tree: JsonObject) -> JsonObject:
+      for key in ('slots', 'dense', 'labels'):
+        tree['data'][key] = {section['name']: section for section in tree['data'][key]}
+      return tree
+
+    def tell(key: str, was: Json, now: Json) -> None:
+      was_within, now_within = (
+        dict(enumerate(x)) if isinstance(x, (list, tuple)) else x for x in (was, now)
+      )
+      if all(isinstance(x, dict) and x for x in (was_within, now_within)):
+        for name in dict.fromkeys((*was_within, *now_within)):
+          tell(f'{key}.{name}', was_within.get(name, ...), now_within.get(name, ...))
+      elif was != now:
+        was, now = ('nothing' if x is ... else one_line_yaml(x) for x in (was, now))
+        print(f'{key[1:]}: {now} from here on; the run had {was}')
+
+    tell('', *(by_name(x.model_dump(exclude={'run_dir'})) for x in (self._before, self._cfg)))
+
+  def too_different(self) -> str | None:
+    """Returns why a new run cannot begin with the model of the config before; None if it can."""
+    old, new = self._before, self._cfg
+    if old.data.dense != new.data.dense:
+      listed = ', '.join(f'{c.name} ({c.transform})' for c in old.data.dense)
+      return f'its model reads other data.dense: {listed or "none"}; wanted the same, in this order'
+    was, now = ([label.name for label in cfg.labels] for cfg in (old, new))
+    if len(was) > 1 and len(now) > 1 and was != now[: len(was)]:
+      return (
+        f'its labels are {", ".join(was)}, not {", ".join(now)}; wanted the same, in this order'
+      )
+    for a, b in zip(old.labels, new.labels):
+      if (a.loss == 'squared_error') != (b.loss == 'squared_error'):
+        return f"its label {a.name} has loss '{a.loss}', this config '{b.loss}'; wanted the same"
+    counted = [[slot.name for slot in cfg.data.slots if slot.counts] for cfg in (old, new)]
+    if bool(counted[0]) != bool(counted[1]):
+      was, now = (', '.join(names) or 'no slot' for names in counted)
+      return f'{was} has counts in it, {now} in this config; wanted counts in both or in neither'
+    before = {slot.name: slot for slot in old.data.slots}
+    for slot in new.data.slots:
+      for key in ('table', 'shares'):
+        was, now = getattr(before.get(slot.name, slot), key), getattr(slot, key)
+        if was != now:
+          differs = f'has {key} {short(was)}, this config {short(now)}'
+          return f'its slot {slot.name} {differs}; wanted the same'
+    return None

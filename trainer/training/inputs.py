@@ -24,6 +24,7 @@ from trainer.data.conversion import (
 from trainer.data.features import SlotBatch
 from trainer.data.file_system import LogFile, exists, normal, refusing
 from trainer.data.passes import Pass, folder_name
+from trainer.data.passes import passes as listed
 from trainer.data.prefetch import prefetch
 from trainer.data.prepared import META, PreparedPass, is_prepared, same_samples
 from trainer.data.shares import count_lines, parts_of, shareable
@@ -113,6 +114,11 @@ class Inputs:
       for twins in same_samples(itertools.combinations(prepared, 2)):
         logging.warning(TWICE, *reversed(twins))
     return prepared
+
+  def of_split(self, split: str) -> list[PreparedPass]:
+    """Returns the passes of data.train, data.valid or data.test, as `prepared` opens them."""
+    data = self.cfg.data
+    return self.prepared(listed(data, getattr(data, split), f'data.{split}'), split)
 
   def items(self) -> PreparedPass | None:
     """Returns the table data.items, and tells the dense part of it; None if the config has none.
@@ -256,7 +262,7 @@ class Inputs:
       return data_pass.path
     return os.path.join(self._folder, split, folder_name(data_pass.name))
 
-  def _convert(self, data_pass: Pass, path: str, place: str, labelled: bool = True) -> None:
+  def _convert(self, data_pass: Pass, path: str, place: str, labelled: bool) -> None:
     self.progress_made()
     # If the run stopped within this pass, its raw file may be gone by now.
     if path == data_pass.path or (os.path.exists(path) and not data_pass.exists()):

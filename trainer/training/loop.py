@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from trainer.data.features import empty_batch
 from trainer.training.inputs import Inputs
 from trainer.training.run_state import RunState
 from trainer.training.save_policy import SavePolicy
@@ -33,18 +32,17 @@ def train_in_lockstep(
   Raises:
     BadPass: on every rank, if the loss or a gradient is not finite.
   """
-  cfg, communicator, step = inputs.cfg, inputs.communicator, inputs.step
-  no_samples = step.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
+  communicator, step = inputs.communicator, inputs.step
   current = next(batches, None)
   has_batch = {'first': np.array(current is not None, np.int64)}
   if not communicator.sum_arrays(has_batch)['first']:
     return True
-  current = current or no_samples
+  current = current or step.no_samples
   routed, number = step.route(current), step.steps
   while True:
-    following = next(batches, None) if current is not no_samples else None
+    following = next(batches, None) if current is not step.no_samples else None
     flags = StepFlags(following is not None, stop_requested(), saves.asks())
-    current, last = following or no_samples, current
+    current, last = following or step.no_samples, current
     counts, routed = step.train(last, routed, current, flags)
     state.progress.batch += 1
     number += 1

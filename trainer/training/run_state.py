@@ -16,9 +16,10 @@ from trainer.storage import checkpoint
 from trainer.storage.checkpoint import Checkpoints
 from trainer.storage.kept_texts import KeptTexts
 from trainer.storage.merger import Merger, Scrub
-from trainer.training import continuing, warm_start
+from trainer.training.continuing import Change, differences, parts
 from trainer.training.ledger import WHOLE_ENTRIES, Ledger
 from trainer.training.step import Step
+from trainer.training.warm_start import Fate, WarmStart
 
 # Checkpoints without an export between them that a state remembers. After more, a delta that would
 # follow an export of an older one has all rows.
@@ -78,6 +79,7 @@ class RunState:
 
   Attributes:
     progress: how far the run has come.
+    run_dir: where the run is.
     ledger: what became of every pass.
     texts: the texts of features, for the slots in data.keep_texts.
     fates: what became of slots and layers if the restored checkpoint had other settings.
@@ -86,12 +88,13 @@ class RunState:
 
   def __init__(self, cfg: config.Config, communicator: Communicator, step: Step):
     self._cfg, self._communicator, self._step = cfg, communicator, step
+    self.run_dir = cfg.run_dir
     kinds = cfg.kinds_of_labels.items()
     self.progress = Progress(unset_biases=[name for name, kind in kinds if kind != 'losses'])
     self.ledger = Ledger()
     ids = {name: cfg.slot_ids()[name] for name in cfg.data.keep_texts}
     self.texts = KeptTexts(ids, communicator, step.store)
-    self.fates: list[warm_start.Fate] = []
+    self.fates: list[Fate] = []
     self.last_save = time.monotonic()
     self._saved = dataclasses.replace(self.progress)
     folder, best = (os.path.join(cfg.run_dir, name) for name in ('checkpoints', 'best'))
@@ -99,8 +102,9 @@ class RunState:
     keep, most_layers = cfg.checkpoint.keep, 1 + cfg.checkpoint.max_increments
     self._checkpoints = Checkpoints(folder, communicator, keep, most_layers, merger)
     self._best = Checkpoints(best, communicator, merger=merger)
-    self._parts = continuing.parts(cfg)
+    self._parts = parts(cfg)
     self._config_text = config.dump(cfg)
+    self._read = self._config_text, cfg
 
   @property
   def is_saved(self) -> bool:
@@ -115,14 +119,14 @@ class RunState:
     There is none once this process has trained a step.
     """
     is_trained = self._step.steps != self.progress.step
-    return [] if is_trained else continuing.differences(self.progress.trained, self._parts)
+    return [] if is_trained else differences(self.progress.trained, self._parts)
 
   def untrained_told(self) -> str | None:
     """Returns a warning if the model of the config is not the one that was trained, or None."""
     if not self.untrained:
       return None
     return (
-      f'run_dir {self._cfg.run_dir}: no step has trained the model of its config: '
+      f'run_dir {self.run_dir}: no step has trained the model of its config: '
       f'{"; ".join(self.untrained)}; wanted more training (raise train.epochs or add passes to '
       'data.train), or a start with the settings that were trained'
     )
@@ -180,7 +184,7 @@ class RunState:
     if self._communicator.rank == 0:
       logging.debug('checkpoint %s in %.1f s', path, self.last_save - started)
     self._came_through_checkpoint()
-    run_dir = self._cfg.run_dir
+    run_dir = self.run_dir
     self._communicator.on_first(f'cannot write in {run_dir}', lambda: self.ledger.write(run_dir))
     self.keep_best()
 
@@ -218,6 +222,28 @@ class RunState:
     what = f'cannot keep the best checkpoint in {best}'
     if not self._communicator.on_first(what, keep_here):
       self.progress.forget_best()
+
+  def check_run_dir(self) -> None:
+    """Refuses a run_dir that holds another model; prints each key whose value has changed."""
+    # That of a checkpoint, because a run may have died just after writing config.yaml.
+    if old := self._config_in(self._checkpoints.directory):
+      change = Change(old, self._cfg)
+      change.check(self.run_dir)
+      change.tell()
+
+  def _config_in(self, directory: str) -> config.Config | None:
+    """Returns the newest intact config of the checkpoints in a directory; None if there is none."""
+    for path in checkpoint.candidates(directory):
+      with contextlib.suppress(DataLoss):  # restoring it will report the damage
+        listed = checkpoint.check(path)['files']
+        return self._config_of(files.read_checked(path, 'config.yaml', listed).decode(), path)
+    return None
+
+  def _config_of(self, text: str, path: str) -> config.Config:
+    """Returns a stored config: most often the present one, or the one that was read last."""
+    if text != self._read[0]:
+      self._read = text, config.parse(text, path)
+    return self._read[1]
 
   def restore(self, best: bool = False) -> bool:
     """Restores the newest intact checkpoint or, if `best`, the best state. Returns whether it did.
@@ -280,8 +306,8 @@ class RunState:
     directories = [os.path.join(run_dir, name) for name in ('best', 'checkpoints')]
 
     def check() -> None:
-      old = next(filter(None, map(_config_in, directories)), None)
-      if old and (reason := continuing.too_different(old, self._cfg)):
+      old = next(filter(None, map(self._config_in, directories)), None)
+      if old and (reason := Change(old, self._cfg).too_different()):
         raise UserError(f'--init_from {run_dir}: {reason}')
 
     self._communicator.on_first(f'--init_from {run_dir}', check)
@@ -308,19 +334,18 @@ class RunState:
   ) -> bool:
     """Restores the newest intact of some checkpoints; returns whether there was one.
 
-    `check_config` refuses what `check_continues` refuses; `between_passes` leaves out checkpoints
+    `check_config` refuses what `Change.check` refuses; `between_passes` leaves out checkpoints
     that were saved within a pass.
     """
-    cfg, before = self._cfg, None
+    cfg, communicator, before = self._cfg, self._communicator, None
 
     def adapt(text: str) -> Callable | None:
       nonlocal before
-      before = config.parse(text, source.directory)
+      before = self._config_of(text, source.directory)
       if check_config:
-        continuing.check_continues(before, cfg, cfg.run_dir)
-      if not warm_start.is_needed(before, cfg):
-        return None
-      return warm_start.rows(before, cfg, self._communicator.rank, self._communicator.size)
+        Change(before, cfg).check(cfg.run_dir)
+      warm = WarmStart(before, cfg)
+      return warm.rows(communicator.rank, communicator.size) if warm.is_needed() else None
 
     self._step.store.clear()
     restored = source.restore(self._step.store, self.texts, adapt, between_passes)
@@ -335,36 +360,19 @@ class RunState:
     self.progress = Progress(**progress)
     self._came_through_checkpoint()
     self.fates = []
-    if not warm_start.is_needed(before, cfg):
-      self._step.store.keep_changes()
+    if (warm := WarmStart(before, cfg)).is_needed():
+      dense, self.fates = warm.dense(dense, self._step.dense_state())
     else:
-      dense, self.fates = warm_start.dense(before, cfg, dense, self._step.dense_state())
+      self._step.store.keep_changes()
     # The place within a pass is kept, rounded down to a batch.
     self.progress.batch = self.progress.batch * before.train.batch_size // cfg.train.batch_size
     self._step.load_dense_state(dense)
     # The metrics of the open pass were summed over all processes; rank 0 continues from the sum.
     metrics = {k.removeprefix('metrics/'): v for k, v in dense.items() if k.startswith('metrics/')}
-    if self._communicator.rank or not metrics:
+    if communicator.rank or not metrics:
       self._step.dense.metrics.reset()
     else:
       self._step.dense.metrics.load(metrics)
     self._step.set_steps(self.progress.step)
     self._step.set_rates(self.progress.rate, self.progress.first_step)
     return True
-
-
-def check_run_dir(cfg: config.Config) -> None:
-  """Refuses a run_dir that holds another model; prints each key whose value has changed."""
-  # Compares with a checkpoint's config, because a run may have died just after writing config.yaml.
-  if old := _config_in(os.path.join(cfg.run_dir, 'checkpoints')):
-    continuing.check_continues(old, cfg, cfg.run_dir)
-    continuing.tell_differences(old, cfg)
-
-
-def _config_in(directory: str) -> config.Config | None:
-  """Returns the newest intact config of the checkpoints in a directory; None if there is none."""
-  for path in checkpoint.candidates(directory):
-    with contextlib.suppress(DataLoss):  # restoring it will report the damage
-      listed = checkpoint.check(path)['files']
-      return config.parse(files.read_checked(path, 'config.yaml', listed).decode(), path)
-  return None

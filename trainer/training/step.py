@@ -11,7 +11,7 @@ import tensorflow as tf
 from ops.dedupe import DEDUPED_SPEC, Deduped
 from ops.tensors import to_tensor
 from trainer import config
-from trainer.comm.communicator import Communicator, SingleProcess
+from trainer.comm.communicator import Communicator
 from trainer.comm.spans import Spans, seconds_of
 from trainer.data.features import SlotBatch, empty_batch, weigh_labels
 from trainer.embedding.exchange import Routing, rows_of
@@ -74,6 +74,7 @@ class Step(abc.ABC):
   Attributes:
     dense: the layers of this process, with their loss and optimizer.
     store: the rows that this process owns.
+    no_samples: an empty batch.
     in_lockstep: whether all processes take each step together.
     exchange_seconds: the time so far in which this process exchanged rows, gradients and sums with
       other processes, including the time spent waiting for them.
@@ -88,6 +89,7 @@ class Step(abc.ABC):
     with tf.device(HOST):
       self._step = tf.Variable(0, dtype=tf.int64, trainable=False)  # the number of steps taken
     self._rows_lag = dense.embedding.catches_up  # whether rows take penalty steps late
+    self.no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
 
   def stage(self, batch: SlotBatch) -> Staged:
     """Converts a batch of NumPy arrays to tensors, and finds its distinct keys. Thread-safe."""
@@ -141,6 +143,20 @@ class Step(abc.ABC):
     """Returns fields for metrics.jsonl: the bytes per sample exchanged with parameter servers."""
     return {}
 
+  def _check_finite(self, step: tf.Variable, batch: SlotBatch, loss: float) -> None:
+    """Raises BadPass, which names the likely cause, if the loss or a gradient is not finite.
+
+    `step` is its number, which takes 0.3 ms to read, so only an error does; `loss` is
+    Σ weight·loss, NaN if any gradient is not finite, the same for all processes in lockstep.
+    """
+    if np.isfinite(loss):
+      return
+    huge = huge_value(self._cfg, batch)
+    if self.in_lockstep:
+      huge = next(filter(None, self._communicator.gather(huge)), None)
+    found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
+    raise BadPass(f'{found}: {huge or lower_rates(self._cfg)}; earlier checkpoints are intact')
+
   @property
   def steps(self) -> int:
     return int(self._step.numpy())
@@ -172,25 +188,6 @@ class Step(abc.ABC):
 @functools.cache
 def _as_tensor(flags: StepFlags) -> tf.Tensor:
   return to_tensor(np.array(flags, np.float32))
-
-
-def check_finite(
-  cfg: config.Config,
-  step: tf.Variable,
-  batch: SlotBatch,
-  loss: float,
-  communicator: Communicator = SingleProcess(),
-) -> None:
-  """Raises BadPass, which names the likely cause, if the loss or a gradient is not finite.
-
-  `step` is its number, which takes 0.3 ms to read, so only an error does; `loss` is Σ weight·loss,
-  NaN if any gradient is not finite, the same for all processes of `communicator`.
-  """
-  if np.isfinite(loss):
-    return
-  huge = next(filter(None, communicator.gather(huge_value(cfg, batch))), None)
-  found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
-  raise BadPass(f'{found}: {huge or lower_rates(cfg)}; earlier checkpoints are intact')
 
 
 def traced(function: Callable, *specs: object) -> Callable:
@@ -239,7 +236,6 @@ class TrainStep(Step):
       tasks=len(cfg.labels),
       spans=self._spans,
     )
-    self._no_samples = self.stage(empty_batch(len(cfg.data.dense), len(cfg.labels)))
     spec = batch_spec(len(cfg.labels))
     route_specs = DEDUPED_SPEC, spec.weight
     routed = self._rows.routed
@@ -257,14 +253,14 @@ class TrainStep(Step):
   def train(
     self, staged: Staged, routed: Routing, following: Staged | None, flags: StepFlags
   ) -> tuple[StepCounts, Routing]:
-    following = following or self._no_samples
+    following = following or self.no_samples
     routes = (following.deduped, following.batch.weight) if self._routes else ()
     try:
       counts, routed, spans = self._train(staged, routed, routes, _as_tensor(flags))
       counts = StepCounts(*counts.numpy())
     except tf.errors.OutOfRangeError:  # the row store refuses a gradient that is not finite
       counts = StepCounts(0, np.nan, 0, 0, 0)
-    check_finite(self._cfg, self._step, staged.batch, counts.loss, self._communicator)
+    self._check_finite(self._step, staged.batch, counts.loss)
     if self._routes:  # there are other ranks
       self.exchange_seconds += seconds_of(spans.numpy())
     return counts, routed
@@ -308,7 +304,7 @@ class TrainStep(Step):
     if self._routes:
       flag = {'overflowed': np.array(self._rows.overflowed.numpy(), np.int64)}
       if self._communicator.sum_arrays(flag)['overflowed']:
-        check_finite(self._cfg, self._step, self._no_samples.batch, np.nan, self._communicator)
+        self._check_finite(self._step, self.no_samples.batch, np.nan)
     super().consolidate()
 
   def predict_and_know(self, staged: Staged) -> tuple[np.ndarray, np.ndarray]:

@@ -44,93 +44,6 @@ def slots_of(cfg: config.Config) -> list[tuple[str, int, config.Made | None]]:
   return [(slot.name, ids[slot.name], slot.made) for slot in cfg.ordered_slots]
 
 
-def is_needed(old: config.Config, new: config.Config) -> bool:
-  """Returns whether a checkpoint of the config `old` must be converted for the config `new`."""
-  return (
-    slots_of(old) != slots_of(new)
-    or old.model.interactions != new.model.interactions
-    or old.model.dense_embedding != new.model.dense_embedding
-    or layouts(old) != layouts(new)
-    or old.train.dense_optimizer.kind != new.train.dense_optimizer.kind
-  )
-
-
-def rows(
-  old: config.Config, new: config.Config, rank: int, size: int
-) -> Callable[[Iterator[chunks.Chunk]], Iterator[chunks.Chunk]]:
-  """Returns a function that converts the rows of the old model to those of the new one.
-
-  The function takes chunks of a checkpoint, and yields the rows that process `rank` of `size` owns.
-  """
-  new_ids, old_ids = new.slot_ids(), old.slot_ids()
-  made = {slot.name: slot.made for slot in new.data.slots}
-  new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
-  tables: dict[str, set[int]] = {}  # {table: old slot ids}
-  for slot in old.data.slots:
-    tables.setdefault(slot.table, set()).add(old_ids[slot.name])
-    # Slots that share the features of another one read its rows, so that one decides.
-    if slot.shares is None and made.get(slot.name, ...) == slot.made:
-      new_id[old_ids[slot.name]] = new_ids[slot.name]
-  own, before, now = shards_of(rank, size), layouts(old), layouts(new)
-
-  def changed(saved: Iterator[chunks.Chunk]) -> Iterator[chunks.Chunk]:
-    for chunk in saved:
-      slot = chunk['key'] >> HASH_BITS
-      to = new_id[slot]
-      key = (chunk['key'] & ((1 << HASH_BITS) - 1)) | (np.maximum(to, 0) << HASH_BITS)
-      kept = (to >= 0) & within(key, own)
-      changed_chunk = chunks.select(chunk, kept, tables)
-      changed_chunk['key'], changed_chunk['slot'] = key[kept], to[kept].astype(chunk['slot'].dtype)
-      if before != now:
-        _lay_out(changed_chunk, before, now, new)
-      yield changed_chunk
-
-  return changed
-
-
-def _lay_out(
-  chunk: dict[str, np.ndarray],
-  before: Mapping[str, row_store.TableSpec],
-  now: Mapping[str, row_store.TableSpec],
-  new: config.Config,
-) -> None:
-  """Converts rows, in place, from the old table layouts to the new ones.
-
-  Their keys and slots must already be those of the new model.
-  """
-  hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
-  ids = new.slot_ids()
-  linear = chunk['linear']
-  width = 1 + max(row_optimizers.state_floats(spec.linear, 1) for spec in now.values())
-  chunk['linear'] = np.zeros([len(linear), width], np.float32)
-  for i, (name, spec) in enumerate(now.items()):
-    was = before.get(name, row_store.TableSpec(name, (), linear='', factors=''))
-    slots = [ids[slot.name] for slot in new.data.slots if slot.table == name]
-    here = np.isin(chunk['slot'], slots)
-    if spec.linear == was.linear:
-      rows = linear[here, : 1 + row_optimizers.state_floats(spec.linear, 1)]
-    else:
-      rows = row_optimizers.row_init(linear[here, :1], hyper[i, 0], spec.linear).numpy()
-    chunk['linear'][here, : rows.shape[1]] = rows
-    column, keys = f'factors_{name}', chunk['key'][here & chunk['admitted']]
-    fits = (spec.parts, spec.factors) == (was.parts, was.factors)
-    if fits and spec.dtype == was.dtype:
-      continue
-    rows = row_store.to_float32(chunk.pop(column)) if was.width else None
-    if not spec.width:
-      continue
-    if not fits:
-      initial = row_store.initial_factors(keys, new.seed, spec.width, scale=spec.init_scale)
-      weights, old_places = initial.numpy(), _places_of_parts(was)
-      for part, to in _places_of_parts(spec).items():
-        of = old_places.get(part, range(0))
-        kept = min(len(of), len(to))
-        if kept:
-          weights[:, to.start : to.start + kept] = rows[:, of.start : of.start + kept]
-      rows = row_optimizers.row_init(weights, hyper[i, 1], spec.factors).numpy()
-    chunk[column] = row_store.to_bfloat16(rows) if spec.dtype == 'bfloat16' else rows
-
-
 def _places_of_parts(spec: row_store.TableSpec) -> dict[str, range]:
   """Returns {kind of an ops.row_store.FactorPart: range of columns} of a table's factors."""
   ends = list(itertools.accumulate(part.width for part in spec.parts))
@@ -267,83 +180,173 @@ def _places(
   return both, both
 
 
-def dense(
-  old: config.Config,
-  new: config.Config,
-  saved: Mapping[str, np.ndarray],
-  fresh: Mapping[str, np.ndarray],
-) -> tuple[dict[str, np.ndarray], list[Fate]]:
-  """Returns the new model's dense state, and what became of each slot, table and layer.
+class WarmStart:
+  """What a model of the config `cfg` takes over from a checkpoint of the config `old`."""
 
-  `saved` is the state of the old model in the checkpoint, `fresh` that of the new one before
-  training, both {name: array}.
-  """
-  state, both = dict(saved), ((saved, old), (fresh, new))
-  was, wanted = (_by_layer(a, cfg.model, _histories(cfg.data.slots)) for a, cfg in both)
-  for name in was.values():
-    del state[name]
-  own, classes = _own_layers(new.model), _classes(new.model)
-  towers = {side: {'kernel_0': (side,)} for side in ('query', 'item')}  # of model.retrieval
-  before, now = _inputs(old), _inputs(new)
-  fates: dict[str, set[str]] = {}
-  for stable, name in wanted.items():
-    layer, _, variable = stable.partition('/')
-    state[name] = np.array(fresh[name])
-    if stable not in was or saved[was[stable]].ndim != state[name].ndim:
-      fates.setdefault(layer, set()).add('fresh')
-      continue
-    value = saved[was[stable]]
-    raw_layer = name.split('/')[1]
-    of_class = classes.get(raw_layer)
-    if re.match(r'\w*', variable)[0] in getattr(of_class, 'upper', ()):  # fills its lower half
-      value = np.triu(value) + np.triu(value, 1).T
-    axes = towers.get(raw_layer) or getattr(of_class, 'axes', {})
-    shapes, followed = list(zip(value.shape, state[name].shape)), _followed(axes, variable)
-    is_guessed = stable.startswith(own) and not followed
-    at = []
-    for axis, lengths in enumerate(shapes):
-      keys = ['joined', 'fields'] if is_guessed else filter(None, followed[axis : axis + 1])
-      at.append(_places(before, now, keys, is_guessed, *lengths))
-    if at:
-      state[name][np.ix_(*(to for _, to in at))] = value[np.ix_(*(of for of, _ in at))]
-    else:
-      state[name] = value
-    is_whole = all(len(of) == n and len(to) == m for (of, to), (n, m) in zip(at, shapes))
-    is_empty = not all(len(to) for _, to in at)
-    fate = 'taken over' if is_whole else 'fresh' if is_empty else 'partly'
-    fates.setdefault(layer, set()).add(fate)
-  layers = {stable.partition('/')[0] for stable in was}
-  table = [
-    Fate(f'layer {layer}', of.pop() if len(of) == 1 else 'partly') for layer, of in fates.items()
-  ]
-  table += [Fate(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
-  was_made, made = ({s.name: s.made for s in cfg.data.slots} for cfg in (old, new))
-  slots = [Fate(f'slot {n}', 'taken over' if n in was_made else 'fresh') for n in made]
-  for i, slot in enumerate(new.data.slots):
-    of = slot.shares or slot.name
-    if was_made.get(of, made[of]) != made[of]:
-      what = 'which is' if of == slot.name else f'which shares {of}, which is'
-      slots[i] = Fate(f'slot {slot.name}, {what} made otherwise now', 'fresh')
-  slots += [Fate(f'slot {n}', 'dropped') for n in was_made if n not in made]
-  return state, slots + _tables(old, new) + table
+  def __init__(self, old: config.Config, cfg: config.Config):
+    self._old, self._cfg = old, cfg
+    self._before, self._now = layouts(old), layouts(cfg)
 
+  def is_needed(self) -> bool:
+    """Returns whether the checkpoint must be converted."""
+    old, new = self._old, self._cfg
+    return (
+      slots_of(old) != slots_of(new)
+      or old.model.interactions != new.model.interactions
+      or old.model.dense_embedding != new.model.dense_embedding
+      or self._before != self._now
+      or old.train.dense_optimizer.kind != new.train.dense_optimizer.kind
+    )
 
-def _tables(old: config.Config, new: config.Config) -> list[Fate]:
-  """Returns what a warm start does with each table whose layout differs between the configs."""
-  before, fates = layouts(old), []
-  for name, now in layouts(new).items():
-    was = before.get(name, now)
-    widths = [{p.kind: p.width for p in spec.parts} for spec in (was, now)]
-    for part in dict.fromkeys((*widths[0], *widths[1])):
-      a, b = (w.get(part) for w in widths)
-      if a is None or b is None:
-        fates.append(Fate(f'table {name}, {part} factors', 'dropped' if b is None else 'fresh'))
-      elif a != b:
-        fates.append(Fate(f'table {name}, width {a} to {b}', 'partly'))
-    for part, a, b in (('linear', was.linear, now.linear), ('factors', was.factors, now.factors)):
-      if a != b:
-        fates.append(Fate(f'table {name}, {part} {a} to {b}', 'weights taken over'))
-    if was.dtype != now.dtype:
-      fate = 'rounded' if now.dtype == 'bfloat16' else 'taken over'
-      fates.append(Fate(f'table {name}, {was.dtype} to {now.dtype}', fate))
-  return fates
+  def rows(
+    self, rank: int, size: int
+  ) -> Callable[[Iterator[chunks.Chunk]], Iterator[chunks.Chunk]]:
+    """Returns a function that converts the rows of the old model to those of the new one.
+
+    The function takes chunks of a checkpoint, and yields the rows that process `rank` of `size`
+    owns.
+    """
+    old, new = self._old, self._cfg
+    new_ids, old_ids = new.slot_ids(), old.slot_ids()
+    made = {slot.name: slot.made for slot in new.data.slots}
+    new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
+    tables: dict[str, set[int]] = {}  # {table: old slot ids}
+    for slot in old.data.slots:
+      tables.setdefault(slot.table, set()).add(old_ids[slot.name])
+      # Slots that share the features of another one read its rows, so that one decides.
+      if slot.shares is None and made.get(slot.name, ...) == slot.made:
+        new_id[old_ids[slot.name]] = new_ids[slot.name]
+    own = shards_of(rank, size)
+
+    def changed(saved: Iterator[chunks.Chunk]) -> Iterator[chunks.Chunk]:
+      for chunk in saved:
+        slot = chunk['key'] >> HASH_BITS
+        to = new_id[slot]
+        key = (chunk['key'] & ((1 << HASH_BITS) - 1)) | (np.maximum(to, 0) << HASH_BITS)
+        kept = (to >= 0) & within(key, own)
+        changed_chunk = chunks.select(chunk, kept, tables)
+        changed_chunk['key'], changed_chunk['slot'] = (
+          key[kept],
+          to[kept].astype(chunk['slot'].dtype),
+        )
+        if self._before != self._now:
+          self._lay_out(changed_chunk)
+        yield changed_chunk
+
+    return changed
+
+  def _lay_out(self, chunk: dict[str, np.ndarray]) -> None:
+    """Converts rows, in place, from the old table layouts to the new ones.
+
+    Their keys and slots must already be those of the new model.
+    """
+    before, now, new = self._before, self._now, self._cfg
+    hyper = row_optimizers.hyper([(t.linear, t.factors) for t in new.sparse.tables.values()])
+    ids = new.slot_ids()
+    linear = chunk['linear']
+    width = 1 + max(row_optimizers.state_floats(spec.linear, 1) for spec in now.values())
+    chunk['linear'] = np.zeros([len(linear), width], np.float32)
+    for i, (name, spec) in enumerate(now.items()):
+      was = before.get(name, row_store.TableSpec(name, (), linear='', factors=''))
+      slots = [ids[slot.name] for slot in new.data.slots if slot.table == name]
+      here = np.isin(chunk['slot'], slots)
+      if spec.linear == was.linear:
+        rows = linear[here, : 1 + row_optimizers.state_floats(spec.linear, 1)]
+      else:
+        rows = row_optimizers.row_init(linear[here, :1], hyper[i, 0], spec.linear).numpy()
+      chunk['linear'][here, : rows.shape[1]] = rows
+      column, keys = f'factors_{name}', chunk['key'][here & chunk['admitted']]
+      fits = (spec.parts, spec.factors) == (was.parts, was.factors)
+      if fits and spec.dtype == was.dtype:
+        continue
+      rows = row_store.to_float32(chunk.pop(column)) if was.width else None
+      if not spec.width:
+        continue
+      if not fits:
+        initial = row_store.initial_factors(keys, new.seed, spec.width, scale=spec.init_scale)
+        weights, old_places = initial.numpy(), _places_of_parts(was)
+        for part, to in _places_of_parts(spec).items():
+          of = old_places.get(part, range(0))
+          kept = min(len(of), len(to))
+          if kept:
+            weights[:, to.start : to.start + kept] = rows[:, of.start : of.start + kept]
+        rows = row_optimizers.row_init(weights, hyper[i, 1], spec.factors).numpy()
+      chunk[column] = row_store.to_bfloat16(rows) if spec.dtype == 'bfloat16' else rows
+
+  def dense(
+    self, saved: Mapping[str, np.ndarray], fresh: Mapping[str, np.ndarray]
+  ) -> tuple[dict[str, np.ndarray], list[Fate]]:
+    """Returns the new model's dense state, and what became of each slot, table and layer.
+
+    `saved` is the state of the old model in the checkpoint, `fresh` that of the new one before
+    training, both {name: array}.
+    """
+    old, new = self._old, self._cfg
+    state, both = dict(saved), ((saved, old), (fresh, new))
+    was, wanted = (_by_layer(a, cfg.model, _histories(cfg.data.slots)) for a, cfg in both)
+    for name in was.values():
+      del state[name]
+    own, classes = _own_layers(new.model), _classes(new.model)
+    towers = {side: {'kernel_0': (side,)} for side in ('query', 'item')}  # of model.retrieval
+    before, now = _inputs(old), _inputs(new)
+    fates: dict[str, set[str]] = {}
+    for stable, name in wanted.items():
+      layer, _, variable = stable.partition('/')
+      state[name] = np.array(fresh[name])
+      if stable not in was or saved[was[stable]].ndim != state[name].ndim:
+        fates.setdefault(layer, set()).add('fresh')
+        continue
+      value = saved[was[stable]]
+      raw_layer = name.split('/')[1]
+      of_class = classes.get(raw_layer)
+      if re.match(r'\w*', variable)[0] in getattr(of_class, 'upper', ()):  # fills its lower half
+        value = np.triu(value) + np.triu(value, 1).T
+      axes = towers.get(raw_layer) or getattr(of_class, 'axes', {})
+      shapes, followed = list(zip(value.shape, state[name].shape)), _followed(axes, variable)
+      is_guessed = stable.startswith(own) and not followed
+      at = []
+      for axis, lengths in enumerate(shapes):
+        keys = ['joined', 'fields'] if is_guessed else filter(None, followed[axis : axis + 1])
+        at.append(_places(before, now, keys, is_guessed, *lengths))
+      if at:
+        state[name][np.ix_(*(to for _, to in at))] = value[np.ix_(*(of for of, _ in at))]
+      else:
+        state[name] = value
+      is_whole = all(len(of) == n and len(to) == m for (of, to), (n, m) in zip(at, shapes))
+      is_empty = not all(len(to) for _, to in at)
+      fate = 'taken over' if is_whole else 'fresh' if is_empty else 'partly'
+      fates.setdefault(layer, set()).add(fate)
+    layers = {stable.partition('/')[0] for stable in was}
+    table = [
+      Fate(f'layer {layer}', of.pop() if len(of) == 1 else 'partly') for layer, of in fates.items()
+    ]
+    table += [Fate(f'layer {layer}', 'dropped') for layer in sorted(layers - fates.keys())]
+    was_made, made = ({s.name: s.made for s in cfg.data.slots} for cfg in (old, new))
+    slots = [Fate(f'slot {n}', 'taken over' if n in was_made else 'fresh') for n in made]
+    for i, slot in enumerate(new.data.slots):
+      of = slot.shares or slot.name
+      if was_made.get(of, made[of]) != made[of]:
+        what = 'which is' if of == slot.name else f'which shares {of}, which is'
+        slots[i] = Fate(f'slot {slot.name}, {what} made otherwise now', 'fresh')
+    slots += [Fate(f'slot {n}', 'dropped') for n in was_made if n not in made]
+    return state, slots + self._tables() + table
+
+  def _tables(self) -> list[Fate]:
+    """Returns what a warm start does with each table whose layout differs between the configs."""
+    fates = []
+    for name, now in self._now.items():
+      was = self._before.get(name, now)
+      widths = [{p.kind: p.width for p in spec.parts} for spec in (was, now)]
+      for part in dict.fromkeys((*widths[0], *widths[1])):
+        a, b = (w.get(part) for w in widths)
+        if a is None or b is None:
+          fates.append(Fate(f'table {name}, {part} factors', 'dropped' if b is None else 'fresh'))
+        elif a != b:
+          fates.append(Fate(f'table {name}, width {a} to {b}', 'partly'))
+      for part, a, b in (('linear', was.linear, now.linear), ('factors', was.factors, now.factors)):
+        if a != b:
+          fates.append(Fate(f'table {name}, {part} {a} to {b}', 'weights taken over'))
+      if was.dtype != now.dtype:
+        fate = 'rounded' if now.dtype == 'bfloat16' else 'taken over'
+        fates.append(Fate(f'table {name}, {was.dtype} to {now.dtype}', fate))
+    return fates

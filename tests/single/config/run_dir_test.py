@@ -12,11 +12,17 @@ import yaml
 
 from tests.support import commands
 from trainer import api, config, errors
+from trainer.comm.communicator import SingleProcess
 from trainer.config import loading
 from trainer.evaluation.finished_run import open_run
+from trainer.evaluation.task import task_of
 from trainer.job.callback import Callback
-from trainer.training.continuing import check_continues
-from trainer.training.run_state import check_run_dir
+from trainer.training.continuing import Change
+from trainer.training.run_state import RunState
+
+
+def check_run_dir(cfg):
+  RunState(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess())).check_run_dir()
 
 
 class RunDirTest(tf.test.TestCase):
@@ -55,8 +61,8 @@ class RunDirTest(tf.test.TestCase):
     self.assertEqual(config.resolve(again, measured), resolved)
 
   def test_a_start_reads_validates_and_checks_its_config_once(self):
-    """Whatever it measures. A run that goes on also reads the two files of its run_dir, and twice
-    the config of its checkpoint, the only other one whose rules are run."""
+    """Whatever it measures. A run that goes on also reads the two files of its run_dir and, if its
+    settings have changed, the config of its checkpoint, the only other one that is validated."""
     log, file = self.folder / 'numbers.csv', self.folder / 'my.yaml'
     log.write_text('label,user,x,tags\n' + '1,a,.5,p|q\n0,c,.7,q\n' * 40)
     columns = {'slots': [{'name': 'user'}, {'name': 'tags', 'separator': '|'}]}
@@ -76,11 +82,13 @@ class RunDirTest(tf.test.TestCase):
           found.append([count.call_count for count in counts])
 
       run = api.fit(file, run_dir=run_dir, callbacks=[Counted()])
-      for count in counts:
-        count.reset_mock()
-      api.fit(str(file), run_dir=run_dir, callbacks=[Counted()])
-    self.assertEqual(found, [[1, 1, 1], [5, 3, 3]])
-    self.assertEqual(run.cfg, config.load_of_run(run_dir))
+      for epochs in (1, 2):
+        file.write_text(yaml.safe_dump(tree | {'train': {'epochs': epochs}}))
+        for count in counts:
+          count.reset_mock()
+        api.fit(str(file), run_dir=run_dir, callbacks=[Counted()])
+    self.assertEqual(found, [[1, 1, 1], [3, 1, 1], [4, 2, 2]])
+    self.assertEqual(config.load_of_run(run_dir, ['train.epochs=1']), run.cfg)
     for key in ('model.recipe', 'train.batch_size', 'data.slots.2.from.boundaries'):
       self.assertEqual(run.cfg.origin(key), 'measured')
 
@@ -160,7 +168,7 @@ class RunDirTest(tf.test.TestCase):
       for dense in ([{'name': 'age', 'missing': 1}, {'name': 'price'}], [{'name': 'price'}])
     )
     with self.assertRaisesRegex(errors.UserError, "data.dense lacks its 'age'; wanted the same"):
-      check_continues(before, cfg, 'run')
+      Change(before, cfg).check('run')
 
   def test_another_model_is_refused(self):
     for overrides, key in (

@@ -127,7 +127,7 @@ class PassFilesTest(tf.test.TestCase):
     for pattern in ('**', '**/*', '**/**'):
       self.assertEqual(matching([self.path(f'log/{pattern}')], 'data.train'), files)
     days = ['x/dt=1', 'z/dt=1']
-    found = passes(make_config(), [self.path('log/**/dt=*')], 'data.train')
+    found = passes(make_config().data, [self.path('log/**/dt=*')], 'data.train')
     self.assertEqual([one.name for one in found], days)
     os.symlink('..', self.path('log/x/up'))
     os.symlink('../z', self.path('log/x/z'))
@@ -136,7 +136,7 @@ class PassFilesTest(tf.test.TestCase):
     self.assertContainsSubset([*files[:1], self.path('log/x/z/dt=1/f.csv')], found)
     self.assertLess(len(found), 20)
     with self.assertRaisesRegex(UserError, "'.*/log/x/b.csv' lies in '.*/log/x', a pass too"):
-      passes(make_config(), [self.path('log/x'), self.path('log/x/*.csv')], 'data.train')
+      passes(make_config().data, [self.path('log/x'), self.path('log/x/*.csv')], 'data.train')
 
   def test_names_that_are_no_data(self):
     """Leftovers are left out with a line, in a directory, of a pattern and of a marker."""
@@ -161,7 +161,7 @@ class PassFilesTest(tf.test.TestCase):
         found = matching([self.path(f'{i}/*')], 'data.train')
       self.assertEqual([os.path.basename(p) for p in found], [*parts])
       self.assertIn(f'left out {name}', str(told.output))
-      found = announced(make_config(watch=self.path(f'{i}')))[0]
+      found = announced(make_config(watch=self.path(f'{i}')).data)[0]
       self.assertEqual([one.name for one in found], ['part-0', 'part-1'])
     self.assertLen(matching([self.path('*/*.md5')], 'data.train'), 1)
     self.write('hive/k=a~/part-0.csv', parts['part-0.csv'])
@@ -242,7 +242,7 @@ class PassFilesTest(tf.test.TestCase):
             found = [(int(k), label) for k, label in zip(items_of(batch), batch.label)]
             self.assertEqual(sorted(found), want)
             one = f'{raw}/item=A%3AB/part-0{suffix}'
-            for block in blocks_of_pass(make_config(), one, {'item': '', 'user': ''}):
+            for block in blocks_of_pass(make_config().data, one, {'item': '', 'user': ''}):
               self.assertEqual(set(block.columns['item'].to_pylist()), {'A:B'})
     for suffix, write in FORMATS.items():
       # Above the log: its own column counts. Within: both must say the same.
@@ -292,10 +292,10 @@ class PassFilesTest(tf.test.TestCase):
           ):
             with self.subTest(mark=mark, pattern=f'{place}/{pattern}'):
               with self.assertRaisesRegex(BadPass, f'/in/t: is {told}'):
-                for one in passes(make_config(), [f'{place}/{pattern}'], 'data.train'):
+                for one in passes(make_config().data, [f'{place}/{pattern}'], 'data.train'):
                   files_of(one.path)
       self.write('0/in/t/p.csv.done')
-      _, _, wrong = announced(make_config(watch=self.path('0/in')))
+      _, _, wrong = announced(make_config(watch=self.path('0/in')).data)
       self.assertIn('is a Delta table', wrong[self.path('0/in/t/p.csv')])
     self.write('beside/a/day.csv', body)
     self.write('beside/b/_delta_log/0.json')
@@ -345,7 +345,7 @@ class PassFilesTest(tf.test.TestCase):
     ):
       cfg = make_config(train=[self.path(train)], valid=[self.path(valid)])
       want = [told.format(self.path(found))] if found else []
-      self.assertEqual(also_trained(cfg, 'valid'), want)
+      self.assertEqual(also_trained(cfg.data, 'valid'), want)
 
 
 if __name__ == '__main__':

@@ -79,12 +79,12 @@ class PassesTest(tf.test.TestCase):
       open(self.path(name), 'w').close()
 
   def names(self, cfg, *patterns, key='data.train'):
-    return [one.name for one in passes(cfg, [self.path(p) for p in patterns], key)]
+    return [one.name for one in passes(cfg.data, [self.path(p) for p in patterns], key)]
 
   def test_order_names_and_days(self):
     self.touch('day_10.csv', 'day_02.csv.gz', 'first_day_3.parquet', 'other/x')
     cfg = make_config(day_pattern=r'day_(\d+)')
-    found = passes(cfg, [self.path('day_*'), self.path('first*')], 'data.train')
+    found = passes(cfg.data, [self.path('day_*'), self.path('first*')], 'data.train')
     self.assertEqual(
       found,
       [
@@ -94,9 +94,9 @@ class PassesTest(tf.test.TestCase):
       ],
     )
     self.assertEqual(
-      passes(cfg, [self.path('other/x')], 'data.test'), [Pass('x', self.path('other/x'), 0)]
+      passes(cfg.data, [self.path('other/x')], 'data.test'), [Pass('x', self.path('other/x'), 0)]
     )
-    self.assertEqual(passes(make_config(), [self.path('day_10.csv')], 'data.train')[0].day, 0)
+    self.assertEqual(passes(make_config().data, [self.path('day_10.csv')], 'data.train')[0].day, 0)
 
   def test_numbers_in_names_are_numbers(self):
     self.touch(*(f'h/part_{i}.csv' for i in (9, 10, 100, 1)), 'h/b.csv')
@@ -114,7 +114,7 @@ class PassesTest(tf.test.TestCase):
     one_group = make_config(day_pattern=r'dt=(\d+-\d+-\d+)')
     three = make_config(day_pattern=r'dt=(\d+)-(\d+)-(\d+)')
     for cfg in (one_group, three):
-      found = passes(cfg, [self.path('log/dt=*/part-*')], 'data.train')
+      found = passes(cfg.data, [self.path('log/dt=*/part-*')], 'data.train')
       self.assertEqual(
         [(one.name, one.day) for one in found],
         [
@@ -180,7 +180,7 @@ class PassesTest(tf.test.TestCase):
     self.touch('w/day_3.csv.done', 'w/day_4.csv', 'w/none.csv', 'w/none.csv.done')
     self.touch('w/day_5/p-1.csv', 'w/day_5/p-0.csv', 'w/day_5/_SUCCESS', 'w/day_5/_x', 'w/day_5/.x')
     cfg = make_config(day_pattern=r'day_(\d+)', watch=self.path('w'))
-    found, missing, wrong = announced(cfg)
+    found, missing, wrong = announced(cfg.data)
     self.assertEqual(
       [(one.name, one.day) for one in found],
       [('day_2', 2), ('day_5/p-0', 5), ('day_5/p-1', 5), ('day_10', 10)],
@@ -190,7 +190,7 @@ class PassesTest(tf.test.TestCase):
     self.assertEqual(missing, [self.path('w/day_3.csv')])
     self.assertEqual(list(wrong), [self.path('w/none.csv')])
     with self.assertRaises(FileNotFoundError):
-      announced(make_config(watch=self.path('nowhere')))
+      announced(make_config(watch=self.path('nowhere')).data)
 
   def test_announced_passes_that_need_no_more_work_are_passed_over(self):
     """What is known of them goes with their files."""
@@ -200,7 +200,7 @@ class PassesTest(tf.test.TestCase):
     def look():
       asked.clear()
       is_settled = lambda path: asked.append(path) or not path.endswith('3.csv')
-      return [one.name for one in announced(cfg, is_settled, settled)[0]], len(asked)
+      return [one.name for one in announced(cfg.data, is_settled, settled)[0]], len(asked)
 
     self.assertEqual(look(), (['3'], 3))
     self.assertEqual(look(), (['3'], 1))
@@ -215,18 +215,18 @@ class PassesTest(tf.test.TestCase):
     self.touch('day_2024-13-45.csv', 'b/x')
     cfg = make_config(day_pattern=r'day_(.+)\.csv')
     with self.assertRaisesRegex(ConfigError, "data.train: found no file that matches '.*nothing"):
-      passes(cfg, [self.path('nothing*')], 'data.train')
+      passes(cfg.data, [self.path('nothing*')], 'data.train')
     with self.assertRaisesRegex(UserError, 'a.csv: data.day_pattern .* does not match'):
-      passes(cfg, [self.path('a.csv')], 'data.train')
+      passes(cfg.data, [self.path('a.csv')], 'data.train')
     for day in ('x', '²', '9' * 30, '2024-13-45'):
       with self.assertRaisesRegex(
         UserError, f"data.day_pattern: found '{day}' in .*; wanted a whole number or a date"
       ):
-        passes(cfg, [self.path(f'day_{day}.csv')], 'data.train')
+        passes(cfg.data, [self.path(f'day_{day}.csv')], 'data.train')
     with self.assertRaisesRegex(UserError, "are both named '.*a'"):
-      passes(make_config(), [self.path('a.*')], 'data.train')
+      passes(make_config().data, [self.path('a.*')], 'data.train')
     with self.assertRaisesRegex(UserError, 'not a prepared pass'):
-      passes(make_config(format='prepared'), [self.path('b')], 'data.train')
+      passes(make_config(format='prepared').data, [self.path('b')], 'data.train')
 
 
 class BatchesTest(tf.test.TestCase):
@@ -248,7 +248,8 @@ class BatchesTest(tf.test.TestCase):
     )
     directory = os.path.join(self.get_temp_dir(), name)
     os.makedirs(directory, exist_ok=True)
-    writer = Writer(directory, make_config())
+    cfg = make_config()
+    writer = Writer(directory, cfg.data, cfg.labels)
     split = n // 3
     ends = np.cumsum(counts.sum(1))
     slot = np.repeat(np.tile(np.arange(SLOTS), n), counts.ravel())  # of each key

@@ -102,7 +102,7 @@ class RemoteTest(tf.test.TestCase):
     ):
       self.put(name, b'x')
     cfg = make_config(day_pattern=r'dt=(\d+-\d+-\d+)')
-    days = passes(cfg, [self.url('log/dt=*')], 'data.train')
+    days = passes(cfg.data, [self.url('log/dt=*')], 'data.train')
     self.assertEqual(
       days,
       [
@@ -113,11 +113,13 @@ class RemoteTest(tf.test.TestCase):
     self.assertEqual(
       [os.path.basename(f.path) for f in pass_files.files_of(days[0].path)], ['part-9', 'part-10']
     )
-    (one,) = passes(cfg, [self.url('log/*/*.csv')], 'data.train')
+    (one,) = passes(cfg.data, [self.url('log/*/*.csv')], 'data.train')
     self.assertEqual(one, Pass('dt=2024-02-10/b', self.url('log/dt=2024-02-10/b.csv'), 20240210))
-    self.assertEqual(passes(cfg, [self.url('log//dt=2024-02-10/b.csv')], 'data.test')[0].name, 'b')
+    self.assertEqual(
+      passes(cfg.data, [self.url('log//dt=2024-02-10/b.csv')], 'data.test')[0].name, 'b'
+    )
     with self.assertRaisesRegex(ConfigError, r"data.train: found no file that matches 's3://.*\*'"):
-      passes(cfg, [self.url('nothing/*')], 'data.train')
+      passes(cfg.data, [self.url('nothing/*')], 'data.train')
     with self.assertRaisesRegex(UserError, 'no such file'):
       pass_files.files_of(self.url('nothing'))
 
@@ -137,7 +139,7 @@ class RemoteTest(tf.test.TestCase):
     for name in ('a.csv', 'a.csv.done', 'h/b.csv', 'h/c.csv', 'h/_SUCCESS', 'd.csv', 'x.csv.done'):
       self.put('watched/' + name)
     cfg = make_config(watch=self.url('watched'))
-    found, missing, wrong = announced(cfg)
+    found, missing, wrong = announced(cfg.data)
     self.assertEqual([one.name for one in found], ['a', 'h/b', 'h/c'])
     self.assertEqual(found[1].marker, self.url('watched/h/_SUCCESS'))
     self.assertEqual((missing, wrong), ([self.url('watched/x.csv')], {}))
@@ -231,7 +233,7 @@ class RemoteTest(tf.test.TestCase):
     ):
       pass_files.files_of('s3x://b/x')
     with self.assertRaisesRegex(UserError, "'prepared' wants a local path"):
-      passes(make_config(format='prepared'), [self.put('x.csv')], 'data.train')
+      passes(make_config(format='prepared').data, [self.put('x.csv')], 'data.train')
 
   def test_a_connection_that_stays_lost(self):
     self.enter_context(mock.patch.object(file_system, 'ATTEMPTS', 1))

@@ -708,7 +708,7 @@ class JobTest(tf.test.TestCase):
       ):
         figures = []
         for one in (first, second):
-          found = passes(one.cfg, [other], '--data')
+          found = passes(one.cfg.data, [other], '--data')
           figures.append(dict(one.evaluation.figures(one.inputs.prepared(found, 'evaluate'))))
     self.assertEqual(figures[0], figures[1])
     self.assertEqual(tree(), before)

@@ -7,14 +7,12 @@ from unittest import mock
 
 import tensorflow as tf
 
-from trainer import command_line, config
+from trainer import command_line
 from trainer.reporting.events import EventLog, read_events
 from trainer.reporting.listener import Listener
 from trainer.reporting.status import Status
 from trainer.reporting.tensorboard import TensorBoard
 from trainer.training.run_log import RunLog
-
-CONFIG = 'data: {train: [day_*.csv], slots: [{name: user}]}\nmodel: {interactions: [linear]}'
 
 
 class EventLogTest(tf.test.TestCase):
@@ -110,7 +108,7 @@ class EventLogTest(tf.test.TestCase):
 
   def test_a_full_disk_is_told_once(self):
     log = self.open(0)
-    log.tell([TensorBoard(config.parse(CONFIG, 'a test', run_dir=self.run_dir))])
+    log.tell([TensorBoard(self.run_dir, {})])
     full = OSError(28, 'No space left on device')
     with mock.patch.object(log, '_write_line', side_effect=full):
       log.write('train', 1)

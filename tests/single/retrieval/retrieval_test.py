@@ -327,7 +327,7 @@ class RunTest(tf.test.TestCase):
     for kind in ('positives', 'seen'):
       with open_run(cfg.run_dir, [f'model.retrieval.leave_out={kind}'], 'last') as run:
         frame.to_csv(f'{self.folder}/asked.csv', index=False)
-        listed = passes(run.cfg, [f'{self.folder}/asked.csv'], '--data')
+        listed = passes(run.cfg.data, [f'{self.folder}/asked.csv'], '--data')
         prepared = run.inputs.prepared(listed, 'predict', labelled=False)
         tables = list(run.task.recommendations(run.inputs, run.texts, prepared, 25))
       found = pd.concat(table.to_pandas() for table in tables)

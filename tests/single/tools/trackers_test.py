@@ -41,8 +41,8 @@ class TrackersTest(tf.test.TestCase):
     config.write_of_run(cfg)
     log = EventLog(self.run_dir, active, None)
     run_log = mock.Mock(events=log, status=mock.Mock(progress=is_waiting))
-    by_name = {'tensorboard': TensorBoard, 'mlflow': lambda cfg: trackers.Mlflow(cfg, run_log)}
-    listeners = [by_name[name](cfg) for name in to]
+    by_name = {'tensorboard': TensorBoard, 'mlflow': lambda *of: trackers.Mlflow(*of, run_log)}
+    listeners = [by_name[name](cfg.run_dir, cfg.settings()) for name in to]
     log.tell(listeners)
     tasks = {'tasks': {'click': {'auc': 0.7}, 'buy (paid)': {'auc': 0.6}}}
     log.write('train', 10, auc=0.75, examples=99, **{'pass': 'day_1.csv'})
@@ -98,7 +98,7 @@ class TrackersTest(tf.test.TestCase):
   def test_a_tracker_that_hangs_is_waited_for_and_told(self):
     goes_on, waited = threading.Event(), mock.Mock()
     with (
-      mock.patch.object(trackers, 'MlflowTracker', lambda cfg, known: goes_on.wait()),
+      mock.patch.object(trackers, 'MlflowTracker', lambda *of: goes_on.wait()),
       mock.patch.object(trackers, 'SECONDS_TO_END', 1),
     ):
       log = self.report(['mlflow'], is_waiting=waited)

@@ -290,7 +290,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
         self.assertNotIn(text, (whole, plain))
         path.write_text(text, encoding='utf-8')
         with self.assertRaisesRegex(UserError, r'run/cuts.json: .*; wanted it removed: ') as raised:
-          TopicPasses(cfg, one.state, time.time).look()
+          TopicPasses(cfg.data, one.state, time.time).look()
         self.assertNotIn('\n', str(raised.exception))
     path.unlink()
     self.assertEqual([e['examples'] for e in self.train(cut)], [100] * 6)

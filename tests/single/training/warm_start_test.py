@@ -245,7 +245,7 @@ class WarmStartTest(tf.test.TestCase):
           job.open_run()
         else:
           job.run()
-        passes = listed(job.cfg, [f'{self.folder}/b.csv'], 'data.train')
+        passes = listed(job.cfg.data, [f'{self.folder}/b.csv'], 'data.train')
         prepared = job.inputs.prepared(passes, f'split{len(slots)}')
         logloss.append(dict(Evaluation(job.inputs).figures(prepared))['logloss'])
         job.lock.release()
