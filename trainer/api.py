@@ -149,16 +149,20 @@ class Run:
     factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)
     return pd.concat([table[['text', 'key']], factors], axis=1).reset_index(drop=True)
 
-  def neighbours(self, slot: str, text: str, k: int = 10) -> pd.DataFrame:
+  def neighbours(self, slot: str, text: str, k: int = 10, least_shows: float = 0) -> pd.DataFrame:
     """Returns the features of a slot whose factors are most like those of one of them.
 
     Columns: text, key, show and cosine, that of the two factors; the nearest first. `text` is as
-    written in the log; for a cross its parts, 'a × b'.
+    written in the log; for a cross its parts, 'a × b'. Features with fewer shows (see `features`)
+    than `least_shows` are left out: factors that few samples have trained are near by chance.
     """
     from trainer.storage.checkpoint_reader import CheckpointReader
 
     _check_count(k)
-    return CheckpointReader(self.run_dir, self.checkpoint).neighbours(slot, str(text), k)
+    if not isinstance(least_shows, (int, float, np.number)):
+      raise UserError(f'least_shows: {frames.found(least_shows)}; wanted a number')
+    reader = CheckpointReader(self.run_dir, self.checkpoint)
+    return reader.neighbours(slot, str(text), k, least_shows)
 
   def report(self) -> 'ReportPage':
     """Writes report.html. A notebook shows it if the call ends a cell."""
