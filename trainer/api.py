@@ -38,7 +38,8 @@ if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checke
 
 Data = str | os.PathLike | Sequence[str | os.PathLike] | Frame
 SPLITS = ('train', 'valid', 'test')
-_MAIN = ('auc', 'logloss', 'rmse', 'gauc', 'calibration')  # of an evaluation's figures
+# Of an evaluation's figures; the last two are those of a constant.
+_MAIN = ('auc', 'logloss', 'rmse', 'gauc', 'calibration', 'base_logloss', 'base_rmse')
 
 
 @dataclasses.dataclass(frozen=True)

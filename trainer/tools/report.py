@@ -116,6 +116,8 @@ def _figures(run: RecordedRun) -> Iterator[_Card]:
     if rows:
       table = _table(pd.DataFrame(rows).dropna(axis=1, how='all'))
       note = 'Next: before its pass was trained; constant: the mean of the labels trained by then.'
+      if run.cfg.ranking_metrics:
+        note = 'Popular: if each user gets the items with the most impressions.'
       yield _Card(of_task.task, note, table)
 
 
@@ -125,7 +127,7 @@ def _rows_of(run: RecordedRun, split: str, score: pd.Series) -> Iterator[dict[st
   true = {name: run.reachable(score['pass'], name) for name in names}
   place = {'pass': short_name(score['pass'], 24), 'samples': f'{score["examples"]:,.0f}'}
   constant = run.constants.loc[score.name]
-  for what, own in ((split, score), ('constant', constant), ('true probabilities', true)):
+  for what, own in ((split, score), (run.baseline, constant), ('true probabilities', true)):
     row = {'': what} | (place if own is score else dict.fromkeys(place))
     for name in names:
       title, value, ends = summary.NAMES.get(name, name), own.get(name), ()
