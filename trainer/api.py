@@ -79,17 +79,8 @@ class Run:
       return np.concatenate(list(predictions(run, prepared)))
 
   def compare(self, other: Run, data: Data | None = None) -> pd.DataFrame:
-    """Returns the metrics of two runs on the same samples, with paired 95 % intervals.
-
-    Columns: task, metric, first (this run's), other, difference (other − first), low and high. The
-    difference may be chance if 0 lies between low and high. `data` is as for `evaluate`.
-    """
-    data, found = self.cfg.data.test or None if data is None else data, []
-    for run in (self, other):
-      run.cfg.model.want('interactions', f'compare: run_dir {run.run_dir}')
-      with run._prepared(data) as opened:
-        found.append(wing('tools').scored(*opened))
-    return wing('tools').differences(*found)
+    """Returns what `trainer.compare` does, of this run and another one."""
+    return compare([self], [other], data)
 
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
     """Returns the best k items for each sample. Only for a run with model.retrieval.
@@ -198,6 +189,28 @@ class Run:
       with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
         prepare_table(run.cfg, table, frames.FRAME, f'{folder}/frame', labelled)
         yield run, [PreparedPass(f'{folder}/frame', run.cfg)]
+
+
+def compare(first: Sequence[Run], other: Sequence[Run], data: Data | None = None) -> pd.DataFrame:
+  """Returns the metrics of two models on the same samples, with paired 95 % intervals.
+
+  The runs of a side differ by the seed alone; the i-th of both sides are a pair. With one run a
+  side the interval is of the samples alone: whether these two states differ. With several it is
+  also of the seeds: whether the settings do. Three to five make it much narrower than two.
+
+  Columns: task, metric, first and other (means over the runs), difference (other − first), low and
+  high. The difference may be chance if 0 lies between low and high. `data` is as for
+  `Run.evaluate`.
+  """
+  if not len(first) == len(other) > 0:
+    found = f'found {len(first)} and {len(other)} runs'
+    raise UserError(f'compare: {found}; wanted as many on both sides')
+  data, scores = first[0].cfg.data.test or None if data is None else data, []
+  for run in (*first, *other):
+    run.cfg.model.want('interactions', f'compare: run_dir {run.run_dir}')
+    with run._prepared(data) as opened:
+      scores.append(wing('tools').scored(*opened))
+  return wing('tools').differences(scores[: len(first)], scores[len(first) :])
 
 
 def _patterns(data: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:

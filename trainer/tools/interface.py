@@ -37,8 +37,8 @@ class Tools:
 
     return paired.scored(run, prepared)
 
-  def differences(self, first: 'Scored', other: 'Scored') -> 'pd.DataFrame':
-    """Returns the result of `Run.compare`."""
+  def differences(self, first: Sequence['Scored'], other: Sequence['Scored']) -> 'pd.DataFrame':
+    """Returns the result of `compare`."""
     from trainer.tools import paired
 
     return paired.differences(first, other)
