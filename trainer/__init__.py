@@ -9,8 +9,8 @@ owns some of the 4,096 *logical shards*, into which a hash divides all keys.
 trainer/run.py starts a job, job/job.py goes through its passes and days, and training/step.py
 takes one step. embedding/exchange.py reads and updates rows, model/builder.py makes the layers.
 
-`trainer.fit`, `trainer.load`, `trainer.Run`, `trainer.Callback` and `trainer.tune` are imported
-when they are first used.
+`trainer.fit`, `trainer.load`, `trainer.compare`, `trainer.Run`, `trainer.Callback` and
+`trainer.tune` are imported when they are first used.
 """
 
 import os
@@ -18,8 +18,8 @@ import signal
 import sys
 from typing import Any
 
-__all__ = ['Callback', 'Run', 'fit', 'load', 'tune']
-_PLACES = dict.fromkeys(('fit', 'load', 'Run'), 'trainer.api') | {
+__all__ = ['Callback', 'Run', 'compare', 'fit', 'load', 'tune']
+_PLACES = dict.fromkeys(('fit', 'load', 'compare', 'Run'), 'trainer.api') | {
   'tune': 'trainer.tools.tuning',
   'Callback': 'trainer.job.callback',
 }

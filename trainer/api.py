@@ -38,7 +38,8 @@ if TYPE_CHECKING:  # importing TensorFlow takes seconds, so the config is checke
 
 Data = str | os.PathLike | Sequence[str | os.PathLike] | Frame
 SPLITS = ('train', 'valid', 'test')
-_MAIN = ('auc', 'logloss', 'rmse', 'gauc', 'calibration')  # of an evaluation's figures
+# Of an evaluation's figures; the last two are those of a constant.
+_MAIN = ('auc', 'logloss', 'rmse', 'gauc', 'calibration', 'base_logloss', 'base_rmse')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,17 +79,8 @@ class Run:
       return np.concatenate(list(predictions(run, prepared)))
 
   def compare(self, other: Run, data: Data | None = None) -> pd.DataFrame:
-    """Returns the metrics of two runs on the same samples, with paired 95 % intervals.
-
-    Columns: task, metric, first (this run's), other, difference (other − first), low and high. The
-    difference may be chance if 0 lies between low and high. `data` is as for `evaluate`.
-    """
-    data, found = self.cfg.data.test or None if data is None else data, []
-    for run in (self, other):
-      run.cfg.model.want('interactions', f'compare: run_dir {run.run_dir}')
-      with run._prepared(data) as opened:
-        found.append(wing('tools.scored')(*opened))
-    return wing('tools.differences')(*found)
+    """Returns what `trainer.compare` does, of this run and another one."""
+    return compare([self], [other], data)
 
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
     """Returns the best k items for each sample. Only for a run with model.retrieval.
@@ -149,16 +141,20 @@ class Run:
     factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)
     return pd.concat([table[['text', 'key']], factors], axis=1).reset_index(drop=True)
 
-  def neighbours(self, slot: str, text: str, k: int = 10) -> pd.DataFrame:
+  def neighbours(self, slot: str, text: str, k: int = 10, least_shows: float = 0) -> pd.DataFrame:
     """Returns the features of a slot whose factors are most like those of one of them.
 
     Columns: text, key, show and cosine, that of the two factors; the nearest first. `text` is as
-    written in the log; for a cross its parts, 'a × b'.
+    written in the log; for a cross its parts, 'a × b'. Features with fewer shows (see `features`)
+    than `least_shows` are left out: factors that few samples have trained are near by chance.
     """
     from trainer.storage.checkpoint_reader import CheckpointReader
 
     _check_count(k)
-    return CheckpointReader(self.run_dir, self.checkpoint).neighbours(slot, str(text), k)
+    if not isinstance(least_shows, (int, float, np.number)):
+      raise UserError(f'least_shows: {frames.found(least_shows)}; wanted a number')
+    reader = CheckpointReader(self.run_dir, self.checkpoint)
+    return reader.neighbours(slot, str(text), k, least_shows)
 
   def report(self) -> 'ReportPage':
     """Writes report.html. A notebook shows it if the call ends a cell."""
@@ -193,6 +189,28 @@ class Run:
       with tempfile.TemporaryDirectory(prefix='ctr-frame-') as folder:
         prepare_table(run.cfg, table, frames.FRAME, f'{folder}/frame', labelled)
         yield run, [PreparedPass(f'{folder}/frame', run.cfg)]
+
+
+def compare(first: Sequence[Run], other: Sequence[Run], data: Data | None = None) -> pd.DataFrame:
+  """Returns the metrics of two models on the same samples, with paired 95 % intervals.
+
+  The runs of a side differ by the seed alone; the i-th of both sides are a pair. With one run a
+  side the interval is of the samples alone: whether these two states differ. With several it is
+  also of the seeds: whether the settings do. Three to five make it much narrower than two.
+
+  Columns: task, metric, first and other (means over the runs), difference (other − first), low and
+  high. The difference may be chance if 0 lies between low and high. `data` is as for
+  `Run.evaluate`.
+  """
+  if not len(first) == len(other) > 0:
+    found = f'found {len(first)} and {len(other)} runs'
+    raise UserError(f'compare: {found}; wanted as many on both sides')
+  data, scores = first[0].cfg.data.test or None if data is None else data, []
+  for run in (*first, *other):
+    run.cfg.model.want('interactions', f'compare: run_dir {run.run_dir}')
+    with run._prepared(data) as opened:
+      scores.append(wing('tools.scored')(*opened))
+  return wing('tools.differences')(scores[: len(first)], scores[len(first) :])
 
 
 def _patterns(data: str | os.PathLike | Sequence[str | os.PathLike]) -> list[str]:

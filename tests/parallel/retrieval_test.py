@@ -140,7 +140,8 @@ class RetrievalOnRanksTest(tf.test.TestCase):
       served, alone = (stores[name].view().items.items for name in ('ranks', 'alone'))
       self.assertAllEqual(served.texts, alone.texts)
       self.assertAllClose(served.vectors, alone.vectors, rtol=1e-5, atol=1e-5)
-      for name in ('recall@3', 'ndcg@3', 'coverage@3', 'queries', 'items', 'examples'):
+      of_lists = 'recall@3', 'ndcg@3', 'coverage@3', 'base_recall@3', 'base_ndcg@3'
+      for name in (*of_lists, 'unknown_queries', 'queries', 'items', 'examples'):
         self.assertAllClose(values['ranks'][name], values['alone'][name], msg=f'variant {i} {name}')
 
 

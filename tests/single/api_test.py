@@ -70,8 +70,10 @@ class ApiTest(tf.test.TestCase):
     shown = f'auc {figures["auc"]:.4g}  logloss {figures["logloss"]:.4g}  calibration '
     self.assertStartsWith(repr(figures), shown)
     self.assertRegex(repr(figures), r'\nalso: .*deciles.*slots$')
-    of_tasks = api.Figures({'auc': 0.7, 'gauc': None, 'tasks': {'buy': {'auc': 0.6, 'ctr': 0.1}}})
-    self.assertEqual(repr(of_tasks), 'auc 0.7\nbuy: auc 0.6\nalso: gauc, tasks')
+    of_tasks = api.Figures(
+      {'auc': 0.7, 'gauc': None, 'tasks': {'buy': {'auc': 0.6, 'base_logloss': 0.3}}}
+    )
+    self.assertEqual(repr(of_tasks), 'auc 0.7\nbuy: auc 0.6  base_logloss 0.3\nalso: gauc, tasks')
     self.assertEqual(repr(run), f"Run(run_dir='{run.run_dir}', checkpoint='best')")
     self.assertContainsSubset({'event', 'auc', 'pass'}, run.metrics)
     self.assertNotIn('slots', run.metrics, 'what is nested is left out')

@@ -1,12 +1,15 @@
 """The examples of README.md and docs/ are right: configs are read, commands have such flags."""
 
 import ast
+import importlib.util
 import os
 import pathlib
 import re
 import shlex
 
 import boto3
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import tensorflow as tf
@@ -100,6 +103,42 @@ class DocsTest(tf.test.TestCase):
             if module == 'tune':  # the first of those to choose from
               setting = setting.partition(',')[0]
             config.parse(yaml.safe_dump(REST), 'an example', [setting], None)
+
+  def features_of_the_past(self, log, library, **names):
+    """What a page's Python adds to a log: (number of samples, clicks, rate, history) of each."""
+    pandas, polars, histories, _ = blocks(ROOT / 'docs' / 'better_model.md', 'python')
+    names['log'] = log
+    exec({'pandas': pandas, 'polars': polars}[library] + histories, names)
+    columns = [names['log'][name].to_list() for name in ('user_n', 'clicks', 'user_rate')]
+    return [*zip(*columns, names['histories'])]
+
+  def a_log(self):
+    """A log out of order, in which users have several samples at a time, and up to 80 clicks."""
+    rng, columns = np.random.default_rng(0), {'time': 90, 'user': 4, 'item': 30, 'click': 2}
+    return pd.DataFrame({name: rng.integers(0, most, 500) for name, most in columns.items()})
+
+  def past_of(self, log):
+    """The same by a search of the whole log for each sample."""
+    rows = log.sort_values('time', kind='stable').to_dict('records')
+    for row in rows:
+      before = [r for r in rows if r['user'] == row['user'] and r['time'] < row['time']]
+      items = [str(r['item']) for r in before if r['click']]
+      yield len(before), len(items), (len(items) + 1) / (len(before) + 2), '|'.join(items[-50:])
+
+  def test_features_of_the_past(self):
+    log = self.a_log()
+    wanted = [*self.past_of(log)]
+    self.assertGreater(max(clicks for _, clicks, *_ in wanted), 50)
+    self.assertEqual(self.features_of_the_past(log, 'pandas', pd=pd), wanted)
+
+  def test_features_of_the_past_in_polars(self):
+    if not importlib.util.find_spec('polars'):
+      self.skipTest('polars is not installed')
+    import polars as pl
+
+    log = self.a_log()
+    found = self.features_of_the_past(pl.from_pandas(log), 'polars', pl=pl)
+    self.assertEqual(found, [*self.past_of(log)])
 
   def test_modules_that_are_started(self):
     """They are where a page, a config or the Makefile says."""

@@ -42,9 +42,9 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 BUDGETS = {
   'core': 28_010,
   'serving': 4_280,
-  'tools': 5_075,
+  'tools': 5_155,
   'parameter_server': 2_312,
-  'retrieval': 1_800,
+  'retrieval': 1_830,
   'topics': 850,
 }
 

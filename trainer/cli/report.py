@@ -1,7 +1,8 @@
 """Writes report.html of a run, or of several to compare: `ctr-report RUN_DIR…`.
 
 A run may be finished, killed or still at work. With --data, the runs to compare predict the same
-samples, so their differences have paired intervals.
+samples, so their differences have paired intervals. With --seeds N, each N runs in a row are one
+model with N seeds, and the intervals also tell of the spread of seeds.
 """
 
 import contextlib
@@ -20,6 +21,10 @@ DATA = flags.DEFINE_multi_string(
   'data', [], 'Files that all runs to compare predict, for paired intervals. May be repeated.'
 )
 
+SEEDS = flags.DEFINE_integer(
+  'seeds', 1, 'How many runs in a row differ by the seed alone, in the same order.', lower_bound=1
+)
+
 
 @command_line.command
 def main(run_dirs: list[str]) -> None:
@@ -30,10 +35,15 @@ def main(run_dirs: list[str]) -> None:
     raise UserError('found no RUN_DIR; wanted ctr-report RUN_DIR…')
   if DATA.value and len(run_dirs) == 1:
     raise UserError('--data: found one RUN_DIR; wanted several, which are compared on the data')
-  paired = None
+  paired, seeds = None, SEEDS.value
+  if seeds > 1 and not (DATA.value and len(run_dirs) > seeds):
+    raise UserError(
+      f'--seeds {seeds}: wanted --data, and so many RUN_DIR of each of several models'
+    )
   if DATA.value:
-    first, *others = map(api.load, run_dirs)
-    paired = {other.run_dir: first.compare(other, DATA.value) for other in others}
+    runs = list(map(api.load, run_dirs))
+    first, *others = (runs[i : i + seeds] for i in range(0, len(runs), seeds))
+    paired = {other[0].run_dir: api.compare(first, other, DATA.value) for other in others}
   default = 'comparison.html'
   if len(run_dirs) == 1:
     default = os.path.join('' if is_remote(run_dirs[0]) else run_dirs[0], 'report.html')

@@ -18,6 +18,7 @@ class RankingEvaluation(Evaluator):
 
   def __init__(self, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()):
     self._eval_at, self._ranker = inputs.cfg.model.retrieval.eval_at, Ranker(inputs)
+    self._metrics = inputs.cfg.ranking_metrics
 
   def figures(
     self, prepared: Sequence[PreparedPass], in_log: bool = False
@@ -28,7 +29,10 @@ class RankingEvaluation(Evaluator):
     ranked for the user nor counted as positives. With data.watch, all items are ranked.
 
     The figures are the metrics of trainer.retrieval.ranking.judge, and three counts: `queries`
-    (users), `items` (of the catalogue) and `examples` (positives). `in_log` has no effect.
+    (users), `items` (of the catalogue) and `examples` (positives). `base_recall@K` and so on are
+    the metrics if every user gets the most shown items. `unknown_queries` is the share of queries
+    of which the model knows nothing: they are empty, or of features without factors. `in_log` has
+    no effect.
 
     Raises:
       UserError: if a K of model.retrieval.eval_at is above the size of the catalogue, or if no
@@ -43,13 +47,18 @@ class RankingEvaluation(Evaluator):
       where = ', '.join(data_pass.name for data_pass in prepared)
       raise UserError(f'{where}: no positive that is not in data.train; wanted some to find')
     users, counts = np.unique(wanted['user'], return_counts=True)
-    queries = ranker.query_vectors(prepared, users)
-    ranked, _ = ranker.rank(queries, ranker.left_out(users, seen), most, ranker.item_vectors())
+    queries, known = ranker.query_vectors(prepared, users)
+    left_out = ranker.left_out(users, seen)
+    ranked, _ = ranker.rank(queries, left_out, most, ranker.item_vectors())
     catalogue, of_query = ranker.catalogue, np.searchsorted(users, wanted['user'])
     place = catalogue.places(wanted['item'].to_numpy())
     pairs = of_query[place >= 0], place[place >= 0]
-    yield from judge(ranked, pairs, counts, catalogue.shows, self._eval_at).items()
+    judged = pairs, counts, catalogue.shows, self._eval_at
+    yield from judge(ranked, *judged).items()
+    base = judge(ranker.rank_by_shows(len(users), left_out, most), *judged)
+    yield from ((f'base_{name}', base[name]) for name in self._metrics)
     yield from {
+      'unknown_queries': 1 - float(known.mean()),
       'queries': len(users),
       'items': len(catalogue.keys),
       'examples': len(wanted),

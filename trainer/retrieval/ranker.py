@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from absl import logging
 
+from trainer.config.retrieval import ItemTower
 from trainer.data.arrays import ranges
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
@@ -72,14 +73,12 @@ class Ranker:
       for start in range(0, data_pass.num_samples, _VECTORS_AT_ONCE):
         samples = np.arange(start, min(start + _VECTORS_AT_ONCE, data_pass.num_samples))
         batch = data_pass.gather(np.array_split(samples, size)[rank])
-        queries, users = self._vectors(batch), batch.group
+        queries, users = self._vectors(batch)[0], batch.group
         if size > 1:
           queries, users = map(np.concatenate, zip(*self._communicator.gather([queries, users])))
         left_out = self.left_out(users, seen)
         places, scores = self.rank(queries, left_out, k, items)
-        is_unknown = ~queries.any(1)
-        places[is_unknown] = len(keys) - 1
-        unknown += (before + samples[is_unknown]).tolist()
+        unknown += (before + samples[~queries.any(1)]).tolist()
         yield keys[places], scores
       before += data_pass.num_samples
     if unknown and rank == 0:
@@ -92,7 +91,7 @@ class Ranker:
     """Returns the best k items of each query, the best first; the same on every process.
 
     These are indices in the catalogue, int64, and scores, float32, each [Q, k]. Where a query has
-    fewer than k items, the index is the size of the catalogue.
+    fewer than k items, the index is the size of the catalogue. A query of zeros has none.
 
     Args:
       queries: vectors, float32 [Q, d], the same on every process.
@@ -126,7 +125,23 @@ class Ranker:
     if size > 1:
       parts = self._communicator.gather([scores, places])
       scores, places = ranking.merged(*zip(*parts), k)
+    places[~queries.any(1)] = no_item
     return places, scores
+
+  def rank_by_shows(
+    self, queries: int, left_out: tuple[np.ndarray, np.ndarray], k: int
+  ) -> np.ndarray:
+    """Returns the k most shown items for each of some queries, as the method `rank` does.
+
+    Items that were never shown are left out.
+    """
+    shows, (rank, size) = self.catalogue.shows, (self._communicator.rank, self._communicator.size)
+    longest = int(np.bincount(left_out[0], minlength=1).max())
+    best = np.argsort(-shows, kind='stable')[: k + longest]  # no query gets others
+    scores = np.zeros([len(shows), 1], np.float32)
+    scores[best, 0] = shows[best]
+    own = scores[rank * len(shows) // size : (rank + 1) * len(shows) // size]
+    return self.rank(np.ones([queries, 1], np.float32), left_out, k, own)[0]
 
   def item_vectors(self) -> np.ndarray:
     """Returns the vectors of this process's share of the catalogue, float32 [items, d].
@@ -134,17 +149,22 @@ class Ranker:
     Nothing is known of an item if none of its features has factors and its dense columns are blank.
     Then it gets the zero vector, not the vector that the item tower would make of its biases alone.
     """
-    vectors, slots = [], len(self._cfg.data.slots)
-    dense = [column.name for column in self._cfg.data.dense]
-    columns = [dense.index(name) for name in self._cfg.model.retrieval.item.dense]
+    vectors, tower = [], self._cfg.model.retrieval.item
     rank, size = self._communicator.rank, self._communicator.size
     for batch in self.catalogue.batches(_VECTORS_AT_ONCE, rank, size):
       of_batch, has_factors = self._step.predict_and_know(self._step.stage(batch))
-      known = ~np.isnan(batch.dense[:, columns]).all(1)
-      known[batch.segments[has_factors] // slots] = True
-      vectors.append(of_batch[:, 1] * known[:, None])
+      vectors.append(of_batch[:, 1] * self._known(batch, has_factors, tower)[:, None])
       self._inputs.progress_made()
     return np.concatenate(vectors)
+
+  def _known(self, batch: SlotBatch, has_factors: np.ndarray, tower: ItemTower) -> np.ndarray:
+    """Returns of which samples a tower knows a feature or a number, bool [B]."""
+    data, slots = self._cfg.data, [slot.name for slot in self._cfg.ordered_slots]
+    known = ~np.isnan(batch.dense[:, [c.name in tower.dense for c in data.dense]]).all(1)
+    segments = batch.segments if len(batch.segments) else np.arange(len(batch.keys))
+    sample, field = divmod(segments[has_factors], len(slots))
+    known[sample[np.isin(slots, tower.slots)[field]]] = True
+    return known
 
   def all_item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys of the trained items, int64 [n], and their vectors, float32 [n, d].
@@ -158,10 +178,13 @@ class Ranker:
     order = order[ranking.is_trained(vectors)[order]]
     return self.catalogue.keys[order], vectors[order]
 
-  def query_vectors(self, prepared: Sequence[PreparedPass], users: np.ndarray) -> np.ndarray:
+  def query_vectors(
+    self, prepared: Sequence[PreparedPass], users: np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the vector of each user's first sample in the passes, float32 [Q, d], everywhere.
 
-    `users` are int64 [Q], ascending; each has a sample in the passes.
+    Also, bool [Q], whether the query tower knows anything of it. `users` are int64 [Q], ascending;
+    each has a sample in the passes.
     """
     samples, no_groups = [], np.zeros([0], np.int64)
     for i, data_pass in enumerate(prepared):
@@ -172,20 +195,22 @@ class Ranker:
     first = pd.concat(samples).drop_duplicates('user').set_index('user').loc[users]
     rank, size = self._communicator.rank, self._communicator.size
     own = first[rank * len(users) // size : (rank + 1) * len(users) // size]
-    places, vectors = [], []
+    places, parts = [], []
     for start in range(0, -(-len(users) // size), _VECTORS_AT_ONCE):  # equally often on all ranks
       block = own[start : start + _VECTORS_AT_ONCE]
       for i, data_pass in enumerate(prepared):
         here = np.flatnonzero(block['pass'] == i)
         places.append(start + here)
-        vectors.append(self._vectors(data_pass.gather(block['sample'].to_numpy()[here])))
-    own_vectors = np.concatenate(vectors)[np.argsort(np.concatenate(places))]
-    return np.concatenate(self._communicator.gather(own_vectors)) if size > 1 else own_vectors
+        parts.append(self._vectors(data_pass.gather(block['sample'].to_numpy()[here])))
+    order = np.argsort(np.concatenate(places))
+    mine = [np.concatenate(of_part)[order] for of_part in zip(*parts)]
+    return tuple(map(np.concatenate, zip(*self._communicator.gather(mine))))
 
-  def _vectors(self, batch: SlotBatch) -> np.ndarray:
-    """Returns the query vector of each sample in a batch, float32 [B, d]."""
+  def _vectors(self, batch: SlotBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the query vector of each sample in a batch, float32 [B, d], and which are known."""
     self._inputs.progress_made()
-    return self._step.predict(self._step.stage(batch))[:, 0]
+    vectors, has_factors = self._step.predict_and_know(self._step.stage(batch))
+    return vectors[:, 0], self._known(batch, has_factors, self._cfg.model.retrieval.query)
 
   def left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns which items the user of each query, int64 [Q], has in a table of pairs.

@@ -182,10 +182,11 @@ class CheckpointReader:
     hashed = cross.feature_of(text, made) if isinstance(made, config.SlotCross) else text
     return int(hash_keys(np.array([hashed]), slot_id)[0])
 
-  def neighbours(self, slot: str, text: str, k: int) -> pd.DataFrame:
+  def neighbours(self, slot: str, text: str, k: int, least_shows: float = 0) -> pd.DataFrame:
     """Returns the k features of a slot whose factors have the highest cosine with those of `text`.
 
-    Columns: text (None if it is not known), key, show and cosine, the nearest first.
+    Features with fewer shows than `least_shows` are left out. Columns: text (None if it is not
+    known), key, show and cosine, the nearest first.
     """
     key, table = self._key(slot, text), self.features(slot)
     own = table[table['key'] == key]
@@ -201,7 +202,8 @@ class CheckpointReader:
     factors = np.stack(table['factors'].tolist()).astype(np.float64)
     factors /= np.maximum(np.linalg.norm(factors, axis=1, keepdims=True), 1e-30)
     cosine = factors @ factors[np.flatnonzero(table['key'] == key)[0]]
-    table = table[['key', 'show']].assign(cosine=cosine)[(table['key'] != key).to_numpy()]
+    table = table[['key', 'show']].assign(cosine=cosine)
+    table = table[(table['key'] != key) & (table['show'] >= least_shows)]
     return self._with_texts(slot, table.nlargest(k, 'cosine').reset_index(drop=True))
 
   def _near(self, slot: str, text: str) -> JsonObject:

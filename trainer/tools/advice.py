@@ -1,6 +1,6 @@
 """Warns of a model that predicts worse than a constant would, and says what may be wrong."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from absl import logging
 
@@ -23,7 +23,7 @@ class Advice(Listener):
 
   def __init__(self, cfg: config.Config, state: RunState):
     self._cfg, self._state = cfg, state
-    self._auc = self._auc_of_best = None  # of the last training pass
+    self._auc = self._auc_of_best = {}  # {task: AUC} of the last training pass
 
   def begin(self) -> None:
     self._steps = self._state.progress.step  # of the last state
@@ -31,7 +31,8 @@ class Advice(Listener):
   def wrote(self, record: Mapping[str, Json]) -> None:
     match record:
       case {'event': 'train', 'step': steps}:
-        self._steps, self._auc = steps, record.get('auc')
+        self._steps = steps
+        self._auc = {task: of_task.get('auc') for task, of_task in _by_task(record)}
       case {'event': 'best'}:
         self._auc_of_best = self._auc
       case {'event': 'eval', 'split': 'valid' | 'test' as split}:
@@ -43,9 +44,14 @@ class Advice(Listener):
       return  # it only begins
     is_best = split == 'test' and steps < self._steps  # data.valid judges the last state
     auc = self._auc_of_best if is_best else self._auc
-    why = why_no_help(self._cfg, values, auc, steps, is_best)
-    for finding in no_help(split, values, 'no_help_yet', why=why):
-      logging.warning('%s', finding.sentence)
+    for task, of_task in _by_task(values):
+      why = why_no_help(self._cfg, of_task, auc.get(task), steps, is_best)
+      for finding in no_help(split, of_task, 'no_help_yet', task, why=why):
+        logging.warning('%s', finding.sentence)
+
+
+def _by_task(values: Mapping[str, Json]) -> Iterable[tuple[str, Mapping[str, Json]]]:
+  return values.get('tasks', {'': values}).items()
 
 
 def no_help(

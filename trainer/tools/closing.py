@@ -15,6 +15,7 @@ from trainer.reporting.listener import Listener
 from trainer.reporting.live_line import short_name, shortened
 from trainer.reporting.metric_text import decimals, half_interval, metric_text, plus_minus
 from trainer.tools import report
+from trainer.tools.evaluated import baseline_lines
 from trainer.tools.findings import faults
 from trainer.tools.runs import RecordedRun, read_run
 from trainer.training.run_log import RunLog
@@ -88,7 +89,7 @@ def print_table(run: RecordedRun) -> None:
     half_interval=pd.Series(halves, shown.index, float).where(is_evaluated),
   )
   last = shown.groupby('group').tail(1)
-  constants = run.constants.loc[last.index].set_axis(last['group']).dropna(subset='constant')
+  constants = run.constants.loc[last.index].set_axis(last['group']).dropna(how='all')
   constants['logloss'] = constants['logloss'].fillna(constants['rmse'])
   shown = pd.concat([shown, constants.reindex(columns=shown.columns)])
   cells = {}
@@ -132,7 +133,7 @@ def print_table(run: RecordedRun) -> None:
       name = '' if pd.isna(name) else short_name(name, room, shared)
       table.add_row(mark or group, name, *cells.loc[index], style='bold' if mark else None)
     if group in constants.index:
-      table.add_row('', 'constant', *cells.loc[group], style='dim')
+      table.add_row('', run.baseline, *cells.loc[group], style='dim')
     table.add_section()
   rich.console.Console(width=WIDTH, markup=False).print(table)
 
@@ -152,6 +153,7 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
       several = bool(run_of_task.task)
       values = [f'{n} {metric_text(n, test[n])}{plus_minus(n, test, several)}' for n in names]
       yield f'test: {run_of_task.task} {", ".join(values)}'.replace('  ', ' ')
+      yield from (f'      {line}' for line in baseline_lines(test.dropna()))
       bound = run_of_task.reachable(test['pass'], 'auc')
       if bound is not None:
         yield f'      the true probabilities reach AUC {bound:.4f}'

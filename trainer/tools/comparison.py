@@ -42,7 +42,8 @@ def differences(runs: Sequence[RecordedRun]) -> tuple[pd.DataFrame, list[str]]:
   else:
     notes.append(
       f'Metrics are of the {split} split; differences are from {runs[0].name}. They may be chance: '
-      'ctr-report with --data FILE tells their intervals on the samples of a file.'
+      'ctr-report with --data FILE tells their intervals over the samples of a file, and with '
+      '--seeds N over seeds too.'
     )
     if len({(score['examples'], score.get('ctr')) for score in scores}) > 1:
       notes.append(f'Their {split} data differ, which may be why their metrics differ.')

@@ -83,6 +83,16 @@ def warnings(values: Figures) -> Iterator[str]:
     yield from (f'{task}: {why}' if task else why for why in _why_no_auc(own))
 
 
+def baseline_lines(values: Figures) -> Iterator[str]:
+  """Yields a line of what the most shown items reach in a ranking, and one of unknown queries."""
+  names = [name for name in values.keys() if name.startswith('base_') and '@' in name]
+  if names:
+    told = [f'{name.removeprefix("base_")} {values[name]:.4f}' for name in names]
+    yield f'the most shown items reach {", ".join(told)}'
+  if values.get('unknown_queries'):
+    yield f'{values["unknown_queries"]:.1%} of the queries are empty or unknown to the model'
+
+
 def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
   """Yields lines of at most 80 characters: each task's metrics, then the flags that show more."""
   for task, own in values.get('tasks', {'': values}).items():
@@ -99,5 +109,6 @@ def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
       samples += f' of {values["queries"]:,} users'
     text = ' · '.join([*([task] if task else []), samples, *told])
     yield textwrap.fill(text, WIDTH, subsequent_indent='  ')
+    yield from (textwrap.fill(line, WIDTH, subsequent_indent='  ') for line in baseline_lines(own))
   by = '; with --by COLUMN or --by pass: for each value or pass' * has_slices
   yield f'with --json: all metrics{by}'

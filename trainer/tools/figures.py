@@ -62,10 +62,10 @@ def quality(metric: str, title: str) -> Callable[[RecordedRun], go.Figure | None
       bound = [run.reachable(name, metric) for name in evaluated['pass']]
       bounds = evaluated.assign(bound=bound).astype({'bound': float})
       _line(figure, bounds, 'bound', 'reachable', line=DOTTED, mode='lines+markers')
-    if metric in ('logloss', 'rmse'):
+    if metric in ('logloss', 'rmse', *run.cfg.ranking_metrics):
       constant = evaluated.assign(**{metric: run.constants[metric]})
       line = DOTTED | {'color': COLOURS['constant']}
-      _line(figure, constant, metric, 'constant', line=line, mode='lines+markers')
+      _line(figure, constant, metric, run.baseline, line=line, mode='lines+markers')
     if not figure.data:
       return None
     best = run.best

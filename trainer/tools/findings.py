@@ -283,6 +283,15 @@ def constant(run: RecordedRun) -> Iterator[Finding]:
 
 
 @_check()
+def finds_no_more(run: RecordedRun) -> Iterator[Finding]:
+  for split, row in run.scores.items():
+    value, base = row.get(run.metric), row.get(f'base_{run.metric}')
+    if run.cfg.ranking_metrics and base is not None and value <= base:
+      shown = {'metric': run.metric, 'value': value, 'base': base}
+      yield found('finds_no_more', split, **shown, unknown=row['unknown_queries'])
+
+
+@_check()
 def finds_less(run: RecordedRun) -> Iterator[Finding]:
   scores = [run.scores.get(split, {}) for split in ('valid', 'test')]
   known = [(of.get(run.metric), of.get('queries')) for of in scores]

@@ -116,6 +116,7 @@ def _figures(run: RecordedRun) -> Iterator[_Card]:
     if rows:
       table = _table(pd.DataFrame(rows).dropna(axis=1, how='all'))
       note = 'Next: before its pass was trained; constant: the mean of the labels trained by then.'
+      note = 'Popular: each user gets the most shown items.' if run.cfg.ranking_metrics else note
       yield _Card(of_task.task, note, table)
 
 
@@ -125,7 +126,7 @@ def _rows_of(run: RecordedRun, split: str, score: pd.Series) -> Iterator[dict[st
   true = {name: run.reachable(score['pass'], name) for name in names}
   place = {'pass': short_name(score['pass'], 24), 'samples': f'{score["examples"]:,.0f}'}
   constant = run.constants.loc[score.name]
-  for what, own in ((split, score), ('constant', constant), ('true probabilities', true)):
+  for what, own in ((split, score), (run.baseline, constant), ('true probabilities', true)):
     row = {'': what} | (place if own is score else dict.fromkeys(place))
     for name in names:
       title, value, ends = summary.NAMES.get(name, name), own.get(name), ()
@@ -206,7 +207,8 @@ def _comparison_of(
   differences, notes = comparison.differences(runs)
   yield _Section('Figures', [_Card('', ' '.join(notes), _table(differences))])
   if paired:
-    note = f'Of {runs[0].name} (first) and of each other run, with paired 95 % intervals.'
+    note = f'Of {runs[0].name} (first) and of each other, with paired 95 % intervals: of the '
+    note += 'samples alone for one run each; for several seeds each (--seeds), of these too.'
     table = _table(pd.concat(paired, names=['run']).reset_index('run'))
     yield _Section('On the same samples', [_Card('', note, table)])
   keys = comparison.settings_that_differ(runs)
@@ -229,7 +231,7 @@ def write(
   """Writes the report of a run, or the comparison of several, to `path`.
 
   Args:
-    paired: {run_dir: the result of Run.compare with the first run}, to be shown too.
+    paired: {run_dir: the result of `compare` with the first runs}, to be shown too.
   """
   runs = [read_run(directory) for directory in run_dirs]
   if len(runs) == 1:

@@ -122,13 +122,18 @@ class RecordedRun:
       last['valid'] = self.best
     return {split: row for split, row in last.items() if split != 'next'} or last
 
+  @property
+  def baseline(self) -> str:
+    """What the metrics of `constants` are of."""
+    return 'popular' if self.cfg.ranking_metrics else 'constant'
+
   @functools.cached_property
   def constants(self) -> pd.DataFrame:
     """The metrics of a constant for each event `train` and `eval`.
 
     It is the weighted mean of the labels trained up to this event, NaN before the first pass. It is
     among all impressions, not those that model.negative_sampling_rate has kept, where the run's own
-    predictions are.
+    predictions are. Where items are found, it is the list of the most shown ones.
     """
     rows = self.events[self.events['event'].isin(['train', 'eval'])]
     ctr, mean, base, weight = (
@@ -144,7 +149,8 @@ class RecordedRun:
       # 0 · log 0 is 0, where all labels and the constant are 0.
       losses = [s * np.log(p).where(s > 0, 0) for s, p in ((ctr, known), (1 - ctr, 1 - known))]
     figures = {'logloss': -sum(losses), 'rmse': np.hypot(base, known - mean)}
-    figures |= {'auc': 0.5 + 0 * known * ctr, 'calibration': known / ctr, 'constant': known}
+    figures |= {'auc': 0.5 + 0 * known * ctr, 'calibration': known / ctr}
+    figures |= {name: rows.get(f'base_{name}') for name in self.cfg.ranking_metrics}
     return pd.DataFrame(figures)
 
   @property

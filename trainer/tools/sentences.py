@@ -116,18 +116,18 @@ def _miscalibrated(where: str, name: str, calibration: float, of: str) -> str:
   return f'Predictions of the {where} split ({name}) lie {off}.'
 
 
-def _worse(metric: str, value: float, constant: float) -> str:
+def _worse(metric: str, value: float, constant: float, task: str) -> str:
   own, base = differing_texts(metric, value, constant)
   what = 'the mean' if metric == 'rmse' else 'the share of clicks'
-  return f'{metric} {own} is worse than the {base} of predicting {what} for all'
-
-
-def _no_help(where: str, task: str, **values: Any) -> str:
   of = f' of {task}' if task else ''
-  return f'On data.{where}, the kept state does not help: {_worse(**values)}{of}.'
+  return f'{metric} {own} is worse than the {base} of predicting {what} for all{of}'
 
 
-def _no_help_yet(where: str, why: Finding, task: str, **values: Any) -> str:
+def _no_help(where: str, **values: Any) -> str:
+  return f'On data.{where}, the kept state does not help: {_worse(**values)}.'
+
+
+def _no_help_yet(where: str, why: Finding, **values: Any) -> str:
   return f'{where}: {_worse(**values)}: {why.sentence}'
 
 
@@ -218,6 +218,10 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
   'one_class': _one_class,
   'no_help': _no_help,
   'no_help_yet': _no_help_yet,
+  'finds_no_more': (
+    'On data.{where} the model finds no more than a list of the most shown items: {metric} is '
+    '{value:.4f}, that of the list {base:.4f}. Of {unknown:.0%} of the queries it knows nothing.'
+  ),
   'finds_less': (
     'On data.test {metric} is {test:.4f}, on data.valid {valid:.4f}. If the samples of data.test '
     'are later, train on the days between, too.'

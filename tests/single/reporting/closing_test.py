@@ -160,18 +160,35 @@ class ClosingTest(tf.test.TestCase):
     self.assertIn('4 findings in report.html', lines)
     self.assertNotIn('1 pass was skipped: why.', lines)
 
-  def test_rankings_that_do_not_fit_are_left_out_whole(self):
+  def retrieval(self):
     sides = {side: {'slots': [side]} for side in ('user', 'item')}
-    tree = {
-      'data': CONFIG['data'] | {'slots': [{'name': 'user'}, {'name': 'item'}]},
+    data = CONFIG['data'] | {'slots': [{'name': 'user'}, {'name': 'item'}]}
+    return {
+      'data': data,
       'model': {'retrieval': {'query': sides['user'], 'item': sides['item']}},
     }
+
+  def test_rankings_that_do_not_fit_are_left_out_whole(self):
+    tree = self.retrieval()
     names = [f'{name}@20' for name in config.RANKING_METRICS]
     event = {'epoch': 0, 'examples': 123_456_789, 'loss': 123.4567} | dict.fromkeys(names, 0.1234)
     lines = self.printed([{'event': 'eval', 'split': 'test', 'pass': 'a_long_name'} | event], tree)
     (row,) = [line for line in lines if line.startswith(' test ')]
     self.assertLessEqual(len(row.rstrip()), closing.WIDTH)
     self.assertRegex(row, r'^ test +\S+ +0 +123,456,789 +123\.4567( +0\.1234)+ *$')
+
+  def test_rankings_stand_beside_the_list_of_the_most_shown_items(self):
+    figures = {'epoch': 0, 'examples': 9, 'recall@20': 0.0145, 'unknown_queries': 0.9}
+    event = {'event': 'eval', 'split': 'test', 'pass': 'test', 'base_recall@20': 0.066} | figures
+    lines = self.printed([event], self.retrieval())
+    (row,) = [line.split() for line in lines if 'popular' in line]
+    self.assertEqual(row, ['popular', '0.0660'])
+    after = lines[lines.index('test: recall@20 0.0145') + 1 :]
+    self.assertEqual(after[0].strip(), 'the most shown items reach recall@20 0.0660')
+    self.assertEqual(after[1].strip(), '90.0% of the queries are empty or unknown to the model')
+    self.assertStartsWith(after[2], 'On data.test the model finds no more than a list of the most')
+    better = self.printed([event | {'recall@20': 0.07}], self.retrieval())
+    self.assertNotIn('finds no more', '\n'.join(better))
 
   def test_of_many_passes_together(self):
     many = {'pass': ' '.join(f'valid_{i}' for i in range(31))}

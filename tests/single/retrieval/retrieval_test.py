@@ -1,5 +1,6 @@
 """Two towers: losses and gradients against loops in NumPy, the catalogue, and a whole run."""
 
+import collections
 import json
 import os
 import pathlib
@@ -263,6 +264,37 @@ class RunTest(tf.test.TestCase):
       wanted = {item for u, item in self.lines['valid'] if u == user}
       recalls.append(len(wanted.intersection(item for item, _ in ranked[:3])) / len(wanted))
     self.assertAllClose(evaluated[-1]['recall@3'], np.mean(recalls))
+    self.assertEqual(evaluated[-1]['unknown_queries'], 0)
+
+  def test_stands_beside_the_list_of_the_most_shown_items(self):
+    """And tells for how many users there is nothing else, some new, some without a query."""
+    train, valid = self.lines['train'], self.lines['valid']
+    new = [(user, item) for user in (40, 41, '') for item in (3, 5, 8)]
+    write_lines(f'{self.folder}/valid.csv', [*valid, *new])
+    cfg = self.make_config(**{'train.epochs': 1})
+    self.train(cfg)
+    (found,) = [e for e in self.events() if e.get('split') == 'valid' and e['event'] == 'eval']
+    shows = collections.Counter(item for _, item in train)
+    keys = dict(zip(range(25), keys_of(2, range(25)).tolist()))
+    by_shows = sorted(shows, key=lambda item: (-shows[item], keys[item]))
+    recalls, users = [], dict.fromkeys(user for user, _ in [*valid, *new])
+    for user in users:
+      seen, wanted = ({i for u, i in pairs if u == user} for pairs in (train, [*valid, *new]))
+      best = [item for item in by_shows if item not in seen][:3]
+      recalls.append(len(wanted.intersection(best)) / len(wanted))
+    self.assertAllClose(found['base_recall@3'], np.mean(recalls))
+    self.assertAllClose(found['unknown_queries'], 3 / len(users))
+    out = commands.run(
+      '-m',
+      'trainer.cli.evaluate',
+      '--nojson',
+      '--run_dir',
+      cfg.run_dir,
+      '--data',
+      f'{self.folder}/valid.csv',
+    ).stdout
+    self.assertIn(f'the most shown items reach recall@3 {np.mean(recalls):.4f}', out)
+    self.assertIn('9.1% of the queries are empty or unknown to the model', out)
 
   def rankings(self, run_dir, seen):
     """By user, all items that are not in the passes `seen`, with scores, from the rows alone."""

@@ -110,6 +110,13 @@ class CheckpointReaderTest(tf.test.TestCase):
     self.assertAllClose(found['cosine'], [cosine[text] for text in wanted], 1e-5)
     shows = run.features('strong').set_index('text')['show']
     self.assertAllEqual(found['show'], shows[wanted])
+    least = float(shows.drop('7').median())
+    often = [text for text in sorted(cosine, key=cosine.get, reverse=True) if shows[text] >= least]
+    self.assertNotEqual(often[:5], wanted)
+    found = run.neighbours('strong', 7, k=5, least_shows=least)
+    self.assertEqual(found['text'].tolist(), often[:5])
+    with self.assertRaisesRegex(UserError, 'least_shows: found .*; wanted a number'):
+      run.neighbours('strong', 7, least_shows='5')
     for slot, text, k, message in (
       ('strnog', '7', 5, "'strnog' is no slot of this model; the nearest valid name is 'strong'"),
       ('strong', '77', 5, "slot 'strong': the run has no feature '77'; similar to it: '7'"),

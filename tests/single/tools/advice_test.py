@@ -34,6 +34,19 @@ class AdviceTest(tf.test.TestCase):
         advice.wrote(record)
       self.assertIn(wanted, str(logs.output))
 
+  def test_each_task_is_judged_by_its_own_constant(self):
+    state = types.SimpleNamespace(progress=types.SimpleNamespace(step=0))
+    advice = Advice(make_config({}), state)
+    advice.begin()
+    tasks = {'click': WORSE | {'logloss': 0.4}, 'buy': WORSE}
+    tasks |= {'spent': {'rmse': 2.0, 'base_rmse': 1.5}}
+    advice.wrote({'event': 'train', 'step': 100, 'tasks': {'click': {}, 'buy': {'auc': 0.9}}})
+    with self.assertLogs('absl', 'WARNING') as logs:
+      advice.wrote({'event': 'eval', 'step': 100, 'split': 'valid', 'epoch': 0, 'tasks': tasks})
+    buy, spent = (line.partition('valid: ')[2] for line in logs.output)
+    self.assertIn('of predicting the share of clicks for all of buy: the model overfits: AUC', buy)
+    self.assertStartsWith(spent, 'rmse 2.0000 is worse than the 1.5000 of predicting the mean for')
+
 
 if __name__ == '__main__':
   tf.test.main()

@@ -5,6 +5,7 @@ import tempfile
 
 import numpy as np
 import pandas as pd
+import scipy.stats
 import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
 
@@ -33,7 +34,7 @@ class DifferencesTest(tf.test.TestCase):
     rng = np.random.default_rng(0)
     for numbers, measures in ((False, (roc_auc_score, log_loss)), (True, (rmse,))):
       first, other = self.pair(numbers=numbers)
-      table = differences({('t', numbers): first}, {('t', numbers): other})
+      table = differences([{('t', numbers): first}], [{('t', numbers): other}])
       self.assertLen(table, len(measures))
       for (_, row), measure in zip(table.iterrows(), measures):
         values = [measure(y, p, sample_weight=w) for y, p, w in (first, other)]
@@ -49,13 +50,50 @@ class DifferencesTest(tf.test.TestCase):
         self.assertAllClose(ends, 1.96 * np.std(draws) * np.array([-1, 1]), rtol=0.15)
         self.assertAllClose(row['difference'], values[1] - values[0])
 
+  def seeds(self, rng, pairs, samples=200, noise=0.5):
+    """Two models of numbers, by pairs of runs; a seed moves the first by some `noise`."""
+    y = rng.normal(size=samples)
+    sides = []
+    for scale in (1, 0):
+      errors = rng.normal(size=samples) + scale * noise * rng.normal(size=[pairs, 1])
+      sides.append([{('', True): np.stack([y, y + e, np.ones(samples)])} for e in errors])
+    return sides
+
+  def test_several_seeds_give_the_interval_of_t_over_samples_and_seeds(self):
+    first, other = self.seeds(np.random.default_rng(1), 4)
+    ((_, row),) = differences(first, other).iterrows()
+    values, influences = [], []
+    for side in (first, other):
+      errors = np.stack([run['', True][1] - run['', True][0] for run in side])
+      roots = np.sqrt(np.mean(errors**2, 1))
+      values.append(roots)
+      influences.append((errors**2 - roots[:, None] ** 2) / (2 * roots[:, None] * errors.shape[1]))
+    gains = values[1] - values[0]
+    of_samples = np.sum((influences[1] - influences[0]).mean(0) ** 2)
+    of_seeds = gains.var(ddof=1) / 4
+    freedom = (of_samples + of_seeds) ** 2 / (of_seeds**2 / 3)
+    half = scipy.stats.t.ppf(0.975, freedom) * np.sqrt(of_samples + of_seeds)
+    found = row[['first', 'other', 'difference', 'low', 'high']].astype(float)
+    gain = gains.mean()
+    self.assertAllClose(found, [values[0].mean(), values[1].mean(), gain, gain - half, gain + half])
+
+  def test_the_interval_of_several_seeds_holds_for_the_settings_that_of_one_for_two_states(self):
+    truth = -np.mean(np.sqrt(1 + (0.5 * np.random.default_rng(9).normal(size=10**6)) ** 2)) + 1
+    rng, covered = np.random.default_rng(2), {1: 0, 4: 0}
+    for _ in range(150):
+      for pairs in covered:
+        ((_, row),) = differences(*self.seeds(rng, pairs)).iterrows()
+        covered[pairs] += row['low'] < truth < row['high']
+    self.assertGreater(covered[4] / 150, 0.9)
+    self.assertLess(covered[1] / 150, 0.8)
+
   def test_other_samples_are_refused(self):
     first, other = self.pair()
     for wrong in (other[:, 1:], np.roll(other, 1, axis=1)):
       with self.assertRaisesRegex(UserError, 'wanted the same samples'):
-        differences({('t', False): first}, {('t', False): wrong})
+        differences([{('t', False): first}], [{('t', False): wrong}])
     with self.assertRaisesRegex(UserError, 'no label that both runs predict'):
-      differences({('t', False): first}, {('other', False): other})
+      differences([{('t', False): first}], [{('other', False): other}])
 
 
 class RunsTest(tf.test.TestCase):
@@ -85,6 +123,19 @@ class RunsTest(tf.test.TestCase):
     done = commands.run('-m', 'trainer.cli.report', run_dirs[0], *data)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertIn('error: --data: found one RUN_DIR', done.stderr)
+    with self.assertRaisesRegex(UserError, 'compare: found 2 and 1 runs; wanted as many on both'):
+      api.compare(found, found[:1], frame)
+    twice = api.compare(found[:1] * 2, found[1:] * 2, frame)
+    self.assertAllClose(twice[['low', 'high']], table[['low', 'high']])  # the seeds agree
+    seeds = '--seeds', '2', '--out', out
+    done = commands.run(
+      '-m', 'trainer.cli.report', *[d for d in run_dirs for _ in '12'], *data, *seeds
+    )
+    self.assertEqual(done.returncode, 0, done.stderr)
+    page = pathlib.Path(out).read_text(encoding='utf-8').partition('>On the same samples</h2>')[2]
+    self.assertIn(f'<td>{table["low"][0]:.4g}</td>', page)
+    done = commands.run('-m', 'trainer.cli.report', *run_dirs, *data, *seeds)
+    self.assertIn('error: --seeds 2: wanted --data, and so many RUN_DIR of each', done.stderr)
 
 
 if __name__ == '__main__':
