@@ -45,7 +45,7 @@ BUDGETS = {
   'tools': 5_075,
   'parameter_server': 2_312,
   'retrieval': 1_800,
-  'topics': 850,
+  'topics': 872,
 }
 
 
