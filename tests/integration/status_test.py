@@ -231,12 +231,14 @@ class StatusTest(tf.test.TestCase):
       prometheus.until(alert(name), {})
     self.announce('day_0_hour_1.csv', 0)  # without a sample
     prometheus.until(alert('CtrTrainerRefuses'), {'ctr-trainer': 1})
-    publisher.command.send_signal(signal.SIGSTOP)
+    pid = publisher.command.pid  # it only watches its one child, which does the work
+    worker = int(pathlib.Path(f'/proc/{pid}/task/{pid}/children').read_text())
+    os.kill(worker, signal.SIGSTOP)
     prometheus.until(alert('CtrDown'), {'ctr-publisher': 1})
     self.announce('day_0_hour_2.csv', 250)
     (damaged,) = pathlib.Path(trainer.until('export')['path']).glob('rows-*')
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    publisher.command.send_signal(signal.SIGCONT)
+    os.kill(worker, signal.SIGCONT)
     prometheus.until(alert('CtrPublisherRefuses'), {'ctr-publisher': 1})
     prometheus.until(alert('CtrDown'), {})
     trainer.command.kill()

@@ -152,9 +152,8 @@ class EventLog:
 
   def count(self, event: str) -> int:
     """Returns how many events of one kind metrics.jsonl has."""
-    begins = json.dumps({'event': event})[:-1].encode()
     with self.guarded(self._path), open(self._path, 'rb') as f:
-      return sum(line.startswith(begins) for line in f)
+      return sum(line.startswith(_begins(event)) for line in f)
     return 0
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
@@ -185,10 +184,20 @@ class EventLog:
       self._size = self._file.tell()
 
 
-def read_events(run_dir: str) -> pd.DataFrame:
-  """Returns the events of a run, one in each row; without lines that were cut or damaged."""
+def _begins(event: str) -> bytes:
+  """Returns how the lines of one kind of events begin."""
+  return json.dumps({'event': event})[:-1].encode()
+
+
+def read_events(run_dir: str, without: str = '') -> pd.DataFrame:
+  """Returns the events of a run, one in each row; without lines that were cut or damaged.
+
+  Events of the kind `without` are left out.
+  """
+  left_out = _begins(without)
   with open(os.path.join(run_dir, 'metrics.jsonl'), 'rb') as f:
-    records = [record for line in f if (record := _record(line)) is not None]
+    lines = (line for line in f if not line.startswith(left_out))
+    records = [record for line in lines if (record := _record(line)) is not None]
   # A run that was stopped early may have no events.
   return pd.DataFrame(records, columns=None if records else ['event', 'step', 'time'])
 
