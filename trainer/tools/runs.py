@@ -98,7 +98,8 @@ class RecordedRun:
     chosen = self.events[self.events['event'].isin(['best', 'best_forgotten'])].tail(1)
     if not len(chosen) or chosen['event'].iloc[0] == 'best_forgotten':
       return None
-    return self.evaluated('valid').loc[: chosen.index[0]].iloc[-1]
+    evaluated = self.evaluated('valid').loc[: chosen.index[0]]
+    return evaluated.iloc[-1] if len(evaluated) else None
 
   def of_kept(self, event: str) -> pd.DataFrame:
     """Returns the events of one kind, up to the step of the state kept for prediction."""
