@@ -20,7 +20,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from tests.support import commands, jobs
+from tests.support import commands, jobs, topics
 from trainer.reporting.status import FIGURES
 
 RULES = jobs.ROOT / 'launch' / 'prometheus' / 'rules.yaml'
@@ -54,9 +54,9 @@ def figures(url: str, of: str) -> dict[str, float]:
 class Lines:
   """The lines of a command with --log_json, each of which must be an object of four keys."""
 
-  def __init__(self, *words: str):
+  def __init__(self, *words: str, port: str = '--metrics_port'):
     self.command = commands.start(
-      *('-m', *words, '--metrics_port', '0', '--log_json'),
+      *('-m', *words, port, '0', '--log_json'),
       stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
     )
@@ -72,8 +72,8 @@ class Lines:
         return record['fields']
     raise AssertionError(f'no {event} {text}: {self.found[-3:]}')
 
-  def url(self) -> str:
-    return re.search(r'http://\S+(?=/metrics)', self.until('metrics')['text'])[0]
+  def url(self, event: str = 'metrics') -> str:
+    return re.search(r'http://[^/]+', self.until(event)['text'])[0]
 
   def stop(self, number: int = signal.SIGTERM) -> int:
     self.command.send_signal(number)
@@ -133,11 +133,13 @@ class StatusTest(tf.test.TestCase):
     self.config, self.run_dir = f'{self.folder}/config.yaml', f'{self.folder}/run'
     pathlib.Path(self.config).write_text(CONFIG.format(folder=self.folder), encoding='utf-8')
 
-  def announce(self, name, samples=200):
+  def announce(self, name, samples=200, hours_ago=0):
     rows = [f'{i % 7},{i % 5},{i % 3 == 0:d}\n' for i in range(samples)]
     path = pathlib.Path(f'{self.folder}/passes/{name}')
     path.write_text('user,item,click\n' + ''.join(rows), encoding='utf-8')
     pathlib.Path(f'{path}.done').touch()
+    announced = time.time() - 3600 * hours_ago
+    os.utime(f'{path}.done', (announced, announced))
 
   def test_a_trainer_and_its_publisher(self):
     self.announce('day_0_hour_0.csv')
@@ -229,12 +231,14 @@ class StatusTest(tf.test.TestCase):
       prometheus.until(alert(name), {})
     self.announce('day_0_hour_1.csv', 0)  # without a sample
     prometheus.until(alert('CtrTrainerRefuses'), {'ctr-trainer': 1})
-    publisher.command.send_signal(signal.SIGSTOP)
+    pid = publisher.command.pid  # it only watches its one child, which does the work
+    worker = int(pathlib.Path(f'/proc/{pid}/task/{pid}/children').read_text())
+    os.kill(worker, signal.SIGSTOP)
     prometheus.until(alert('CtrDown'), {'ctr-publisher': 1})
     self.announce('day_0_hour_2.csv', 250)
     (damaged,) = pathlib.Path(trainer.until('export')['path']).glob('rows-*')
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    publisher.command.send_signal(signal.SIGCONT)
+    os.kill(worker, signal.SIGCONT)
     prometheus.until(alert('CtrPublisherRefuses'), {'ctr-publisher': 1})
     prometheus.until(alert('CtrDown'), {})
     trainer.command.kill()
@@ -242,6 +246,49 @@ class StatusTest(tf.test.TestCase):
     prometheus.scrape(**{'ctr-trainer': None})  # its pod is gone
     prometheus.until('up', {'ctr-publisher': 1})
     prometheus.until(prometheus.rules['CtrDown'], {'ctr-trainer': 1})
+
+  @pytest.mark.long
+  def test_alerts_on_what_is_late_that_prometheus_fires(self):
+    if not shutil.which('prometheus'):
+      raise unittest.SkipTest('needs Prometheus, which this machine has not')
+    self.announce('day_0_hour_0.csv', hours_ago=5)
+    files = Lines('trainer.run', '--config', self.config, '--run_dir', self.run_dir)
+    self.addCleanup(files.command.kill)
+    urls = {'ctr-files': files.url()}
+    old = pathlib.Path(files.until('export')['path'], 'DONE')
+    os.utime(old, (time.time() - 5 * 3600,) * 2)
+    scorer = Lines('trainer.cli.serve', '--run_dir', self.run_dir, port='--port')
+    self.addCleanup(scorer.command.kill)
+    urls['ctr-scorer'] = scorer.url('serving')
+    cluster = self.enter_context(contextlib.closing(topics.Cluster()))
+    messages = [topics.as_json(record) for record in topics.records(200)]
+    hours_ago = round(1000 * (time.time() - 5 * 3600))
+    cluster.send('clicks', messages[:100], times=[hours_ago] * 100)
+    with open(self.config, encoding='utf-8') as f:
+      tree = yaml.safe_load(f)
+    del tree['data']['watch'], tree['data']['day_pattern'], tree['export']
+    topic = {'brokers': cluster.brokers, 'topic': 'clicks', 'pass': {'records': 200}}
+    config = f'{self.folder}/topic.yaml'
+    pathlib.Path(config).write_text(
+      yaml.safe_dump(tree | {'data': tree['data'] | {'topic': topic}})
+    )
+    follower = Lines('trainer.run', '--config', config, '--run_dir', f'{self.folder}/of_topic')
+    self.addCleanup(follower.command.kill)
+    prometheus = Prometheus(self.folder, urls | {'ctr-topic': follower.url()})
+    self.addCleanup(prometheus.process.wait)
+    self.addCleanup(prometheus.process.kill)
+    alert = 'ALERTS{{alertname="{}"}}'.format
+    prometheus.until('up', {'ctr-files': 1, 'ctr-scorer': 1, 'ctr-topic': 1})
+    prometheus.until(alert('CtrStreamSilent'), {'ctr-files': 1})
+    prometheus.until(alert('CtrScoresStale'), {'ctr-scorer': 1})
+    prometheus.until(alert('CtrTrainerBehind'), {'ctr-topic': 1})
+    prometheus.until('ctr_trainer_messages_waiting', {'ctr-topic': 100})
+    cluster.send('clicks', messages[100:])
+    prometheus.until(alert('CtrTrainerBehind'), {})
+    prometheus.until('ctr_trainer_messages_waiting', {'ctr-topic': 0})
+    self.announce('day_0_hour_1.csv', 250)
+    prometheus.until(alert('CtrStreamSilent'), {})
+    prometheus.until(alert('CtrScoresStale'), {})
 
   def test_rank_0_answers_for_the_job(self):
     self.announce('day_0_hour_0.csv')

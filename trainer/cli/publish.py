@@ -15,11 +15,11 @@ from absl import flags
 
 from trainer import command_line, files
 from trainer.config.yaml_text import read_yaml
-from trainer.data.file_system import is_directory
 from trainer.errors import UserError
 from trainer.plain_data import JsonObject
 from trainer.reporting.status import Status
 from trainer.serving import processes
+from trainer.storage.bucket import EXPORTS, await_run_dir, followed
 
 if TYPE_CHECKING:
   from trainer.serving.publisher import Applied, Publisher
@@ -77,15 +77,15 @@ def main() -> int:
 
 
 def _run() -> int:
-  if '://' not in TO.value and not ONCE.value and ROLLBACK.value is None:
+  waits = not ONCE.value and ROLLBACK.value is None
+  if '://' not in TO.value and waits:
     processes.crash_alone(TO.value)
   status = Status('publisher', STALLED_SECONDS.value)
   if METRICS_PORT.value is not None:
     status.serve(METRICS_HOST.value, METRICS_PORT.value)
-  _await_run_dir(status)
+  await_run_dir('--run_dir', RUN_DIR.value, status.progress, waits)
   from trainer.serving.publisher import Publisher  # slow to import
   from trainer.serving.stores import open_store
-  from trainer.storage.bucket import EXPORTS, followed
 
   password = files.secret(PASSWORD_FILE.value, '--password_file')
   text = files.secret(KAFKA_CONFIG.value, '--kafka_config') or '{}'
@@ -98,19 +98,6 @@ def _run() -> int:
       _check_can_publish(exports, password, settings)
     store = open_store(TO.value, '--to', True, password, settings)
     return _publish(Publisher(exports, store, look), store, status)
-
-
-def _await_run_dir(status: Status) -> None:
-  """Waits until a trainer has made the run_dir, if the command follows it."""
-  told = False
-  while not is_directory(RUN_DIR.value):
-    if ONCE.value or ROLLBACK.value is not None or os.path.exists(RUN_DIR.value):
-      raise UserError(f'--run_dir {RUN_DIR.value}: no such directory; wanted the run_dir of a run')
-    if not told:
-      command_line.say(f'waiting: --run_dir {RUN_DIR.value}: no such directory yet')
-    told = True
-    status.progress()
-    time.sleep(SECONDS_BETWEEN_TRIES)
 
 
 def _check_can_publish(exports: str, password: str | None, settings: JsonObject) -> None:

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from absl import flags, logging
 
 from trainer import command_line, config, files, runtime
-from trainer.data.file_system import attempt_for, is_directory
+from trainer.data.file_system import attempt_for
 from trainer.errors import UserError, nearest, plain_errors
 from trainer.serving import processes
+from trainer.storage.bucket import EXPORTS, await_run_dir, followed
 
 if TYPE_CHECKING:
   from trainer.serving.service import Service
@@ -78,16 +80,17 @@ def main() -> int:
     raise UserError('--retrieve_run_dir: found with --store; wanted it with --run_dir')
   if flags.FLAGS['candidates'].present and not RETRIEVE_RUN_DIR.value:
     raise UserError('--candidates: wanted --retrieve_run_dir with it')
+  run_dirs = {'--run_dir': RUN_DIR.value, '--retrieve_run_dir': RETRIEVE_RUN_DIR.value}
+  run_dirs = {flag: run_dir for flag, run_dir in run_dirs.items() if run_dir}
+  for flag, run_dir in run_dirs.items():
+    await_run_dir(flag, run_dir)
   member = _forked() if PROCESSES.value > 1 else None
   if STORE.value:
     if '://' not in STORE.value:  # files that are mapped
       processes.crash_alone(STORE.value)
     return _serve([], member)
   with contextlib.ExitStack() as stack:
-    run_dirs = {'--run_dir': RUN_DIR.value}
-    if RETRIEVE_RUN_DIR.value:
-      run_dirs['--retrieve_run_dir'] = RETRIEVE_RUN_DIR.value
-    runs = [_opened(stack, flag, run_dir) for flag, run_dir in run_dirs.items()]
+    runs = [_opened(stack, run_dir, len(run_dirs) == 2) for run_dir in run_dirs.values()]
     if len(runs) == 2:
       _check_pair(*(run.cfg for run in runs))
     return _serve(runs, member)
@@ -115,22 +118,18 @@ class _Run(NamedTuple):
   cfg: config.Config | None  # None: the run has not begun yet
 
 
-def _opened(stack: contextlib.ExitStack, flag: str, run_dir: str) -> _Run:
-  from trainer.storage.bucket import EXPORTS, followed
-
-  if not is_directory(run_dir):
-    raise UserError(f'{flag} {run_dir}: no such directory; wanted the run_dir of a run')
+def _opened(stack: contextlib.ExitStack, run_dir: str, is_of_two: bool) -> _Run:
   here, look = stack.enter_context(followed(run_dir, EXPORTS))
   look()
-  is_begun = os.path.exists(os.path.join(here, 'config.yaml'))
-  return _Run(here, look, config.load_of_run(here) if is_begun else None)
+  path = os.path.join(here, 'config.yaml')
+  while is_of_two and not os.path.exists(path):  # only this shows whether they go together
+    time.sleep(SECONDS_BETWEEN_LOOKS)
+    look()
+  return _Run(here, look, config.load_of_run(here) if os.path.exists(path) else None)
 
 
-def _check_pair(ranker: config.Config | None, finder: config.Config | None) -> None:
-  """Raises a UserError unless one run can rank what another one finds; None: it has not begun."""
-  if ranker is None or finder is None:
-    flag = '--run_dir' if ranker is None else '--retrieve_run_dir'
-    raise UserError(f'{flag}: has no config.yaml yet; wanted a run that has begun')
+def _check_pair(ranker: config.Config, finder: config.Config) -> None:
+  """Raises a UserError unless one run can rank what another one finds."""
   finder.model.want('retrieval', '--retrieve_run_dir')
   ranker.model.want('interactions', '--run_dir')
   column = finder.item_slot.column or finder.item_slot.name

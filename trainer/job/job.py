@@ -68,7 +68,8 @@ class Job:
     self.cfg, self.communicator, self.step = cfg, communicator, step
     figures = figures or Status('trainer', cfg.sync.stalled_peer_seconds)
     self.progress_made = figures.progress
-    self._figures, self.log = figures, RunLog(cfg.run_dir, step, figures)
+    most_bytes = cfg.report.keep_mb and cfg.report.keep_mb * 10**6
+    self._figures, self.log = figures, RunLog(cfg.run_dir, step, figures, most_bytes)
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, figures.progress, folder, self.log.show)

@@ -15,7 +15,7 @@ class JobStatus:
 
   def __init__(self, run_dir: str, follows: bool, stream: Stream, log: RunLog, status: Status):
     self._run_dir, self._follows, self._stream, self._log = run_dir, follows, stream, log
-    self._status, self._since = status, None  # monotonic, when the oldest pass was announced
+    self._status, self._since = status, None  # monotonic, when the oldest pass or message came
 
   def begin(self, fates: dict[str, int]) -> None:
     """Begins once the run_dir is open and the checkpoint restored; `fates` are of its ledger."""
@@ -28,7 +28,13 @@ class JobStatus:
     )
     status.not_ready = None
     if self._follows and events.active:
-      status.set(lost=events.count('lost'), seconds_behind=self._seconds_behind)
+      source = self._stream.source
+      status.set(
+        lost=events.count('lost'),
+        seconds_behind=self._seconds_behind,
+        seconds_since_arrival=lambda: max(0.0, time.time() - source.arrived),
+        messages_waiting=source.messages,
+      )
       status.beat(
         lambda found: events.append({'event': 'heartbeat', 'step': found['steps'], **found})
       )
@@ -39,8 +45,8 @@ class JobStatus:
     if not (self._follows and self._log.events.active):
       return
     match action:
-      case Wait():
-        self._since = None
+      case Wait(seconds_behind=behind):
+        self._since = None if behind is None else time.monotonic() - behind
         self._status.set(passes_waiting=0, examples_per_second=0)
       case TrainPass(seconds_behind=behind, waiting=waiting):
         if behind is None:  # the pass was begun before a restart: those behind it are known

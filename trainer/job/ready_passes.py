@@ -26,10 +26,11 @@ DURATIONS_BETWEEN_LOOKS = 50
 class Source:
   """What a run follows beside data.train. This one has nothing; a wing has that of a topic.
 
-  Only process 0 calls `look`, `since` and `figures`.
+  Only process 0 calls `look`, `since`, `figures` and `messages`.
 
   Attributes:
     waiting_for: what the run waits for, for the user.
+    arrived: when the newest pass or message came; when this process began if it has seen none.
     misnamed: {path: the mistake in its name} of passes that were found.
   """
 
@@ -37,6 +38,7 @@ class Source:
 
   def __init__(self, data: config.Data, state: RunState, clock: Callable[[], float]):
     self._data, self._state, self._clock = data, state, clock
+    self.arrived = clock()
     self._said: set[str] = set()
 
   def look(self) -> list[Pass] | None:
@@ -44,8 +46,15 @@ class Source:
     return []
 
   def since(self, ready: Sequence[Pass]) -> float | None:
-    """Returns when the oldest of some passes was announced; None if none was."""
+    """Returns when the oldest came that is not trained on yet; None if there is none.
+
+    `ready` are the passes that are ready.
+    """
     del ready
+    return None
+
+  def messages(self) -> int | None:
+    """Returns how many messages are not trained on yet, as last seen; None: it has none."""
     return None
 
   def figures(self, data_pass: Pass) -> JsonObject:
@@ -89,11 +98,15 @@ class Watch(Source):
     began, ledger, epoch = self._clock(), self._state.ledger, self._state.progress.epoch
     if not self._look_again - SECONDS_BETWEEN_REMOTE_LOOKS <= began < self._look_again:
       is_settled = lambda path: ledger.has_folded(path, epoch)
+      known = {data_pass.path for data_pass in self._announcement[0]}
       try:
         self._announcement = announced(self._data, is_settled, self._settled)
       except OSError as e:
         self.say(f'{self._data.watch}: {e.strerror}; waiting for it')
         return None
+      if came := {p.marker for p in self._announcement[0] if p.path not in known}:
+        is_first = self._look_again == -math.inf and not is_remote(self._data.watch)
+        self.arrived = max(modified(m) or 0 for m in came) if is_first else self._clock()
       pause = SECONDS_BETWEEN_REMOTE_LOOKS
       if not is_remote(self._data.watch):
         pause = min(pause, DURATIONS_BETWEEN_LOOKS * (self._clock() - began))
@@ -144,9 +157,11 @@ class ReadyPasses:
     if self._listed is None:
       wrong = self._mistakes if data.max_refused_passes else None
       self._listed = passes(data, data.train, 'data.train', wrong)
-    self._listed = [p for p in self._listed if not ledger.has_folded(p.path, epoch)]
+    new = lambda found: [p for p in found if not ledger.has_folded(p.path, epoch)]
+    self._listed = new(self._listed)
     if (followed := self.source.look()) is None:
       return [], []
+    followed = new(followed)  # a look that is used again may be older than what was folded since
     wrong = []
     for path, text in (self._mistakes | self.source.misnamed).items():
       if ledger.of(Pass('', path), epoch) is None:
@@ -224,6 +239,6 @@ class ReadyPasses:
     return progress.closed_day if progress.day is None else progress.day
 
   def seconds_behind(self, ready: Sequence[Pass]) -> float | None:
-    """Returns how long ago the oldest of some passes was announced; None if none was."""
+    """Returns how long ago the oldest came that is not trained on yet; None if there is none."""
     since = self.source.since(ready)
     return None if since is None else round(max(0.0, self._clock() - since), 3)

@@ -34,7 +34,7 @@ class TrainPass:
   data_pass: Pass
   late: bool = False  # its own day has ended, so it counts for the day that is open
   waiting: int = 0  # number of passes that are ready behind it
-  seconds_behind: float | None = None  # how long ago the oldest ready pass was announced
+  seconds_behind: float | None = None  # how long ago the oldest pass or message came
   # Fields of its event that the source adds.
   of_topic: JsonObject = dataclasses.field(default_factory=dict)
 
@@ -52,6 +52,7 @@ class Wait:
   """No pass is ready; the run will look again later."""
 
   reason: str
+  seconds_behind: float | None = None  # how long ago the oldest message came that no pass has yet
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +80,7 @@ class Stream:
 
   Attributes:
     limit: how many passes in a row may be refused.
+    source: what the run follows.
   """
 
   def __init__(
@@ -93,6 +95,7 @@ class Stream:
     self._tell, self._clock = tell, clock
     self.limit = cfg.data.max_refused_passes
     self._passes = ReadyPasses(cfg.data, state, clock)
+    self.source = self._passes.source
     self._trains: Entry | None = None  # the pass that is being trained on
     self._refusal: str | None = None  # why the last pass was refused; None if it was not
     self._following: list[Pass] | None = None  # passes that were ready behind the last TrainPass
@@ -126,7 +129,7 @@ class Stream:
         self._tell(entry.name, 'late' if entry.fate == 'entered' else entry.fate, entry.reason)
       if entry.fate == 'refused':
         self._count_refused(entry)
-    self._passes.source.settled()
+    self.source.settled()
     # With any other action a pass is ready, and the run may go on if that pass is good.
     if (is_last := fields.get('is_finished', False)) or kind == 'Wait':
       self._check_refused(is_last)
@@ -143,7 +146,7 @@ class Stream:
     """
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
-    self._passes.source.trained(meta)
+    self.source.trained(meta)
     progress.refused_in_a_row, self._refusal = 0, None
     if self._cfg.data.close_day_after_hours is not None:
       progress.last_time = self._clock()
@@ -198,7 +201,7 @@ class Stream:
   def _settle(self, fate: str, reason: str) -> Entry:
     entry = dataclasses.replace(self._trains, fate=fate, reason=reason)
     self._state.ledger.put(entry)
-    self._passes.source.settled()
+    self.source.settled()
     self._trains = None
     return entry
 
@@ -324,13 +327,14 @@ class Stream:
       settled.append(entry)
       self._following = ready[place + 1 :]
       behind = self._passes.seconds_behind(ready[place:])
-      waiting, of_topic = len(ready) - place - 1, self._passes.source.figures(data_pass)
+      waiting, of_topic = len(ready) - place - 1, self.source.figures(data_pass)
       return decided(TrainPass(data_pass, late, waiting, behind, of_topic))
     self._following = []
     if (ending := self._ends(None)) is not None:
       return decided(ending)
     if cfg.stream:
-      return decided(Wait(f'waiting for {self._passes.source.waiting_for}'))
+      waits = f'waiting for {self.source.waiting_for}'
+      return decided(Wait(waits, self._passes.seconds_behind([])))
     return decided(End(is_finished=True))
 
   def _renewed(self, data_pass: Pass, begun: Entry) -> JsonObject:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import threading
 import time
@@ -15,6 +16,7 @@ from absl import logging
 
 from trainer.config import METRICS, RANKING_METRICS
 from trainer.errors import one_line
+from trainer.files import whole_file
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.listener import Listener
 
@@ -38,18 +40,27 @@ class EventLog:
     active: whether this process writes; only the first process of a job does.
     keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Later
       events, except those in OF_THE_JOB, are removed: the run repeats that work. None keeps all.
+    most_bytes: beyond it, the older half of the file is dropped, but for the first event, whose
+      field `dropped` says how many bytes went before the second one. None: no bound.
 
   Attributes:
     note: called with each event that this process writes.
     ending: the status in the event `end`; 'unfinished' before it.
   """
 
-  def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
-    self.active, self.troubles = active, []
+  def __init__(
+    self,
+    run_dir: str,
+    active: bool,
+    keep_bytes: int | None = 0,
+    most_bytes: int | None = None,
+  ):
+    self.active, self.troubles, self._most = active, [], most_bytes or math.inf
     self.note: Callable[[Mapping[str, Json]], None] = lambda record: None
     self._lock = threading.Lock()  # guards the file
     self._file: BinaryIO | None = None
     self._size = 0  # bytes of metrics.jsonl after the last write
+    self._head = self._dropped = 0  # bytes of the first event if others were dropped, and of these
     self._listeners: Sequence[Listener] = ()
     self.ending = 'unfinished'
     self._validated: JsonObject = {}  # the last evaluation of data.valid
@@ -57,7 +68,7 @@ class EventLog:
       return
     self._path = os.path.join(run_dir, 'metrics.jsonl')
     with self.guarded(self._path):
-      self._file = open(self._path, 'ab', buffering=0)
+      self._open()
     self.cut(keep_bytes)
 
   def tell(self, listeners: Sequence[Listener]) -> None:
@@ -83,10 +94,17 @@ class EventLog:
         self.troubles.append(trouble)
         logging.warning('cannot write %s; the training goes on', trouble)
 
+  def _open(self) -> None:
+    self._file = open(self._path, 'ab', buffering=0)
+    with open(self._path, 'rb') as f:
+      first = f.readline()
+    before = (_record(first) or {}).get('dropped')
+    self._head, self._dropped = (len(first), before - len(first)) if before else (0, 0)
+
   @property
   def position(self) -> int:
-    """The size of metrics.jsonl in bytes; 0 if this process does not write."""
-    return self._file.tell() if self._file is not None else 0
+    """The size of metrics.jsonl with all that was dropped; 0 if this process does not write."""
+    return self._file.tell() + self._dropped if self._file is not None else 0
 
   def cut(self, keep_bytes: int | None) -> None:
     """Removes the events after the first `keep_bytes` bytes, as the constructor does."""
@@ -96,19 +114,20 @@ class EventLog:
 
   def _cut(self, keep_bytes: int | None) -> None:
     """Raises OSError if no line ends there, because something else has changed the file."""
-    size = self._file.tell()
+    size = self.position
     if keep_bytes is None or size == keep_bytes:
       return
+    place = max(keep_bytes - self._dropped, self._head)
     with open(self._path, 'rb') as f:
-      f.seek(max(0, min(keep_bytes, size) - 1))
-      ends_a_line = keep_bytes == 0 or f.read(1) == b'\n'
+      f.seek(max(0, place - 1))
+      ends_a_line = place == 0 or f.read(1) == b'\n'
     if size < keep_bytes or not ends_a_line:
       lengths = f'{size:,} bytes now, {keep_bytes:,} at this checkpoint'
       raise OSError(errno.EIO, f'has changed ({lengths}): earlier events are missing or doubled')
     with open(self._path, 'rb') as f:
-      f.seek(keep_bytes)
+      f.seek(place)
       removed = [record for line in f if (record := _record(line)) is not None]
-    self._file.truncate(keep_bytes)
+    self._file.truncate(place)
     self._size = self._file.seek(0, os.SEEK_END)
     for record in removed:
       if record['event'] in OF_THE_JOB:
@@ -152,9 +171,8 @@ class EventLog:
 
   def count(self, event: str) -> int:
     """Returns how many events of one kind metrics.jsonl has."""
-    begins = json.dumps({'event': event})[:-1].encode()
     with self.guarded(self._path), open(self._path, 'rb') as f:
-      return sum(line.startswith(begins) for line in f)
+      return sum(line.startswith(_begins(event)) for line in f)
     return 0
 
   def histograms(self, kind: str, step: int, histograms: Mapping[str, np.ndarray]) -> None:
@@ -165,7 +183,8 @@ class EventLog:
     line = (json.dumps(record) + '\n').encode()
     there = os.stat(self._path) if os.path.exists(self._path) else None
     if not (self._file and there and os.path.samestat(there, os.fstat(self._file.fileno()))):
-      lost, self._file = self._file, open(self._path, 'ab', buffering=0)
+      lost = self._file
+      self._open()
       if lost:
         lost.close()
         with self.guarded(self._path):
@@ -183,12 +202,37 @@ class EventLog:
     while line:
       line = line[self._file.write(line) :]
       self._size = self._file.tell()
+    if self._size > self._most:
+      self._drop()
+
+  def _drop(self) -> None:
+    """Drops the older half of the events, but for the first one."""
+    with open(self._path, 'rb') as f:
+      first = _record(f.readline()) or {'event': 'start', 'step': 0}
+      f.seek(self._size // 2)
+      f.readline()
+      first['dropped'], kept = f.tell() + self._dropped, f.read()
+    with whole_file(self._path) as f:
+      f.write((json.dumps(first) + '\n').encode() + kept)
+    self._file.close()
+    self._open()
+    self._size = self._file.seek(0, os.SEEK_END)
 
 
-def read_events(run_dir: str) -> pd.DataFrame:
-  """Returns the events of a run, one in each row; without lines that were cut or damaged."""
+def _begins(event: str) -> bytes:
+  """Returns how the lines of one kind of events begin."""
+  return json.dumps({'event': event})[:-1].encode()
+
+
+def read_events(run_dir: str, without: str = '') -> pd.DataFrame:
+  """Returns the events of a run, one in each row; without lines that were cut or damaged.
+
+  Events of the kind `without` are left out.
+  """
+  left_out = _begins(without)
   with open(os.path.join(run_dir, 'metrics.jsonl'), 'rb') as f:
-    records = [record for line in f if (record := _record(line)) is not None]
+    lines = (line for line in f if not line.startswith(left_out))
+    records = [record for line in lines if (record := _record(line)) is not None]
   # A run that was stopped early may have no events.
   return pd.DataFrame(records, columns=None if records else ['event', 'step', 'time'])
 

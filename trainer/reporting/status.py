@@ -23,6 +23,7 @@ from trainer.plain_data import Json, JsonObject
 
 SECONDS_BETWEEN_HEARTBEATS = 60.0
 _SECONDS_TO_ASK = 5.0  # for a client's request and its answer
+NEXT = 'auc', 'logloss', 'rmse', 'calibration'
 PASS_FATES = 'trained', 'late', 'skipped', 'seen', 'refused'
 
 
@@ -48,7 +49,15 @@ FIGURES = {
     **_OF_BOTH,
     **{f'passes_{f}': Figure(f'Passes {f} in this run.', is_counter=True) for f in PASS_FATES},
     'passes_waiting': Figure('Passes ready behind the one in training, at its start.'),
-    'seconds_behind': Figure('Since the oldest pass that is not trained was announced; 0: none.'),
+    'seconds_behind': Figure('Since the oldest pass or message came that is not trained; 0: none.'),
+    'messages_waiting': Figure('Messages of data.topic that are not trained, as last seen.'),
+    'seconds_since_arrival': Figure('Since the newest pass or message came.'),
+    **{
+      f'next_{f}': Figure(f'The {f} of the next pass, before training.', f, ('next',)) for f in NEXT
+    },
+    'exports_withheld': Figure(
+      'Passes after which export.gate withheld it.', '', ('withheld',), True
+    ),
     'processes': Figure('Ranks or workers of the job.', 'processes', ('start',)),
     'steps': Figure('Steps of the run.', 'step', ('start', 'window', 'train', 'save')),
     'examples': Figure('Samples trained since this start.', 'samples', ('train',), True),
@@ -107,7 +116,7 @@ class Status:
 
   def note(self, record: Mapping[str, Json]) -> None:
     """Takes the figures from an event of metrics.jsonl."""
-    event = record['event']
+    event = record.get('split', record['event'])
     if fate := 'trained' if event == 'train' else record.get('fate'):
       self.add(f'passes_{fate}')
     if event == 'export':  # such as exports/000012-delta

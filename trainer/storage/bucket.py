@@ -21,7 +21,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from trainer import files
+from trainer import command_line, files
 from trainer.data import file_system
 from trainer.errors import UserError, printable
 from trainer.storage import run_lock
@@ -42,6 +42,24 @@ EXPORTS = ('config.yaml', 'exports')
 _FOLDERS = ('checkpoints', 'best', 'exports', 'tensorboard')
 _SECONDS_BETWEEN_LOOKS = 1.0
 _BLOCK_BYTES = 1 << 20
+
+
+def await_run_dir(
+  flag: str, run_dir: str, progress: Callable[[], None] = lambda: None, waits: bool = True
+) -> None:
+  """Waits until a trainer has made a run_dir, and calls `progress` meanwhile.
+
+  A UserError says that it is no directory or, unless `waits`, that it is not there yet.
+  """
+  told = False
+  while not file_system.is_directory(run_dir):
+    if not waits or os.path.exists(run_dir):
+      raise UserError(f'{flag} {run_dir}: no such directory; wanted the run_dir of a run')
+    if not told:
+      command_line.say(f'waiting: {flag} {run_dir}: no such directory yet')
+    told = True
+    progress()
+    time.sleep(_SECONDS_BETWEEN_LOOKS)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Warns of a model that predicts worse than a constant would, and says what may be wrong."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from absl import logging
 
@@ -11,7 +12,9 @@ from trainer.reporting.listener import Listener
 from trainer.reporting.metric_text import clicks_of, is_miscalibrated, overfits
 from trainer.tools.sentences import Finding, found
 from trainer.training.advice import LEAST_CLICKS
-from trainer.training.run_state import RunState
+
+if TYPE_CHECKING:  # importing TensorFlow takes seconds
+  from trainer.training.run_state import RunState
 
 FEW_STEPS = 50  # after fewer, a model has hardly left its initial values
 
@@ -21,7 +24,7 @@ class Advice(Listener):
 
   what = 'advice'
 
-  def __init__(self, cfg: config.Config, state: RunState):
+  def __init__(self, cfg: config.Config, state: 'RunState'):
     self._cfg, self._state = cfg, state
     self._auc = self._auc_of_best = {}  # {task: AUC} of the last training pass
 

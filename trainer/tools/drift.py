@@ -1,20 +1,21 @@
 """Detects drift: compares the bins and dense columns of each day with those of the first one."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import logging
 
 from trainer import config
-from trainer.data.columns import bins
-from trainer.data.features import hash_keys, transform_dense
-from trainer.data.prepared import PreparedPass
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.listener import Listener
 from trainer.tools.sentences import Finding, found
-from trainer.training.inputs import Inputs
-from trainer.training.run_log import RunLog
-from trainer.training.run_state import RunState
+
+if TYPE_CHECKING:  # importing TensorFlow takes seconds, which a report does not have
+  from trainer.data.prepared import PreparedPass
+  from trainer.training.inputs import Inputs
+  from trainer.training.run_log import RunLog
+  from trainer.training.run_state import RunState
 
 DRIFTED = 0.25  # a population stability index above it is usually called a significant change
 BEYOND = 0.25  # the share of a dense column's values that `standardise` cuts
@@ -24,10 +25,10 @@ _MOST_CHUNKS = 8  # how many chunks of a pass are counted
 class Drift(Listener):
   """Compares days or, without days, passes of the first epoch."""
 
-  def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
+  def __init__(self, inputs: 'Inputs', state: 'RunState', log: 'RunLog'):
     self._inputs, self._state, self._log = inputs, state, log
 
-  def trained(self, prepared: PreparedPass, name: str) -> None:
+  def trained(self, prepared: 'PreparedPass', name: str) -> None:
     if self._state.progress.epoch == 0:
       self._count(prepared)
       if not self._inputs.cfg.data.has_days:
@@ -37,13 +38,16 @@ class Drift(Listener):
     if not is_empty:
       self._compare(f'day {day}', day=day)
 
-  def _count(self, prepared: PreparedPass) -> None:
+  def _count(self, prepared: 'PreparedPass') -> None:
     """Adds a pass to the counts of the day: samples by bin, and dense values that are cut.
 
     The first are of each slot made of bins, the others of each dense column with a bound. Only the
     samples in the first chunks of the pass are counted. Every process calls it, reads the same
     samples, and keeps the same counts in `Progress.bins`.
     """
+    from trainer.data.columns import bins
+    from trainer.data.features import hash_keys
+
     cfg, counted = self._inputs.cfg, self._state.progress.bins
     stats = self._inputs.step.dense.embedding.stats.numpy()
     _count_beyond(cfg.data.dense, counted.setdefault('beyond', {}), prepared, stats)
@@ -78,13 +82,15 @@ class Drift(Listener):
 def _count_beyond(
   columns: Sequence[config.DenseColumn],
   counts: dict[str, list[int]],
-  prepared: PreparedPass,
+  prepared: 'PreparedPass',
   stats: np.ndarray,
 ) -> None:
   """Adds a pass to `counts`, {column: [its values that are cut to its bound, all its values]}.
 
   `stats` is float32 [3, >= Dn], a result of `dense_stats`.
   """
+  from trainer.data.features import transform_dense
+
   bounds = stats[2, : len(columns)]
   if not bounds.any():
     return

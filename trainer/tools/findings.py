@@ -91,16 +91,21 @@ def labels(run: RecordedRun) -> Iterator[Finding]:
   if len(trained) < 3:
     return
   rates = trained['ctr'].dropna()
-  values = rates.to_numpy()
+  if len(values := rates.to_numpy()) < 2:
+    return
   # The largest of so many normal |values| exceeds z in 5 % of cases (the Bonferroni correction).
   z = statistics.NormalDist().inv_cdf(1 - 0.025 / len(trained))
-  for place, (i, rate) in enumerate(rates.items()):
-    others = np.median(np.delete(values, place))
+  ordered, places = np.sort(values), values.argsort().argsort()
+  left = lambda i: ordered[i + (i >= places)]  # the i-th of the values but for one, for each
+  medians = (left((len(values) - 2) // 2) + left((len(values) - 1) // 2)) / 2
+  ratios = values / np.maximum(medians, 1e-9)
+  for place in np.flatnonzero((ratios <= 1 / LABEL_FACTOR) | (ratios >= LABEL_FACTOR)):
+    i, rate, others = rates.index[place], values[place], medians[place]
     # The number of clicks is random, with a variance equal to its mean (Poisson).
     clicks, without = class_sizes(trained.loc[i])
     expected = clicks * others / rate if rate else without * others
     is_chance = abs(clicks - expected) < z * max(clicks, expected) ** 0.5
-    if not is_chance and not 1 / LABEL_FACTOR < rate / max(others, 1e-9) < LABEL_FACTOR:
+    if not is_chance:
       yield found('label_rate', trained.loc[i, 'pass'], rate=rate, usual=others)
       return
   ahead = run.evaluated('next').drop_duplicates('pass', keep='first')
@@ -108,8 +113,9 @@ def labels(run: RecordedRun) -> Iterator[Finding]:
   values = rows['auc'].iloc[1:].dropna()  # before or in the first pass, the model knows nothing
   # Only passes before: while the model learns, those after have a higher AUC.
   for i, value, before in zip(values.index, values, values.expanding().median().shift()):
-    interval = auc_interval_of(rows.loc[i], z)
-    if value < before - LABEL_AUC_DROP and interval and interval[1] < before:
+    if not value < before - LABEL_AUC_DROP:
+      continue
+    if (interval := auc_interval_of(rows.loc[i], z)) and interval[1] < before:
       yield found('label_auc', rows.loc[i, 'pass'], auc=value, usual=before)
 
 

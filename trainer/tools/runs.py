@@ -81,11 +81,16 @@ class RecordedRun:
       truth = truth | {'passes': passes}
     return dataclasses.replace(self, events=events, truth=truth, task=name)
 
+  @functools.cached_property
+  def _by_event(self) -> dict[str, pd.DataFrame]:
+    return dict(iter(self.events.groupby('event')))
+
   def of(self, event: str) -> pd.DataFrame:
-    return self.events[self.events['event'] == event]
+    return self._by_event.get(event, self.events[:0])
 
   def evaluated(self, split: str) -> pd.DataFrame:
-    return self.events[(self.events['event'] == 'eval') & (self.events['split'] == split)]
+    rows = self.of('eval')
+    return rows[rows['split'] == split]
 
   @functools.cached_property
   def best(self) -> pd.Series | None:
@@ -93,7 +98,8 @@ class RecordedRun:
     chosen = self.events[self.events['event'].isin(['best', 'best_forgotten'])].tail(1)
     if not len(chosen) or chosen['event'].iloc[0] == 'best_forgotten':
       return None
-    return self.evaluated('valid').loc[: chosen.index[0]].iloc[-1]
+    evaluated = self.evaluated('valid').loc[: chosen.index[0]]
+    return evaluated.iloc[-1] if len(evaluated) else None
 
   def of_kept(self, event: str) -> pd.DataFrame:
     """Returns the events of one kind, up to the step of the state kept for prediction."""
@@ -158,12 +164,14 @@ class RecordedRun:
     """The number of samples trained on. A sample counts once, however many epochs there are."""
     return self.of('train').drop_duplicates('pass')['samples'].sum()
 
-  def by_slot(self, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
+  def by_slot(
+    self, event: str, field: str, columns: str = 'slots', most: int | None = None
+  ) -> pd.DataFrame:
     """Returns a statistic of the slots that have it: a row for each event, a column for each slot.
 
-    `columns` is 'slots' or 'dense'.
+    `columns` is 'slots' or 'dense'; at most the last `most` events are read.
     """
-    of_slots = self.of(event)[columns].dropna()
+    of_slots = self.of(event)[columns].dropna().iloc[-(most or 0) :]
     rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
     return pd.DataFrame(rows, of_slots.index).dropna(axis=1, how='all')
 
@@ -224,8 +232,7 @@ def read_run(run_dir: str) -> RecordedRun:
   cfg = config.load_of_run(run_dir)
   if not os.path.exists(os.path.join(run_dir, 'metrics.jsonl')):
     raise UserError(f'{run_dir}: no metrics.jsonl there; wanted the run_dir of a training run')
-  events = read_events(run_dir)
-  events = events[events['event'] != 'heartbeat']
+  events = read_events(run_dir, without='heartbeat')
   missing = [name for name in EVENT_COLUMNS if name not in events]
   events = events.reindex(columns=[*events, *missing])
   events['samples'] = events['samples'].fillna(events['examples'])  # of version 0.2

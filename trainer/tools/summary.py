@@ -21,6 +21,11 @@ def state(run: RecordedRun) -> str:
 def summary(run: RecordedRun) -> list[str]:
   """Returns sentences on the model, the data, the kept state, the speed, and how the run ended."""
   cfg, trained, told = run.cfg, run.of('train'), []
+  if 'dropped' in run.events:
+    since = f'step {run.events["step"].iloc[:2].iloc[-1]:,}'
+    told.append(
+      f'Events before {since} were dropped (report.keep_mb): all this is of what followed.'
+    )
   used = dict.fromkeys(i.kind.rpartition('.')[2] for i in cfg.model.all_interactions().values())
   kinds = ', '.join(used) or f'two towers with {cfg.model.retrieval.loss}'
   model = f'A model of {kinds} over {counted(len(cfg.data.slots), "slot")}'

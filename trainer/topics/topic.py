@@ -179,6 +179,20 @@ class Topic:
     with contextlib.suppress(self._kafka.KafkaException):
       self._consumer.commit(offsets=[self._at(p, n) for p, n in offsets.items()])
 
+  def times(self, offsets: Mapping[str, int]) -> list[int]:
+    """Returns the timestamp of each partition's first message from an offset on, if it comes."""
+    left, found = {p: self._at(p, n) for p, n in offsets.items()}, []
+    self._consumer.assign([*left.values()])
+    end = time.monotonic() + SECONDS_TO_ANSWER
+    while left and time.monotonic() < end:
+      with plain_kafka(self.what):
+        message = self._consumer.poll(_SECONDS_AT_ONCE)
+        if message is not None and (at := left.pop(str(message.partition()), None)):
+          found += [message.timestamp()[1]] if message.error() is None else []
+          self._consumer.incremental_unassign([at])
+    self._consumer.unassign()
+    return found
+
   def messages(
     self, partition: str, span: Span, waits: Callable[[], None] | None = None
   ) -> Iterator[list['confluent_kafka.Message']]:

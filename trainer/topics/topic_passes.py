@@ -83,11 +83,7 @@ def _crc32(cuts: JsonObject) -> int:
 
 
 class TopicPasses(Source):
-  """Finds the passes of data.topic that are ready.
-
-  Attributes:
-    cut_at: {name of a pass that is ready: when it was cut}.
-  """
+  """Finds the passes of data.topic that are ready."""
 
   def __init__(self, data: config.Data, state: RunState, clock: Callable[[], float]):
     super().__init__(data, state, clock)
@@ -102,7 +98,9 @@ class TopicPasses(Source):
     self._since = clock()  # when the last pass was cut
     self._committed: dict[str, int] = {}
     self._checked: str | None = ''  # the cluster in which the topic was found to be the same
-    self.waiting_for, self.cut_at = f'records of {data.stream}', {}
+    # Where messages begin that are not trained on yet, and when the oldest of these came.
+    self._oldest: tuple[dict[str, int], float | None] = {}, None
+    self.waiting_for = f'records of {data.stream}'
 
   def look(self) -> list[Pass]:
     """Returns the passes that are ready, in order, and cuts as many as there are."""
@@ -130,14 +128,28 @@ class TopicPasses(Source):
         if span.end > (end := self._bounds.get(p, Span(0, 0)).end):
           told = f'wants the messages of partition {p} to offset {span.end}, which has {end}'
           raise self._damaged(f'its pass {name} {told}')
-      self.cut_at[name] = cut['at']
       ready[name] = Pass(name, cut['path'], spans.day if self._topic.days else 0)
       place = _Place(place.offsets | spans.ends, spans.time)
-    self.cut_at = {name: self.cut_at[name] for name in ready}
     return list(ready.values())
 
   def since(self, ready: Sequence[Pass]) -> float | None:
-    return min((self.cut_at[p.name] for p in ready if p.name in self.cut_at), default=None)
+    """Does what `Source.since` does, by the timestamps of the next messages."""
+    spans = next((p.spans.parts for p in ready if p.spans), None)
+    if spans is None:
+      begins = self._starts(self._place()) if self._bounds else {}
+      spans = {p: Span(start, self._bounds[p].end) for p, start in begins.items()}
+    starts = {p: span.start for p, span in spans.items() if span.start < span.end}
+    if starts != self._oldest[0] and self._client:
+      times: list[int] = []
+      with contextlib.suppress(Away):
+        times = self._client.times(starts)
+      self._oldest = starts, min((t / 1000 for t in times if t >= 0), default=None)
+    return self._oldest[1]
+
+  def messages(self) -> int | None:
+    begin = self._place().offsets or (self._file or {}).get('begin') or {}
+    left = [max(0, span.end - begin.get(p, span.start)) for p, span in self._bounds.items()]
+    return sum(left) if left else None
 
   def figures(self, data_pass: Pass) -> JsonObject:
     """Returns fields of the event of a pass: messages behind it, as last seen, and lost before."""
@@ -331,7 +343,7 @@ class TopicPasses(Source):
         raise UserError(f'{self._client.what}: its partition {min(gone)} is gone')
       for p, span in bounds.items():
         if p not in self._bounds or self._bounds[p].end != span.end:
-          self._grew[p] = self._clock()
+          self._grew[p] = self.arrived = self._clock()
       self._bounds, self._is_away, self._pause = bounds or self._bounds, False, _LEAST_PAUSE
       cluster = self._client.cluster()
       if bounds and cluster != self._checked:

@@ -1,20 +1,23 @@
 """Tells users what most likely went wrong in training, and what to do next."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainer import config
-from trainer.data.features import SlotBatch
-from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass
+
+if TYPE_CHECKING:  # importing TensorFlow takes seconds
+  from trainer.data.features import SlotBatch
+  from trainer.data.prepared import PreparedPass
 
 HUGE_VALUE = 1e5  # a dense value beyond it makes most models diverge
 HUGE_WEIGHT = 1e15  # beyond it, sums of squared gradients come near the largest float32
 LEAST_CLICKS = 200  # with fewer in data.valid, the AUC of an epoch is uncertain by ±0.04 or more
 
 
-def huge_value(cfg: config.Config, batch: SlotBatch) -> str | None:
+def huge_value(cfg: config.Config, batch: 'SlotBatch') -> str | None:
   """Returns a text that names a column of the batch whose values make a loss infinite, or None."""
   for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
@@ -33,7 +36,7 @@ def huge_value(cfg: config.Config, batch: SlotBatch) -> str | None:
   return None
 
 
-def placed(error: BadPass, prepared: PreparedPass) -> BadPass:
+def placed(error: BadPass, prepared: 'PreparedPass') -> BadPass:
   """Returns an error of training on a pass; it names the record of a huge value to blame."""
   value, place = prepared.meta['bad'].get('largest', (0.0, ''))  # 0.2.0 wrote none
   is_to_blame = value > HUGE_VALUE and ' up to ' in str(error)
@@ -54,7 +57,7 @@ def lower_rates(cfg: config.Config) -> str:
   return 'lower the learning rates of train.dense_optimizer or of sparse.tables, or set clip'
 
 
-def few_clicks(cfg: config.Config, valid: Sequence[PreparedPass]) -> str | None:
+def few_clicks(cfg: config.Config, valid: Sequence['PreparedPass']) -> str | None:
   """Returns a warning if data.valid has too few clicks for choosing the best epoch; else None."""
   label, plateau = cfg.deciding_label, cfg.train.plateau
   has_clicks = cfg.kinds_of_labels[label.name] == 'clicks'

@@ -23,8 +23,8 @@ class RunLog:
     status: the figures that the run tells from outside.
   """
 
-  def __init__(self, run_dir: str, step: Step, status: Status):
-    self._run_dir, self._step, self.status = run_dir, step, status
+  def __init__(self, run_dir: str, step: Step, status: Status, most_bytes: int | None = None):
+    self._run_dir, self._step, self.status, self._most = run_dir, step, status, most_bytes
     self.clock = Stopwatch()
     self.listeners: Sequence[Listener] = ()
     self.open(active=False)
@@ -35,7 +35,7 @@ class RunLog:
     `keep_bytes` is the size of metrics.jsonl at the checkpoint from which the run continues; later
     events are removed.
     """
-    self.events = EventLog(self._run_dir, active, keep_bytes)
+    self.events = EventLog(self._run_dir, active, keep_bytes, self._most)
     self.events.note = self._note
     self.events.tell(self.listeners)
     self._live = LiveLine(active, runtime.is_terminal())

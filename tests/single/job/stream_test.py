@@ -131,6 +131,26 @@ class StreamTest(tf.test.TestCase):
     self.assertEqual(self.stream.next().data_pass.name, 'day_1')
     self.stream.trained()
 
+  def test_what_was_folded_since_a_look_is_not_seen_anew(self):
+    """The look is used again, and has trained passes of which the ledger keeps a hash alone."""
+    names = [f'day_1_h_{hour}' for hour in range(9)]
+    self.announce(*names)
+    announced = passes.announced
+
+    def slowly(*args):
+      self.now += 0.1
+      return announced(*args)
+
+    self.start()
+    with mock.patch.object(ready_passes, 'announced', slowly):
+      for name in names:
+        self.assertEqual(self.next_train(), name)
+        self.stream.trained()
+        self.state.ledger.fold(2)
+    self.assertEqual(self.run_until_idle(), [])
+    self.assertEqual(self.state.ledger.counts(), {'trained': 9})
+    self.assertEqual(self.fates(), dict.fromkeys(names[-2:], 'trained'))
+
   def test_a_look_that_takes_long_is_not_repeated_at_once(self):
     """So looking takes a small share of the time, and new passes are found within seconds."""
     looks = []

@@ -5,6 +5,7 @@ import signal
 import tempfile
 from unittest import mock
 
+import numpy as np
 import tensorflow as tf
 
 from trainer import command_line
@@ -48,6 +49,29 @@ class EventLogTest(tf.test.TestCase):
     log.write('train', 1)
     events = read_events(self.run_dir)
     self.assertEqual(events['event'].tolist(), ['start', 'save', 'lost', 'start', 'train'])
+
+  def test_a_bound(self):
+    log = EventLog(self.run_dir, True, 0, most_bytes=1000)
+    log.write('start', 0)
+    places = []
+    for step in range(1, 200):
+      log.write('train', step)
+      places.append(log.position)
+      self.assertLessEqual(os.path.getsize(self.path), 1000)
+    self.assertLess(places[-1] - places[0], 60 * 200)
+    self.assertAllGreater(np.diff(places), 0)
+    first, *steps = self.steps()
+    self.assertEqual((first, steps), (0, list(range(steps[0], 200))))
+    self.assertGreater(len(steps), 7)
+    self.assertEqual(read_events(self.run_dir)['dropped'].iloc[0], places[steps[0] - 2])
+    log = EventLog(self.run_dir, True, places[196 - 1], most_bytes=1000)  # as a run that continues
+    self.assertEqual(log.position, places[196 - 1])
+    self.assertEqual(self.steps()[-1], 196)
+    for step in range(197, 300):
+      log.write('train', step)
+    log = EventLog(self.run_dir, True, places[1])  # a checkpoint from before all that is left
+    log.write('train', 3)
+    self.assertEqual((self.steps(), log.troubles), ([0, 3], []))
 
   def test_cut_while_it_is_written(self):
     log = self.open(0)

@@ -44,8 +44,8 @@ data:
   slots: [{{name: user}}, {{name: item}}]
   max_refused_passes: 3
 model: {{interactions: [linear]}}
-train: {{batch_size: 50}}
-export: {{base: true, delta_every_passes: 1}}
+train: {{batch_size: 50, progressive_validation: true}}
+export: {{base: true, delta_every_passes: 1, gate: {{metric: auc, tolerance: 0.1}}}}
 """
 
 
@@ -88,8 +88,8 @@ class StatusTest(tf.test.TestCase):
     self.run_dir = f'{self.folder}/run'
     self.cfg = config.parse(CONFIG.format(folder=self.folder), 'a config', [], run_dir=self.run_dir)
 
-  def announce(self, name, size, hours_ago=0):
-    rows = [f'{i % 7},{i % 5},{i % 3 == 0:d}\n' for i in range(size)]
+  def announce(self, name, size, hours_ago=0, clicks=lambda i: i % 3 == 0):
+    rows = [f'{i % 7},{i % 5},{clicks(i):d}\n' for i in range(size)]
     path = pathlib.Path(f'{self.folder}/passes/{name}.csv')
     path.write_text('user,item,click\n' + ''.join(rows), encoding='utf-8')
     pathlib.Path(f'{path}.done').touch()
@@ -160,9 +160,44 @@ class StatusTest(tf.test.TestCase):
       for name in ('d', 'hangs')
     ]
     self.assert_flips('CtrTrainerHangs', *idle)
-    self.assert_named(seen['d'], 'ctr_trainer')
+    self.assertAllClose(
+      [seen[name]['ctr_trainer_seconds_since_arrival'] for name in 'abd'], [0] * 3, atol=300
+    )
+    messages = {'ctr_trainer_messages_waiting': 0}  # only of a topic
+    self.assert_named(seen['d'] | messages, 'ctr_trainer')
     runbook = (LAUNCH.parent / 'docs' / 'runbook.md').read_text('utf-8')
     self.assertSameElements(re.findall(r'^\| `(Ctr\w+)`', runbook, re.MULTILINE), ALERTS)
+
+  def test_the_alerts_on_quality_and_silence(self):
+    for size, name in enumerate('abc', 2000):  # the same bytes would be seen before
+      self.announce(name, size, 5, clicks=lambda i: i % 7 < 2)
+    self.announce('d', 2000, 4, clicks=lambda i: i % 7 > 1)
+    page, seen = Page('trainer'), {}
+
+    def on_pass_end(name):
+      seen[name] = page.samples()
+      if name == 'd':
+        signal.raise_signal(signal.SIGTERM)
+
+    self.train(on_pass_end, page)
+    quality = [
+      [seen[name][f'ctr_trainer_next_{of}'] for of in ('auc', 'logloss', 'calibration')]
+      for name in 'cd'
+    ]
+    with open(f'{self.run_dir}/metrics.jsonl', encoding='utf-8') as f:
+      evaluated = [e for e in map(json.loads, f) if e.get('split') == 'next']
+    self.assertAllClose(
+      quality, [[e[of] for of in ('auc', 'logloss', 'calibration')] for e in evaluated[-2:]]
+    )
+    (auc, logloss, calibration), (lower, higher, off) = quality
+    self.assert_flips('CtrAucFalls', 0, auc - lower)
+    self.assert_flips('CtrLoglossRises', 1, higher / logloss)
+    self.assert_flips('CtrCalibrationOff', abs(calibration - 1), abs(off - 1))
+    withheld = [seen[name]['ctr_trainer_exports_withheld_total'] for name in 'cd']
+    self.assert_flips('CtrExportsWithheld', *withheld)
+    silent = [seen[name]['ctr_trainer_seconds_since_arrival'] for name in 'cd']
+    self.assertAllClose(silent, [4 * HOURS] * 2, atol=300)
+    self.assert_flips('CtrStreamSilent', 0, silent[0])
 
   def assert_named(self, page, prefix):
     """The page has every figure with this prefix that alerts and dashboard name."""
@@ -214,7 +249,12 @@ class StatusTest(tf.test.TestCase):
     ):
       self.train(on_pass_end, page)
     page, beat = found
-    changing = {'seconds_behind', 'seconds_since_progress', 'disk_free_bytes'}
+    changing = {
+      'seconds_behind',
+      'seconds_since_arrival',
+      'seconds_since_progress',
+      'disk_free_bytes',
+    }
     names = zip(FIGURES['trainer'], page_names('trainer'))
     told = {name: page[there] for name, there in names if there in page}
     self.assertSameElements(beat.keys() - {'event', 'step', 'time'}, told)

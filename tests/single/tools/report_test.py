@@ -104,6 +104,14 @@ class PageTest(tf.test.TestCase):
     self.assertTrue(told and told[1], done.stderr[-2000:])
     return json.loads(html.unescape(told[1]))
 
+  def test_it_says_that_older_events_were_dropped(self):
+    first, *events = runs.healthy_events()
+    later = events[len(events) // 2 :]
+    run_dir = self.write(events=[first | {'dropped': 10_000}, *later])
+    report.write([run_dir], f'{run_dir}/report.html')
+    told = f'Events before step {later[0]["step"]:,} were dropped (report.keep_mb)'
+    self.assertIn(told, pathlib.Path(f'{run_dir}/report.html').read_text())
+
   @unittest.skipUnless(BROWSER, 'no Chromium is installed: apt-get install chromium')
   def test_a_browser_shows_what_the_events_say(self):
     run_dir = self.write('w' * 60)  # that its path has no place to break

@@ -30,6 +30,7 @@ from trainer.errors import BadPass, ConfigError, UserError
 from trainer.job import stop_request
 from trainer.job.callback import Callback
 from trainer.job.job import Job
+from trainer.reporting.status import Status
 from trainer.topics import topic
 from trainer.topics.topic_passes import TopicPasses, shared
 from trainer.training.step import TrainStep
@@ -84,10 +85,10 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     }
     return config.parse(json.dumps(tree | sections), 'a test')
 
-  def train(self, *args, **sections):
+  def train(self, *args, figures=None, **sections):
     """Trains on what is there, then stops; returns the events of metrics.jsonl."""
     cfg = self.config(*args, **sections)
-    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), figures)
     with stopped_when_it_waits(one):
       self.assertEqual(0, one.run())
       one.close()
@@ -142,6 +143,20 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     self.assertEqual(
       progress['topics'][self.name]['offsets'], {'0': 250, '1': 450, '2': 250, '3': 250}
     )
+
+  def test_how_late_it_is(self):
+    """By the time of the next message, however lately it was cut, also of one without a pass."""
+    hours_ago = round(1000 * (time.time() - 5 * 3600))
+    some = map(topics.as_json, topics.records(1000))
+    self.cluster.send(self.name, some, times=[hours_ago + 10_000 * i for i in range(1000)])
+    figures = Status('trainer', 1800)
+    trained = self.train({'pass': {'records': 300}}, figures=figures)
+    late = [5 * 3600 - 10 * n for n in (0, 300, 600, 900)]
+    self.assertAllClose([e['seconds_behind'] for e in trained], late[:3], atol=300)
+    found = figures.read()
+    self.assertNear(found['seconds_behind'], late[3], 300)
+    self.assertEqual(found['messages_waiting'], 100)
+    self.assertLess(found['seconds_since_arrival'], 300)
 
   def test_a_bad_message_is_told_with_its_place(self):
     values = list(map(topics.as_json, topics.records(400)))
