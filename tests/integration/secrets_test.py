@@ -83,7 +83,6 @@ class SecretsTest(tf.test.TestCase):
         ('export', run_dir, '--kind', 'base', '--out', address),
         ('report', address),
         ('resolve', '--config', bad),
-        ('resolve', '--diff', config, address),
         ('doctor', '--config', bad),
         ('doctor', '--run_dir', address),
         ('publish', run_dir, '--once', '--to', address),

@@ -116,7 +116,7 @@ def scores(step: Step, cfg: config.Config, columns: Mapping[str, list], size: in
     return LookedUpRows(rows.linear.numpy(), np.diff(rows.offsets), rows.factors.numpy(), present)
 
   view = types.SimpleNamespace(settled=lambda _: None, look_up=look_up)
-  return scorer.score(scorer.parse(columns, size), view).outputs
+  return scorer.score(scorer.columns.read(columns, size), view).outputs
 
 
 def rows_of(chunks: Iterable[Mapping[str, np.ndarray]]) -> dict[int, Row]:

@@ -40,7 +40,7 @@ JSON = flags.DEFINE_bool(
 @command_line.command
 def main() -> None:
   from trainer.evaluation.finished_run import open_run
-  from trainer.tools.evaluated import in_words, json_text, warnings
+  from trainer.tools.evaluated import in_words, json_text, without_auc
 
   here = runtime.launched()
   as_json = not runtime.is_terminal() if JSON.value is None else JSON.value
@@ -57,8 +57,8 @@ def main() -> None:
       return
     values = dict(run.evaluation.figures(run.inputs.prepared(passes, 'evaluate')))
     if here.rank == 0:
-      told = warnings(values) if as_json else ()  # in_words says it too
-      for warning in filter(None, (run.cfg.uncalibrated(), *told)):
+      findings = without_auc(values) if as_json else ()  # in_words says it too
+      for warning in filter(None, (run.cfg.uncalibrated(), *(one.sentence for one in findings))):
         logging.warning('%s', warning)
       lines = in_words(values, has_slices=run.evaluation.scores_samples)
       print(json_text(values, runtime.is_terminal()) if as_json else '\n'.join(lines))

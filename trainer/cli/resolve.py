@@ -3,7 +3,7 @@
 Each key is printed with its meaning, its value and where the value comes from: *given*, *default*,
 *from* another key, or *measured* on the log or the machine. `--run_dir DIR` alone shows the config
 that a run was started with. `--changed` leaves out the keys that have their default, and their
-meanings. `--diff A B` shows where two configs, YAML files or run_dirs, differ.
+meanings.
 """
 
 import os
@@ -19,7 +19,6 @@ CONFIG = flags.DEFINE_string('config', None, 'YAML file to show.')
 SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, overrides the config. May be repeated.')
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'A run, whose measured values are shown.')
 CHANGED = flags.DEFINE_bool('changed', False, 'Prints only keys that are not at their default.')
-DIFF = flags.DEFINE_bool('diff', False, 'Compares the two YAML files or run_dirs that follow.')
 
 
 def resolved(path: str, overrides: Sequence[str] = (), run_dir: str | None = None) -> config.Config:
@@ -50,15 +49,9 @@ def explained(cfg: config.Config) -> str:
 
 
 @command_line.command
-def main(files: list[str]) -> None:
-  if DIFF.value:
-    if len(files) != 2 or CONFIG.value:
-      raise UserError(f'--diff: found {len(files)} files; wanted two, and no --config')
-    for line in schema_text.differences(*(resolved(path, SET.value) for path in files)):
-      print(line)
-    return
-  if files or not (CONFIG.value or RUN_DIR.value):
-    raise UserError('wanted --config FILE, --run_dir DIR, or --diff and two files')
+def main() -> None:
+  if not (CONFIG.value or RUN_DIR.value):
+    raise UserError('wanted --config FILE or --run_dir DIR')
   if not (CONFIG.value or os.path.isdir(RUN_DIR.value)):
     raise UserError(
       f'--run_dir {RUN_DIR.value}: no run there; wanted the run_dir of a training run'

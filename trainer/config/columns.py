@@ -5,6 +5,7 @@ SavedModels.
 """
 
 import ast
+import functools
 import zoneinfo
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -191,6 +192,11 @@ FUNCTIONS = {'log': 1, 'abs': 1, 'missing': 1, 'min': 2, 'max': 2, 'clip': 3, 'w
 _MOST_NODES = 200
 
 
+@functools.cache
+def _tree(expression: str) -> ast.expr:
+  return ast.parse(expression.strip(), mode='eval').body
+
+
 class Expression(Made):
   """Computes a number from others in float64. The result is missing if one of the numbers that the
   expression needs is missing, or if the result would not be finite."""
@@ -201,7 +207,7 @@ class Expression(Made):
   clip(x, low, high), where(condition, x, y) and missing(x): 'price / category_price'."""
 
   def tree(self) -> ast.expr:
-    return ast.parse(self.expression.strip(), mode='eval').body
+    return _tree(self.expression)
 
   def reads(self) -> list[str]:
     return sorted(set(names_in(self.tree())))

@@ -171,15 +171,3 @@ def changed(cfg: Config) -> Iterator[str]:
   for key, value in _values(cfg).items():
     if (origin := cfg.origin(key)) != 'default':
       yield f'{key}: {one_line_yaml(value)}  # {origin}'
-
-
-def differences(a: Config, b: Config) -> Iterator[str]:
-  """Yields `key: a's value (its origin) → b's value (its origin)` where they differ; '-': none."""
-  of_a, of_b = (_values(cfg) for cfg in (a, b))
-  for key in dict.fromkeys((*of_a, *of_b)):
-    if of_a.get(key, ...) != of_b.get(key, ...):
-      sides = (
-        f'{one_line_yaml(of[key])} ({cfg.origin(key)})' if key in of else '-'
-        for cfg, of in ((a, of_a), (b, of_b))
-      )
-      yield f'{key}: {" → ".join(sides)}'

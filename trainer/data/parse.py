@@ -8,7 +8,7 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -284,18 +284,21 @@ def _labels(cfg: config.Config, records: _Records) -> np.ndarray:
   return np.stack(columns, 1)
 
 
-def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
+def parse(
+  cfg: config.Config, block: Block, labelled: bool = True, without: Collection[str] = ()
+) -> Parsed:
   """Converts the good records of a block to arrays, and counts the bad ones.
 
   A bad record is dropped and counted once, under the first of these mistakes that it has:
   malformed, label, weight, group, made (in a column from which another is computed), dense, value.
   If data.label is null, all labels are 1. If not `labelled`, for prediction, labels are 0, weights
   are 1, and all samples have one group; with model.retrieval, groups are read all the same, and
-  columns that only describe items are blank. UserError: a column's type cannot be read at all.
+  columns that only describe items are blank, and so are slots and dense columns named in `without`.
+  UserError: a column's type cannot be read at all.
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
   writing = Writing.of(data)
-  blank = cfg.blank_columns(labelled)
+  blank = cfg.blank_columns(labelled).union(without)
   records = _Records(block)
   label = np.full([n, len(cfg.labels)], float(data.label is None))
   if data.label is not None and labelled:
@@ -331,12 +334,12 @@ def parse(cfg: config.Config, block: Block, labelled: bool = True) -> Parsed:
     with np.errstate(over='ignore', invalid='ignore'):
       dense[:, i] = numbers
   slots: list[np.ndarray | SlotFeatures] = []
-  texts = []
+  texts, absent = [], np.full([n], NO_FEATURE)
   for s in cfg.ordered_slots:
     column = s.column or s.name
     markers = [] if s.made else data.missing_values
     if s.name in blank:
-      slots.append(np.full([n], NO_FEATURE))
+      slots.append(absent)
       continue
     array, wrong = whole_numbers(made.made(s.name) if s.made else block.columns[column])
     records.drop(wrong, 'value', column, WHOLE_NUMBER)

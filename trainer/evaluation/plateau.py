@@ -6,7 +6,7 @@ from absl import logging
 
 from trainer import config
 from trainer.plain_data import JsonObject
-from trainer.reporting.metric_text import all_alike, metric_text, plus_minus
+from trainer.reporting.metric_text import has_one_class, metric_text, plus_minus
 from trainer.training.run_state import Progress
 
 
@@ -20,7 +20,7 @@ def follow(cfg: config.Config, progress: Progress, values: JsonObject, step: int
   if plateau and plateau.task:
     values = values['tasks'][plateau.task]
   value = values[metric]
-  if value is None or (metric == 'logloss' and all_alike(values)):
+  if value is None or (metric == 'logloss' and has_one_class(values)):
     logging.warning('data.valid has no %s: all labels are alike, or all weights are 0', metric)
     return
   interval = plus_minus(metric, values, bool(cfg.data.labels))

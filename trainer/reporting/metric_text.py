@@ -96,10 +96,9 @@ def clicks_of(values: Mapping[str, Json]) -> float | None:
   return None if sizes is None else sizes[0]
 
 
-def all_alike(values: Mapping[str, Json]) -> str | None:
-  """Returns 'all labels are 0', or 1, for an evaluation on labels of one class; else None."""
-  ctr = values.get('ctr')
-  return f'all labels are {ctr:.0f}' if ctr in (0, 1) else None
+def has_one_class(values: Mapping[str, Json]) -> bool:
+  """Returns whether all labels of an evaluation are 0, or all are 1."""
+  return values.get('ctr') in (0, 1)
 
 
 def overfits(trained_auc: float | None, values: Mapping[str, Json]) -> bool:

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trainer.data.request_columns import Shared
 from trainer.errors import nearest
 from trainer.plain_data import Json
 from trainer.serving import rest
 from trainer.serving.limits import BadRequest, TooLarge
-from trainer.serving.plain_columns import Shared
 from trainer.serving.requests import Request, Signature, check_cost, weight
 from trainer.serving.service import Service
 

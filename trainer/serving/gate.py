@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterator
 
 from absl import logging
 
+from trainer.data.request_columns import WrongRequest
 from trainer.errors import UserError, nearest
 from trainer.serving.figures import Figures
 from trainer.serving.limits import BadRequest, Limits, Refused
@@ -95,6 +96,8 @@ class Gate:
     trace = None
     if isinstance(error, RecursionError):
       error = BadRequest('found values nested too deeply')
+    elif isinstance(error, WrongRequest):
+      error = BadRequest(str(error))
     if isinstance(error, Refused):
       level, status, text = logging.WARNING, error.status, str(error)
       line = f'refused {what or kind}: {status} {text[:500]!r}'  # repr keeps it on one line

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from trainer.data.request_columns import Shared
 from trainer.plain_data import Json
 from trainer.serving.limits import TooLarge
-from trainer.serving.plain_columns import Shared
 
 SAMPLE_BYTES = 1024
 _MOST_COLUMNS = 10_000

@@ -22,9 +22,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from trainer.data.jsonl_format import Twice, parse_json, value_at
+from trainer.data.request_columns import Shared
 from trainer.plain_data import Json, JsonObject
 from trainer.serving.limits import BadRequest
-from trainer.serving.plain_columns import Shared
 from trainer.serving.requests import (
   SAMPLE_BYTES,
   Request,

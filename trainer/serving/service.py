@@ -83,7 +83,7 @@ class Service:
       with self._use() as served:
         if served.view.items is not None:
           raise Refused(404, 'found a run with model.retrieval; wanted :recommend')
-        samples = served.scorer.parse(request.columns, request.size, request.shared)
+        samples = served.scorer.columns.read(request.columns, request.size, request.shared)
         try:
           scores = served.scorer.score(samples, served.view)
           return scores, served.view.version.sequence
@@ -95,7 +95,7 @@ class Service:
   def item_column(self) -> str | None:
     """The column of the log that holds the items to find; None if the model computes scores."""
     with self._use() as served:
-      return served.scorer.item_column
+      return served.scorer.columns.item_column
 
   def cost_of_query(self, k: int) -> int:
     """Returns what it costs to find k items for a query, in samples."""
@@ -119,30 +119,30 @@ class Service:
     with self._use() as served:
       if served.view.items is None:
         raise Refused(404, 'found a run without model.retrieval; wanted :predict')
-      scorer, search = served.scorer, served.view.items
-      samples = scorer.parse(request.columns, request.size, request.shared)
-      if (empty := scorer.is_empty(samples)).any():
-        wanted = ', '.join(scorer.signature()[0])
+      columns, search = served.scorer.columns, served.view.items
+      samples = columns.read(request.columns, request.size, request.shared)
+      if (empty := columns.is_empty(samples)).any():
+        wanted = ', '.join(columns.names)
         raise BadRequest(f'sample {empty.argmax()}: an empty query; wanted a value of {wanted}')
       count = len(search.items.keys)
       if k > count:
         raise BadRequest(f'k: found {k}; wanted at most {count:,}, the items of the catalogue')
       k = min(max(k, candidates), count)
-      of_samples = scorer.histories(samples) if seen is None else map(scorer.item_keys, seen)
-      scores = scorer.score(samples, served.view)
+      of_samples = columns.histories(samples) if seen is None else map(columns.item_keys, seen)
+      scores = served.scorer.score(samples, served.view)
       answers = []
       for vector, keys in zip(scores.outputs['vector'], of_samples):
         left_out = places(search.items.keys, keys)
         # A query of vector 0 finds nothing: none of its features has a row, and no bias was added.
         found = search.best(vector, k if vector.any() else 0, left_out[left_out >= 0])
         answers.append((search.items.texts[found[0]].tolist(), found[1].tolist()))
-      found = FoundItems(scorer.item_column, answers, scores.unknown)
+      found = FoundItems(columns.item_column, answers, scores.unknown)
       return found, served.view.version.sequence
 
   def unknown_columns(self, request: Request) -> list[str]:
     """Returns the names of a request's columns that the model does not read."""
     with self._use() as served:
-      return served.scorer.unknown(request.columns)
+      return served.scorer.columns.unknown(request.columns)
 
   def signature(self) -> Signature:
     """Returns the columns and outputs of a request."""

@@ -8,12 +8,13 @@ from trainer.config import METRICS, RANKING_METRICS
 from trainer.plain_data import Json, JsonObject
 from trainer.reporting.live_line import WIDTH, short_name, shortened
 from trainer.reporting.metric_text import (
-  all_alike,
   decimals,
+  has_one_class,
   metric_text,
   plus_minus,
   positives_name,
 )
+from trainer.tools.sentences import Finding, found
 
 Figures = Mapping[str, Json]
 
@@ -71,16 +72,11 @@ def slice_table(column: str, rows: Sequence[Figures]) -> str:
   return '\n'.join(line.rstrip() for line in lines)
 
 
-def _why_no_auc(own: Figures) -> list[str]:
-  """Returns [why the metrics of a task have no AUC]; [] if they have one or need none."""
-  alike = all_alike(own)
-  return [f'no AUC: {alike}'] if alike and own.get('auc') is None else []
-
-
-def warnings(values: Figures) -> Iterator[str]:
-  """Yields what JSON alone does not say: why the AUC of a task is null."""
+def without_auc(values: Figures) -> Iterator[Finding]:
+  """Yields why the AUC of a task is null, which JSON alone does not say."""
   for task, own in values.get('tasks', {'': values}).items():
-    yield from (f'{task}: {why}' if task else why for why in _why_no_auc(own))
+    if has_one_class(own) and own.get('auc') is None:
+      yield found('no_auc', task, label=own['ctr'])
 
 
 def baseline_lines(values: Figures) -> Iterator[str]:
@@ -103,7 +99,7 @@ def in_words(values: Figures, has_slices: bool = True) -> Iterator[str]:
       for field, title in fields.items()
       if own.get(field) is not None
     ]
-    told = [*_why_no_auc(own), *told]
+    told = [*(finding.sentence for finding in without_auc(own)), *told]
     samples = f'{own["examples"]:,} samples'
     if 'queries' in values:
       samples += f' of {values["queries"]:,} users'

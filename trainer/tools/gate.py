@@ -13,6 +13,7 @@ from trainer.data.prepared import PreparedPass
 from trainer.job.pass_meter import presence
 from trainer.plain_data import Json
 from trainer.reporting.listener import Listener
+from trainer.tools.sentences import Finding, found
 from trainer.training.run_state import Progress, RunState
 
 # The weight of a new pass in the reference, an exponential moving average over passes. So a lasting
@@ -30,7 +31,8 @@ class ExportGate(Listener):
     self._rule, self._slots, self._state = rule, slots, state
 
   def predicted(self, prepared: PreparedPass, values: Mapping[str, Json]) -> str | None:
-    return judge(self._rule, self._state.progress, values, presence(self._slots, prepared))
+    finding = judge(self._rule, self._state.progress, values, presence(self._slots, prepared))
+    return finding and finding.sentence
 
 
 def judge(
@@ -38,7 +40,7 @@ def judge(
   progress: Progress,
   values: Mapping[str, Json],
   present: Mapping[str, float],
-) -> str | None:
+) -> Finding | None:
   """Checks a pass; returns what is wrong with it, or None.
 
   If the metric is finite and no slot is blank, `progress.gate_reference` moves towards the figures.
@@ -49,12 +51,11 @@ def judge(
   """
   value = values[gate.metric]
   if value is None or not math.isfinite(value):
-    return f'{gate.metric} is {value}; wanted a finite one'
+    return found('not_finite', gate.metric, value=value)
   usual = progress.gate_reference or {'metric': value, 'present': present}
   for name, share in present.items():
     if share < _BLANK * usual['present'].get(name, 0):
-      found = f"slot '{name}' is blank: {share:.2%} of the samples have it"
-      return f'{found}; wanted about {usual["present"][name]:.2%}'
+      return found('blank', name, share=share, usual=usual['present'][name])
   wanted = usual['metric']
   worse = (wanted - value) * config.direction(gate.metric)
 
@@ -64,6 +65,5 @@ def judge(
   shares = {name: moved(usual['present'].get(name, now), now) for name, now in present.items()}
   progress.gate_reference = {'metric': moved(wanted, value), 'present': shares}
   if worse > gate.tolerance:
-    allowed = f'worse by {gate.tolerance:g} at most'
-    return f'{gate.metric} is {value:.4f}; wanted {wanted:.4f}, or {allowed}'
+    return found('fell', gate.metric, value=value, usual=wanted, tolerance=gate.tolerance)
   return None

@@ -167,6 +167,10 @@ def _interrupted(where: str, steps: list[float]) -> str:
   return f'The job ended and was continued {times}, at step {at}.'
 
 
+def _no_auc(where: str, label: float) -> str:
+  return f'{where}: ' * bool(where) + f'no AUC: all labels are {label:.0f}'
+
+
 # {code: a text with the figures' places, or a function of `where` and the figures}
 SENTENCES: dict[str, str | Callable[..., str]] = {
   'uncalibrated': '{reason}.',
@@ -202,6 +206,11 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     "Slot '{where}' looks like a leak of the label: with it AUC is {auc:.4f}, with its features "
     'permuted over samples {without:.4f}.'
   ),
+  # Why a pass withholds exports.
+  'not_finite': '{where} is {value}; wanted a finite one',
+  'blank': "slot '{where}' is blank: {share:.2%} of the samples have it; wanted about {usual:.2%}",
+  'fell': '{where} is {value:.4f}; wanted {usual:.4f}, or worse by {tolerance:g} at most',
+  'no_auc': _no_auc,
   'dead_columns': _dead_columns,
   'collapsed': "The factors of slot '{where}' have collapsed to an effective rank of {rank:.1f}.",
   'large_columns': _large_columns,

@@ -34,10 +34,9 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass, read_meta
+from trainer.data.request_columns import RequestColumns, WrongRequest
 from trainer.data.texts import texts_of
 from trainer.errors import UserError
-from trainer.serving.limits import BadRequest
-from trainer.serving.scorer import Scorer
 
 
 def example(row):
@@ -95,11 +94,11 @@ class ColumnsTest(tf.test.TestCase):
     return Found.of_batch(cfg, batch)
 
   def served(self, cfg, columns, size):
-    """The same from small requests, which the server reads by a graph where no value is odd."""
-    scorer, step = Scorer(config.dump(cfg)), 50
+    """The same from small requests, in which plain columns are not read as a log's."""
+    reader, step = RequestColumns(cfg), 50
     starts = range(0, size, step)
     parts = [
-      scorer.parse({n: list(c[i : i + step]) for n, c in columns.items()}, min(step, size - i))
+      reader.read({n: list(c[i : i + step]) for n, c in columns.items()}, min(step, size - i))
       for i in starts
     ]
     parts = [part._replace(keys=part.keys[part.places]) for part in parts]
@@ -420,12 +419,12 @@ class FacesTest(ColumnsTest):
       self.assertNoCommonElements(
         others, samples[keys != missing.get(cfg.ordered_slots[1].made.kind)]
       )
-      scorer = Scorer(config.dump(cfg))
+      reader = RequestColumns(cfg)
       for row, value in enumerate(columns['x']):
         try:
-          scorer.parse({'row': ['1'], 'x': [value]}, 1)
+          reader.read({'row': ['1'], 'x': [value]}, 1)
           self.assertIn(row, kept, f'{value!r} was served')
-        except BadRequest:
+        except WrongRequest:
           self.assertNotIn(row, kept, f'{value!r} was refused')
 
   def test_what_is_no_time_is_a_wrong_record(self):
@@ -446,19 +445,21 @@ class FacesTest(ColumnsTest):
       found = self.graph(cfg, {'ts': [*wrong, good]}, len(wrong) + 1)
       self.assertAllEqual(found.slots[0][2], [len(wrong)])
       told = "column 'ts', sample 0: .*wanted .*1900 to 2199( .*text.*)?, which 'hour' is made of$"
-      with self.assertRaisesRegex(BadRequest, told):
+      with self.assertRaisesRegex(WrongRequest, told):
         self.served(cfg, {'ts': wrong}, len(wrong))
     cfg = make_config([{'name': 'hour', 'from': {'time': 'ts', 'part': 'hour'}}])
-    with self.assertRaisesRegex(BadRequest, r"found '889237269'; .* \(unit: seconds, milliseconds"):
+    with self.assertRaisesRegex(
+      WrongRequest, r"found '889237269'; .* \(unit: seconds, milliseconds"
+    ):
       self.served(cfg, {'ts': ['889237269']}, 1)
-    with self.assertRaises(BadRequest) as caught:
+    with self.assertRaises(WrongRequest) as caught:
       self.served(cfg, {'ts': ['2024-02-30']}, 1)
     self.assertNotIn('from:', str(caught.exception), 'it is written right')
 
   def test_a_time_written_otherwise_is_told_how_a_text_takes_its_hour(self):
     given = {'Zeit': ['01.12.2025 01:36:35'], 'kind': ['Küche 1']}
     cfg = make_config([{'name': 'Stunde', 'from': {'time': 'Zeit', 'part': 'hour'}}])
-    with self.assertRaises(BadRequest) as caught:
+    with self.assertRaises(WrongRequest) as caught:
       self.served(cfg, given, 1)
     told = re.search(r"1900 to 2199 \(from: (\{text: .*'\}) takes a part", str(caught.exception))
     made = {
@@ -632,10 +633,11 @@ class FacesTest(ColumnsTest):
         arrays.append(read_meta(prepare_to(cfg, path, self.path('out')))['arrays'])
         self.assertEqual(arrays[-1], arrays[0])
     rows = [json.loads(line) for line in open(self.path('b.jsonl'), encoding='utf-8')]
-    scorer = Scorer(config.dump(cfg))
-    batch = scorer.parse({c: [row[c] for row in rows] for c in ('x', 'ts', 'ctx')}, n)
-    self.assertAllEqual(batch.keys, next(PreparedPass(self.path('out')).batches(n)).keys)
-    self.assertEqual(scorer.unknown(['ctx', 'x', 'y']), ['y'])
+    reader = RequestColumns(cfg)
+    batch = reader.read({c: [row[c] for row in rows] for c in ('x', 'ts', 'ctx')}, n)
+    keys = batch.keys[batch.places]
+    self.assertAllEqual(keys, next(PreparedPass(self.path('out')).batches(n)).keys)
+    self.assertEqual(reader.unknown(['ctx', 'x', 'y']), ['y'])
 
 
 def prepare_to(cfg, path, out):

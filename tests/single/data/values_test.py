@@ -22,8 +22,9 @@ from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.conversion import prepare_pass, prepare_table
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
+from trainer.data.request_columns import RequestColumns
 from trainer.data.schema import wanted_columns
-from trainer.serving.scorer import Scorer, Scores
+from trainer.serving.scorer import Scores
 
 try:
   import grpc
@@ -97,13 +98,13 @@ class Reading:
   version, not_ready = types.SimpleNamespace(sequence=1), None
 
   def __init__(self, cfg):
-    self._scorer = Scorer(config.dump(cfg))
+    self._columns = RequestColumns(cfg)
 
   def unknown_columns(self, request):
     return []
 
   def predict(self, request):
-    self.samples = self._scorer.parse(request.columns, request.size)
+    self.samples = self._columns.read(request.columns, request.size)
     return Scores({'probability': np.zeros([request.size], np.float32)}, {}), 1
 
 

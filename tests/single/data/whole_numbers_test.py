@@ -19,10 +19,10 @@ from trainer import api, config
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
+from trainer.data.request_columns import WrongRequest
 from trainer.errors import BadPass, UserError
 from trainer.evaluation.finished_run import open_run
 from trainer.serving import rest
-from trainer.serving.limits import BadRequest
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.service import Service
@@ -272,7 +272,7 @@ class WholeNumbersTest(tf.test.TestCase):
           self.assertAllClose(found, wanted, rtol=0, atol=1e-6)
     for value in (1.5, 2.0**53):
       with self.assertRaisesRegex(
-        BadRequest, f'found {re.escape(str(value))}; wanted a string, a wh'
+        WrongRequest, f'found {re.escape(str(value))}; wanted a string, a wh'
       ):
         served([1.0, value])
     frame = pd.DataFrame({'id': np.array(numbers, np.float32)})

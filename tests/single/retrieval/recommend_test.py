@@ -25,6 +25,7 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
+from trainer.data.request_columns import Shared
 from trainer.errors import ConfigError, UserError
 from trainer.evaluation.task import task_of
 from trainer.retrieval import items as item_files
@@ -34,7 +35,6 @@ from trainer.retrieval.ranker import Ranker
 from trainer.retrieval.recommend import Recommender
 from trainer.serving.limits import Limits
 from trainer.serving.memory_store import MemoryStore
-from trainer.serving.plain_columns import Shared
 from trainer.serving.publisher import Publisher
 from trainer.serving.requests import Request
 from trainer.serving.service import Service

@@ -33,12 +33,12 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data import jsonl_format
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
+from trainer.data.request_columns import Shared
 from trainer.errors import UserError
 from trainer.serving import http_server
 from trainer.serving.gate import SparingLog
-from trainer.serving.limits import BadRequest, Limits
+from trainer.serving.limits import Limits
 from trainer.serving.memory_store import MemoryStore
-from trainer.serving.plain_columns import PlainColumns, Samples, Shared
 from trainer.serving.publisher import Publisher
 from trainer.serving.scorer import Scorer
 from trainer.serving.service import Service
@@ -941,134 +941,6 @@ class OlderExportTest(tf.test.TestCase):
     embedding, wanted = step.dense.embedding, scores(step, cfg, columns, 1)
     with mock.patch.object(embedding, 'stats', tf.Variable(embedding.stats[:2])):
       self.assertAllEqual(scores(step, cfg, columns, 1), wanted)
-
-
-class PlainColumnsTest(tf.test.TestCase):
-  TEXTS = [
-    'a',
-    ' b ',
-    '7',
-    '12.0',
-    'größe',
-    '',
-    ' ',
-    'NA',
-    '-1',
-    'x|y',
-    '|',
-    'a||b| ',
-    'two\nlines',
-  ]
-  VALUES = TEXTS[:6] * 6 + TEXTS + [None, 3, -0, 2**70, 5.0, ['a', 'b'], True]
-  NUMBERS = [0.5, -1, 7, None, float('nan'), 1e-40, 2**60] * 4 + ['1.5', 'NA', '', 2**2000, 1e39]
-  OF_COLUMN = {
-    'age': ['7', '12.0', ' ', None, 3, 'NA', '-1', '1e40', 'a', '1e-40'],
-    'ts': ['1700000000', 0, '-5', None, '', 'NA', '1.5', 'a', 10**12, True],
-    'topics': ['a', 'ax2', 'NAx3|b', '|bx-1.5', None, 7, 'ax', 'x2', 'axb', 'ax1e39', 'ax1e-40'],
-  }
-
-  def test_requests_of_plain_values_read_as_a_log_does(self):
-    cfg = make_config(
-      {
-        'data.slots': [
-          {'name': 'item'},
-          {'name': 'tags', 'separator': '|'},
-          {'name': 'age'},
-          {'name': 'seen', 'separator': '|', 'shares': 'item', 'sequence': {'max_length': 1}},
-        ],
-        'data.dense': [{'name': 'price'}, {'name': 'age'}, {'name': 'height'}],
-        'data.missing_values': ['NA', '-1'],
-      }
-    )
-    single = make_config({'data.slots': [{'name': 'item'}, {'name': 'user'}], 'data.dense': []})
-    binned = make_config(
-      {
-        'data.slots': [
-          {'name': 'item'},
-          {'name': 'price bins', 'from': {'bins': 'price', 'boundaries': [0, 1e-41, 0.7, 5]}},
-        ],
-        'data.dense': [{'name': 'price'}],
-        'data.missing_values': ['1', '-1', 'missing'],
-      }
-    )
-    computed = make_config(
-      {
-        'data.slots': [
-          {'name': 'tags', 'separator': '|'},
-          {'name': 'topics', 'separator': '|', 'value_separator': 'x'},
-          {'name': 'age'},
-          {'name': 'age_bin', 'from': {'bins': 'age', 'boundaries': [1, 7]}},
-          {'name': 'size', 'from': {'number': 'height'}},
-          {'name': 'cross', 'from': {'cross': ['tags', 'age_bin', 'word']}},
-          {'name': 'first', 'from': {'text': 'word', 'prefixes': [1, 2]}},
-          {'name': 'hour', 'from': {'time': 'ts', 'part': 'hour', 'unit': 'seconds'}},
-        ],
-        'data.dense': [
-          {'name': 'twice', 'from': {'expression': 'price * 2'}},
-          {'name': 'height'},
-          {'name': 'share', 'from': {'overlap': ['tags', 'word'], 'of': 'share'}},
-        ],
-        'data.missing_values': ['NA', '-1'],
-      }
-    )
-    made_alone = make_config(
-      {'data.slots': [{'name': 'a', 'from': {'text': 'b', 'lower': True}}], 'data.dense': []}
-    )
-    rng, plain = random.Random(3), 0
-    read = PlainColumns.read
-
-    def counted(self, columns, shared):
-      nonlocal plain
-      samples = read(self, columns, shared)
-      plain += samples is not None
-      return samples
-
-    def repeated(samples):
-      """With the key of each feature, which several samples may share."""
-      return samples._replace(keys=samples.keys[samples.places], places=None)
-
-    def listed(samples):
-      """Without the short form of samples that have one feature in each slot."""
-      if len(samples.segments) == len(samples.keys):
-        return samples
-      segments = np.arange(len(samples.keys), dtype=np.int32)
-      return samples._replace(segments=segments, values=np.ones([len(segments)], np.float32))
-
-    for cfg in (cfg, single, binned, computed, made_alone):
-      scorer, before = Scorer(config.dump(cfg)), plain
-      for _ in range(300):
-        size, users = rng.choice([(1, 1), (2, 1), (5, 1), (5, 2), (2, 3), (3, 3)])
-        shared = np.sort(rng.choices(range(users), k=size))
-        few = rng.random() < 0.5  # most kinds of values leave a request to the log's reader
-        columns = {}
-        for name, is_text in cfg.data.log_columns().items():
-          values = self.VALUES if is_text else self.NUMBERS
-          if cfg is computed:
-            values = self.OF_COLUMN.get(name, values)
-          values = values[: 6 if few else None]
-          kind, count = rng.choice([(Shared, users), (list, size)])
-          columns[name] = kind(rng.choices(values, k=count))
-        found = []
-        for way in (counted, lambda *_: None):
-          with mock.patch.object(PlainColumns, 'read', way):
-            try:
-              found.append(scorer.parse(columns, size, shared.astype(np.int32)))
-            except BadRequest as e:
-              found.append(str(e))
-        if isinstance(found[1], str):
-          self.assertEqual(*found)
-          continue
-        found = [repeated(samples) for samples in found]
-        if cfg in (computed, made_alone):
-          found = map(listed, found)
-        for name, value, wanted in zip(Samples._fields, *found):
-          if value is wanted:
-            continue
-          self.assertEqual((value.dtype, value.shape), (wanted.dtype, wanted.shape), name)
-          np.testing.assert_array_equal(value, wanted, f'{name} of {columns}')
-      if cfg is computed:
-        self.assertBetween(plain - before, 60, 200)
-    self.assertBetween(plain, 600, 1100)
 
 
 class TasksTest(tf.test.TestCase):

@@ -34,13 +34,17 @@ class GateTest(tf.test.TestCase):
   def test_a_fall_beyond_the_tolerance(self):
     for value in (0.75, 0.752, 0.749, 0.7495):
       self.assertIsNone(self.withheld(value))
-    self.assertRegex(self.withheld(0.74), r'^auc is 0\.7400; wanted 0\.75\d\d, or worse by 0\.002')
+    finding = self.withheld(0.74)
+    self.assertEqual(finding[:2], ('fell', 'auc'))
+    self.assertEqual((finding.figures['value'], finding.figures['tolerance']), (0.74, 0.002))
+    self.assertBetween(finding.figures['usual'], 0.75, 0.751)
+    self.assertEndsWith(finding.sentence, ', or worse by 0.002 at most')
     self.assertIsNone(self.withheld(0.75))
 
   def test_of_a_loss_more_is_worse(self):
     for value in (0.4, 0.39, 0.4):
       self.assertIsNone(self.withheld(value, 'logloss'))
-    self.assertIn('logloss is 0.4100', self.withheld(0.41, 'logloss'))
+    self.assertEqual(self.withheld(0.41, 'logloss')[:2], ('fell', 'logloss'))
 
   def test_a_fall_that_lasts_becomes_the_reference(self):
     self.withheld(0.75)
@@ -51,13 +55,14 @@ class GateTest(tf.test.TestCase):
   def test_what_is_not_finite_never_passes_nor_counts(self):
     self.withheld(0.75)
     for value in (None, float('nan'), float('inf')):
-      self.assertIn('wanted a finite one', self.withheld(value))
+      self.assertEqual(self.withheld(value), ('not_finite', 'auc', {'value': value}))
     self.assertIsNone(self.withheld(0.75))
 
   def test_a_slot_that_turns_blank(self):
     self.withheld(0.75)
-    self.assertRegex(self.withheld(0.75, tags=0.0), r"^slot 'tags' is blank: 0\.00%.*about 60\.00%")
-    self.assertIn("slot 'user' is blank", self.withheld(0.9, user=0.01))
+    for slot, share, usual in (('tags', 0.0, 0.6), ('user', 0.01, 1.0)):
+      found = self.withheld(0.9, **{slot: share})
+      self.assertEqual(found, ('blank', slot, {'share': share, 'usual': usual}))
     self.assertIsNone(self.withheld(0.75, tags=0.3))
 
   def test_presence_counts_samples_with_a_feature(self):

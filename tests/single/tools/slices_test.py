@@ -13,7 +13,7 @@ from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys, weigh_labels
 from trainer.data.texts import texts_of
 from trainer.reporting.metric_text import auc_interval
-from trainer.tools.evaluated import in_words, json_text, slice_table, warnings
+from trainer.tools.evaluated import in_words, json_text, slice_table, without_auc
 from trainer.tools.slices import ALL, BLANK, OTHER, slice_errors, slice_figures, slices
 
 
@@ -190,10 +190,10 @@ class TableTest(tf.test.TestCase):
       metrics = {'examples': 3, 'auc': None, 'ctr': float(label), 'logloss': 0.25}
       told = f'3 samples · no AUC: all labels are {label} · logloss 0.2500'
       self.assertEqual(next(in_words(metrics)), told)
-      why = f'no AUC: all labels are {label}'
-      self.assertEqual(list(warnings(metrics)), [why])
+      self.assertEqual(list(without_auc(metrics)), [('no_auc', '', {'label': label})])
       tasks = {'tasks': {'click': metrics, 'buy': metrics | {'auc': 0.5, 'ctr': 0.5}}}
-      self.assertEqual(list(warnings(metrics | tasks)), [f'click: {why}'])
+      (finding,) = without_auc(metrics | tasks)
+      self.assertEqual(finding.sentence, f'click: no AUC: all labels are {label}')
 
 
 class TextsTest(tf.test.TestCase):

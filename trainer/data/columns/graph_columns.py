@@ -45,11 +45,6 @@ def numbers_of_texts(texts: tf.Tensor, writing: Writing) -> tf.Tensor:
   return numbers
 
 
-def _is_subnormal(numbers: tf.Tensor) -> tf.Tensor:
-  """Returns where numbers are subnormal in float32; TensorFlow takes such numbers as 0."""
-  return tf.not_equal(numbers, 0) & (tf.abs(numbers) < TINY32)
-
-
 class GraphColumn(NamedTuple):
   """The values of a column in L samples."""
 
@@ -147,17 +142,8 @@ class GraphReader:
   def __init__(self, data: config.Data, columns: Mapping[str, GraphColumn], size: tf.Tensor):
     self._data, self._log, self.size = data, columns, size
     self._made, self._writing = data.made, Writing.of(data)
-    self._doubts = [tf.zeros([], tf.bool)]
     self._own = ''  # the made column for which this reader reads; '' for the model
     self._results: dict[str, GraphColumn] = {}
-
-  def doubt(self, doubtful: tf.Tensor) -> None:
-    """Notes values, where `doubtful` is true, that conversion may refuse or read otherwise."""
-    self._doubts.append(tf.reduce_any(doubtful))
-
-  def has_doubts(self) -> tf.Tensor:
-    """Returns whether any value that was read so far is doubtful, bool []."""
-    return tf.reduce_any(tf.stack(self._doubts))
 
   def _read(self, name: str) -> tuple[GraphColumn, list[str]]:
     """Returns a made column or one of the log, and the texts that stand for a missing value."""
@@ -182,12 +168,10 @@ class GraphReader:
     if values.dtype == tf.string:
       texts = _blank(tf.strings.strip(values), markers)
       values = numbers_of_texts(texts, self._writing)
-      self.doubt(tf.not_equal(texts, '') & tf.math.is_nan(values))
     elif values.dtype.is_integer:
       values = tf.cast(values, tf.float64)
     for marker in marker_numbers(tuple(markers), self._writing).tolist():
       values = tf.where(tf.equal(values, marker), tf.constant(np.nan, values.dtype), values)
-    self.doubt(tf.math.is_inf(tf.cast(values, tf.float32)) | _is_subnormal(values))
     return values
 
   def dense(self, column: config.DenseColumn) -> tf.Tensor:
@@ -204,13 +188,10 @@ class GraphReader:
       has_value = tf.strings.regex_full_match(texts, split)
       written = tf.strings.regex_replace(texts, f'^{split}$', r'\2')
       numbers = numbers_of_texts(written, self._writing)
-      self.doubt(has_value & _is_subnormal(numbers))
       values = tf.where(has_value, tf.cast(numbers, tf.float32), values)
       texts = tf.where(has_value, tf.strings.regex_replace(texts, f'^{split}$', r'\1'), texts)
-      self.doubt(has_value & tf.equal(tf.strings.strip(texts), ''))
     # Conversion drops a record whose value is no number; here only its feature is left out.
     is_number = tf.math.is_finite(values)
-    self.doubt(~is_number)
     keys, present = _keys(texts, slot_id, markers)
     columns = [tf.boolean_mask(c, present & is_number) for c in (keys, values, samples)]
     if slot.sequence:
@@ -239,7 +220,6 @@ class GraphReader:
     is_text = tf.equal(
       tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8', errors='ignore'), texts
     )
-    self.doubt(~is_text)
     return _blank(tf.strings.strip(tf.where(is_text, texts, '')), markers)
 
   def features(self, name: str) -> GraphFeatures:

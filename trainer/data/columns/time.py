@@ -209,7 +209,6 @@ def _graph_times(
   """Reads a column's texts as times in TensorFlow; returns what `_read` does."""
   pattern = _PATTERNS[made.unit]
   texts = tf.strings.regex_replace(reader.texts(name), *_ZULU)
-  is_blank = tf.equal(texts, '')
   is_matched = tf.strings.regex_full_match(texts, pattern)
   texts = tf.where(is_matched, texts, '')
 
@@ -218,9 +217,7 @@ def _graph_times(
     digits = tf.strings.regex_replace(texts, pattern, f'\\{(before + named).count("(?P<")}')
     return tf.strings.to_number(tf.where(tf.equal(digits, ''), str(default), digits), tf.int64)
 
-  utc, local, is_time = _read(is_matched, group, made, tf)
-  reader.doubt(~(is_time | is_blank))
-  return utc, local, is_time
+  return _read(is_matched, group, made, tf)
 
 
 def graph(made: config.Time, reader: GraphReader) -> GraphColumn:
