@@ -5,6 +5,7 @@ samples, so their differences have paired intervals.
 """
 
 import contextlib
+import gc
 import os
 
 from absl import flags
@@ -26,6 +27,7 @@ def main(run_dirs: list[str]) -> None:
   from trainer.storage.bucket import REPORTS, copy_of
   from trainer.tools import report
 
+  gc.disable()  # it would look for garbage among all events, half of the time
   if not run_dirs:
     raise UserError('found no RUN_DIR; wanted ctr-report RUN_DIR…')
   if DATA.value and len(run_dirs) == 1:
