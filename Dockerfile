@@ -23,8 +23,9 @@ RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-ins
     rm -rf /var/lib/apt/lists/*
 
 ENV PATH=/opt/venv/bin:$PATH TF_USE_LEGACY_KERAS=1
-COPY requirements.txt requirements-next.txt /tmp/
+COPY requirements.txt requirements-next.txt requirements-dev.txt /tmp/
 RUN mv "/tmp/requirements${STACK:+-$STACK}.txt" /tmp/pins.txt && \
+    grep '^confluent-kafka==' /tmp/requirements-dev.txt >>/tmp/pins.txt && \
     python3.11 -m venv /opt/venv && pip install --no-cache-dir -r /tmp/pins.txt && \
     if [ "$VARIANT" = gpu ]; then \
       pip install --no-cache-dir -c /tmp/pins.txt "tensorflow[and-cuda]==$(sed -n 's/^tensorflow==//p' /tmp/pins.txt)"; \

@@ -136,7 +136,7 @@ class ManifestsTest(tf.test.TestCase):
     for name, pod in self.pods:
       spec = pod['spec']
       for container in spec['containers']:
-        self.assertEqual(container['image'], f'ctr-trainer:{PROJECT["version"]}', name)
+        self.assertEqual(container['image'], f'ctr-trainer:{PROJECT["version"]}-cpu', name)
         mounts = [mount['name'] for mount in container['volumeMounts']]
         self.assertSameElements(mounts, [volume['name'] for volume in spec['volumes']], name)
         folders = [mount['mountPath'] for mount in container['volumeMounts']]
@@ -197,9 +197,14 @@ class ManifestsTest(tf.test.TestCase):
     self.assertEqual(scaler['spec']['scaleTargetRef']['name'], 'ctr-scorer')
     self.assertNotIn('replicas', deployments['ctr-scorer']['spec'])  # the autoscaler's
     labels = deployments['ctr-scorer']['spec']['template']['metadata']['labels']
+    (spread,) = deployments['ctr-scorer']['spec']['template']['spec']['topologySpreadConstraints']
+    self.assertEqual(spread['topologyKey'], 'kubernetes.io/hostname')
+    self.assertContainsSubset(spread['labelSelector']['matchLabels'].items(), labels.items())
     for selector in (service['spec']['selector'], budget['spec']['selector']['matchLabels']):
       self.assertContainsSubset(selector.items(), labels.items())
     (container,) = deployments['ctr-scorer']['spec']['template']['spec']['containers']
+    for probe in ('startupProbe', 'readinessProbe', 'livenessProbe'):
+      self.assertEqual(container[probe]['httpGet']['path'], '/healthz')
     ports = {port['name']: port['containerPort'] for port in container['ports']}
     self.assertContainsSubset([p['targetPort'] for p in service['spec']['ports']], ports)
     self.assertEqual(ports['grpc'], int(value('ctr-scorer', '--grpc_port')))

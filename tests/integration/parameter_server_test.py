@@ -394,6 +394,10 @@ class ParameterServerTest(tf.test.TestCase):
     # Where it was lost while all met, to write a checkpoint, they go on from the one before.
     self.assertRegex(said, r'worker 1 \(process \d+ on .*\) was lost: .*The others go on')
     self.assertGreater(len(self.checkpoints(run_dir)), 2)
+    with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:
+      trained = [e['samples'] for e in map(json.loads, f) if e['event'] == 'train']
+    told = re.findall(r'of ([\d,]+) of 20,000 samples: a lost worker', said)
+    self.assertEqual(told, [f'{samples:,}' for samples in trained if samples < 20000])
     _, _, progress = state(run_dir)
     # Every batch was a step; the one under way perhaps twice.
     self.assertBetween(progress['step'], steps := epochs * -(-20000 // 64), steps + 1)

@@ -118,15 +118,21 @@ class ProcessesTest(tf.test.TestCase):
     self.assertEqual(server.wait(), 0)
 
   def test_two_processes_answer_as_one(self):
-    run = Run(f'{self.get_temp_dir()}/run')
+    run_dir = f'{self.get_temp_dir()}/run'
+    words = '-m', 'trainer.cli.serve', '--run_dir', run_dir, '--port', '0', '--processes', '2'
+    server = commands.start(*words, stdout=subprocess.PIPE)
+    self.addCleanup(server.kill)
+    told = f' waiting: --run_dir {run_dir}: no such directory yet\n'
+    self.assertEndsWith(server.stdout.readline(), told)
+    run = Run(run_dir)
     run.train()
     run.export('base')
     slots = dict(run.keys)  # the last text of each
     sample = {slot: [text] for slot, text in slots}
-    words = '-m', 'trainer.cli.serve', '--run_dir', f'{self.get_temp_dir()}/run', '--port', '0'
     for lost in (False, True):
-      server = commands.start(*words, '--processes', '2', stdout=subprocess.PIPE)
-      self.addCleanup(server.kill)
+      if lost:
+        server = commands.start(*words, stdout=subprocess.PIPE)
+        self.addCleanup(server.kill)
       port = int(re.search(r':(\d+)/', server.stdout.readline())[1])
 
       def ask(port=port):

@@ -6,6 +6,7 @@ model with N seeds, and the intervals also tell of the spread of seeds.
 """
 
 import contextlib
+import gc
 import os
 
 from absl import flags
@@ -31,6 +32,7 @@ def main(run_dirs: list[str]) -> None:
   from trainer.storage.bucket import REPORTS, copy_of
   from trainer.tools import report
 
+  gc.disable()  # it would look for garbage among all events, half of the time
   if not run_dirs:
     raise UserError('found no RUN_DIR; wanted ctr-report RUN_DIR…')
   if DATA.value and len(run_dirs) == 1:

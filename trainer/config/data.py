@@ -240,7 +240,7 @@ class Data(Section):
       ):
         found = getattr(self, key)
         if found != off:
-          yield key, f'found {found!r}; it needs data.day_pattern, which says {what}'
+          yield key, f'found {found!r}; it needs {self.days_key}, which says {what}'
     if self.day_pattern is None:
       return
     pattern, found = re.compile(self.day_pattern), f'found {self.day_pattern!r}'
@@ -276,6 +276,11 @@ class Data(Section):
   def idle(self, cfg: Any) -> Rules:
     if why := cfg.model.why_dense_is_idle():
       yield 'dense', why
+
+  @property
+  def days_key(self) -> str:
+    """The key that says what a day is."""
+    return 'data.topic.days' if self.topic else 'data.day_pattern'
 
   @property
   def has_days(self) -> bool:

@@ -64,7 +64,7 @@ class Thresholds(Section):
         if mode != reader and (key, mode) != ('delete_after_unseen_days', 'score'):
           yield key, f"with lifecycle.{kind} '{mode}'"
     if not cfg.data.has_days:
-      yield 'decay', 'without data.day_pattern: it happens at the end of each day'
+      yield 'decay', f'without {cfg.data.days_key}: it happens at the end of each day'
 
 
 class Lifecycle(Thresholds):

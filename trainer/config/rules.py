@@ -36,6 +36,7 @@ def check_days(cfg: Config, where: str) -> None:
   """Refuses settings that act at the end of each day if the config has no days."""
   if cfg.data.has_days:
     return
+  days = cfg.data.days_key
   for key, value, off in (
     ('lifecycle.eviction', cfg.lifecycle.eviction, 'none'),
     ('lifecycle.capacity', cfg.lifecycle.capacity, None),
@@ -45,7 +46,7 @@ def check_days(cfg: Config, where: str) -> None:
     if value != off:
       raise ConfigError(
         f"{where}: key '{key}': found {short(value)}, which happens at the end of each day, and "
-        'without data.day_pattern there are no days; wanted data.day_pattern, or this left out'
+        f'without {days} there are no days; wanted {days}, or this left out'
       )
 
 

@@ -214,7 +214,7 @@ class BadRecords:
     if bad > self._max_share * total:
       raise BadPass(
         f'{self._examples[0]}; {bad:,} of {total:,} records {"is" if bad == 1 else "are"} bad'
-        + (f', data.max_bad_share allows {self._max_share:g} of them' if self._max_share else '')
+        f', data.max_bad_share allows {self._max_share:g} of them'
       )
     if bad:
       kinds = ', '.join(f'{k} {v}' for k, v in self._kinds.items())

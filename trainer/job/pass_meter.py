@@ -117,6 +117,11 @@ class PassMeter:
       lost = further.get('lost_messages', 0) + meta['lost']
       further = further | {'late_messages': meta['late'], 'lost_messages': lost}
       further['absent_offsets'] = meta['absent']
+    found, there = values['samples'], self._prepared.num_samples
+    if self._cfg.sync.mode in ('ps_async', 'ps_geo') and found < there:
+      told += (
+        f' · of {found:,} of {there:,} samples: a lost worker took the figures of its own along'
+      )
     if further.get('lag'):
       told += f' · {further["lag"]:,} messages behind'
     self._log.show(f'epoch {self._progress.epoch} · {told}', keep=True)

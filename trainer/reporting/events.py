@@ -49,11 +49,7 @@ class EventLog:
   """
 
   def __init__(
-    self,
-    run_dir: str,
-    active: bool,
-    keep_bytes: int | None = 0,
-    most_bytes: int | None = None,
+    self, run_dir: str, active: bool, keep_bytes: int | None = 0, most_bytes: int | None = None
   ):
     self.active, self.troubles, self._most = active, [], most_bytes or math.inf
     self.note: Callable[[Mapping[str, Json]], None] = lambda record: None

@@ -275,10 +275,10 @@ def slot_calibration(run: RecordedRun) -> go.Figure | None:
 
 def funnel(run: RecordedRun) -> go.Figure | None:
   """Draws how many features of each slot were seen, admitted, evicted and exported."""
-  features, admitted = (run.by_slot('train', f, most=1) for f in ('features', 'admitted'))
+  features, admitted = (run.by_slot('train', f) for f in ('features', 'admitted'))
   if not len(features):
     return None
-  evicted, exported = run.by_slot('day_end', 'evicted'), run.by_slot('export', 'rows', most=1)
+  evicted, exported = run.by_slot('day_end', 'evicted'), run.by_slot('export', 'rows')
   gone = evicted[evicted.index < features.index[-1]].sum()
   numbers = {
     'seen': features.iloc[-1].add(gone.reindex(features.columns).fillna(0)),

@@ -4,7 +4,6 @@ It is made from config.yaml and metrics.jsonl alone, so also of a run that is at
 has lost its data.
 """
 
-import gc
 import gzip
 import importlib.resources
 import math
@@ -234,15 +233,11 @@ def write(
   Args:
     paired: {run_dir: the result of `compare` with the first runs}, to be shown too.
   """
-  gc.disable()  # it would look for garbage among the events again and again, for half of the time
-  try:
-    runs = [read_run(directory) for directory in run_dirs]
-    if len(runs) == 1:
-      _write(runs[0].name, _page_of(runs[0]), path, runs[0].directory)
-    else:
-      _write(f'{len(runs)} runs compared', _comparison_of(runs, paired), path)
-  finally:
-    gc.enable()
+  runs = [read_run(directory) for directory in run_dirs]
+  if len(runs) == 1:
+    _write(runs[0].name, _page_of(runs[0]), path, runs[0].directory)
+  else:
+    _write(f'{len(runs)} runs compared', _comparison_of(runs, paired), path)
 
 
 def write_page(title: str, cards: Mapping[str, str | pd.DataFrame | go.Figure], path: str) -> None:

@@ -164,14 +164,12 @@ class RecordedRun:
     """The number of samples trained on. A sample counts once, however many epochs there are."""
     return self.of('train').drop_duplicates('pass')['samples'].sum()
 
-  def by_slot(
-    self, event: str, field: str, columns: str = 'slots', most: int | None = None
-  ) -> pd.DataFrame:
+  def by_slot(self, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
     """Returns a statistic of the slots that have it: a row for each event, a column for each slot.
 
-    `columns` is 'slots' or 'dense'; at most the last `most` events are read.
+    `columns` is 'slots' or 'dense'.
     """
-    of_slots = self.of(event)[columns].dropna().iloc[-(most or 0) :]
+    of_slots = self.of(event)[columns].dropna()
     rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
     return pd.DataFrame(rows, of_slots.index).dropna(axis=1, how='all')
 

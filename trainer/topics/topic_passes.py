@@ -140,10 +140,9 @@ class TopicPasses(Source):
       spans = {p: Span(start, self._bounds[p].end) for p, start in begins.items()}
     starts = {p: span.start for p, span in spans.items() if span.start < span.end}
     if starts != self._oldest[0] and self._client:
-      times: list[int] = []
-      with contextlib.suppress(Away):
-        times = self._client.times(starts)
-      self._oldest = starts, min((t / 1000 for t in times if t >= 0), default=None)
+      with contextlib.suppress(Away):  # it is asked again
+        times = [t / 1000 for t in self._client.times(starts) if t >= 0]
+        self._oldest = starts, min(times, default=None)
     return self._oldest[1]
 
   def messages(self) -> int | None:

@@ -127,6 +127,10 @@ MISTAKES = [
   (['data.watch=x', 'train.plateau={}', 'data.valid=[y]'], r'with a stream there are no ep'),
   (['data.close_day_after_hours=3'], r'needs data.day_pattern'),
   (['data.late=skip'], r"found 'skip'; it needs data.day_pattern"),
+  (
+    ['data.topic={brokers: b, topic: t, pass: {records: 9}}', 'data.late=skip'],
+    r"found 'skip'; it needs data.topic.days",
+  ),
   (['data.label=user'], r"key 'data.slots': found 'user', which is a label"),
   (['data.label=price'], r"key 'data.dense': found 'price', which is a label"),
   (['data.weight=label'], r"key 'data.weight': found 'label', which is a label"),

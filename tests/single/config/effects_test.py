@@ -33,6 +33,9 @@ class EffectsTest(absltest.TestCase):
       ):
         rules.check_days(load(override), 'f.yaml')
       rules.check_days(load(override, 'data.day_pattern=(1)'), 'f.yaml')
+      topic = 'data.topic={brokers: b, topic: t, pass: {records: 9}}'
+      with self.assertRaisesRegex(errors.ConfigError, 'wanted data.topic.days, or this left out'):
+        rules.check_days(load(override, topic, 'data.train=[]'), 'f.yaml')
 
   def test_settings_without_effect_are_told(self):
     linear, days = 'sparse.tables.default.linear', 'data.day_pattern=(1)'

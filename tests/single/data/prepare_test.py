@@ -653,7 +653,7 @@ class BadInputTest(PrepareTestCase):
           prepare_pass(make_config(self.CONFIG), raw, self.path('out'))
         self.assertEqual(
           str(caught.exception),
-          f'{raw}:11: {message}; 1 of 10 records is bad',
+          f'{raw}:11: {message}; 1 of 10 records is bad, data.max_bad_share allows 0 of them',
         )
         self.assertEqual(os.listdir(self.get_temp_dir()), ['day.csv'])
         with self.assertLogs('absl', 'WARNING') as logs:

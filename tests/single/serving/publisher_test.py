@@ -23,13 +23,14 @@ import tensorflow as tf
 from campaigns.units import text_of as files_text
 from tests.support import commands
 from tests.support.exports import RedisServer, Run, contents, events
-from tests.support.scorer import Client
+from tests.support.scorer import Client, served
 from trainer import files
 from trainer.errors import DataLoss, UserError
 from trainer.serving import embedded_files, embedded_store, redis_store
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.redis_store import RedisStore
+from trainer.serving.service import Service
 from trainer.serving.stores import open_store
 from trainer.serving.versioned_store import (
   Overtaken,
@@ -609,6 +610,43 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
     publisher.terminate()
     self.assertEqual(publisher.wait(60), 0)
     self.check(self.open(), 1)
+
+
+class CanaryTest(tf.test.TestCase):
+  def test_two_runs_are_served_side_by_side(self):
+    """As docs/operations.md says: each has a store, a publisher and a scorer of its own."""
+    folder = self.enter_context(tempfile.TemporaryDirectory())
+    runs, publishers, services, clients = {}, {}, {}, {}
+    for seed, name in enumerate(('stable', 'canary')):
+      run = runs[name] = Run(f'{folder}/{name}', seed)
+      run.train()
+      run.export('base')
+      store = open_store(f'{folder}/store_{name}', '--to', True)
+      publishers[name] = Publisher(run.directory, store)
+      publishers[name].advance()
+      services[name] = Service(store, None)
+      services[name].refresh()
+      clients[name] = self.enter_context(served(services[name]))
+    known = runs['stable'].rows
+    sample = {slot: [text] for (slot, text), key in runs['stable'].keys.items() if key in known}
+
+    def check(**versions):
+      for name, client in clients.items():
+        services[name].refresh()
+        _, answer = client.predict({'inputs': sample})
+        self.assertNear(answer['outputs'][0], runs[name].score(versions[name], sample), 1e-6)
+        figures = client.ask('GET', '/metrics')[1].decode()
+        self.assertIn(f'ctr_version {versions[name]}.0', figures)
+
+    check(stable=1, canary=1)
+    scores = [run.score(1, sample) for run in runs.values()]
+    self.assertNotAllClose(*scores)
+    runs['canary'].train()
+    runs['canary'].export('delta')
+    publishers['canary'].advance()
+    check(stable=1, canary=2)
+    publishers['canary'].roll_back(1)
+    check(stable=1, canary=1)
 
 
 class MemoryStoreTest(Contract, tf.test.TestCase):
