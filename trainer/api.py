@@ -80,7 +80,7 @@ class Run:
 
   def compare(self, other: Run, data: Data | None = None) -> pd.DataFrame:
     """Returns what `trainer.compare` does, of this run and another one."""
-    return compare([self], [other], data)
+    return compare(self, other, data)
 
   def recommend(self, data: Data | None = None, k: int = 20) -> pd.DataFrame:
     """Returns the best k items for each sample. Only for a run with model.retrieval.
@@ -191,17 +191,21 @@ class Run:
         yield run, [PreparedPass(f'{folder}/frame', run.cfg)]
 
 
-def compare(first: Sequence[Run], other: Sequence[Run], data: Data | None = None) -> pd.DataFrame:
+def compare(
+  first: Run | Sequence[Run], other: Run | Sequence[Run], data: Data | None = None
+) -> pd.DataFrame:
   """Returns the metrics of two models on the same samples, with paired 95 % intervals.
 
-  The runs of a side differ by the seed alone; the i-th of both sides are a pair. With one run a
-  side the interval is of the samples alone: whether these two states differ. With several it is
-  also of the seeds: whether the settings do. Three to five make it much narrower than two.
+  Each side is a run, or a list of runs that differ by the seed alone; the i-th of both are a pair.
+  With one run a side the interval is of the samples alone: whether these two states differ. With
+  several it is also of the seeds: whether the settings do. Three to five make it much narrower than
+  two.
 
   Columns: task, metric, first and other (means over the runs), difference (other − first), low and
   high. The difference may be chance if 0 lies between low and high. `data` is as for
   `Run.evaluate`.
   """
+  first, other = ([side] if isinstance(side, Run) else side for side in (first, other))
   if not len(first) == len(other) > 0:
     found = f'found {len(first)} and {len(other)} runs'
     raise UserError(f'compare: {found}; wanted as many on both sides')

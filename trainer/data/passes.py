@@ -224,17 +224,19 @@ def passes(
 
 
 def also_trained(data: Data, split: str) -> list[str]:
-  """Returns a line if data.valid or data.test, which `split` names, shares files with data.train.
+  """Returns a line if data.valid or data.test, which `split` names, shares files with the log.
 
-  They may share them through directories or links.
+  They may share them through directories or links. The log is data.train, and what data.watch
+  announces now.
   """
   real = lambda path: path if is_remote(path) else os.path.realpath(path)
-  known = set(map(real, matching(data.train, 'data.train')))
+  known = set(map(real, paths_of_log(data)))
   above = {folder for path in known for folder in folders_above(path)}
   held_out = matching(getattr(data, split), f'data.{split}')
   shared = [p for p in held_out if real(p) in known | above or known & {*folders_above(real(p))}]
   files = f'{len(shared)} of its files' if len(shared) > 1 else ''.join(shared)
-  told = f'data.{split}: data.train has {files} too, so its metrics say nothing of new samples'
+  log = 'data.train or data.watch' if data.watch else 'data.train'
+  told = f'data.{split}: {log} has {files} too, so its metrics say nothing of new samples'
   return [told] if shared else []
 
 

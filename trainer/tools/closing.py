@@ -153,7 +153,8 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
       several = bool(run_of_task.task)
       values = [f'{n} {metric_text(n, test[n])}{plus_minus(n, test, several)}' for n in names]
       yield f'test: {run_of_task.task} {", ".join(values)}'.replace('  ', ' ')
-      yield from (f'      {line}' for line in baseline_lines(test.dropna()))
+      for line in baseline_lines(test.dropna()):
+        yield from textwrap.wrap(line, WIDTH, initial_indent=' ' * 6, subsequent_indent=' ' * 8)
       bound = run_of_task.reachable(test['pass'], 'auc')
       if bound is not None:
         yield f'      the true probabilities reach AUC {bound:.4f}'

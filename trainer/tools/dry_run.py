@@ -12,7 +12,7 @@ from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data.features import HASH_BITS
 from trainer.data.labels import nothing_to_learn
-from trainer.data.passes import Pass, also_trained, announced, in_order, passes
+from trainer.data.passes import Pass, announced, in_order, passes
 from trainer.data.prepared import PreparedPass, same_samples
 from trainer.errors import BadPass
 from trainer.evaluation.task import task_of
@@ -87,7 +87,6 @@ def tell(cfg: config.Config) -> Iterator[str]:
     if split == 'train':
       trained = opened
     else:
-      yield from also_trained(cfg.data, split)
       for one, other in same_samples(itertools.product(trained, opened)):
         yield SAME_SAMPLES % (one, other, split)
       for one, other in same_samples(itertools.combinations(opened, 2)):

@@ -346,6 +346,13 @@ class PassFilesTest(tf.test.TestCase):
       cfg = make_config(train=[self.path(train)], valid=[self.path(valid)])
       want = [told.format(self.path(found))] if found else []
       self.assertEqual(also_trained(cfg.data, 'valid'), want)
+    for marker, count in (('log/day_1.csv.done', 0), ('log/_SUCCESS', 1)):
+      self.write(marker)
+      cfg = make_config(watch=self.path('log'), train=[], valid=[self.path('log/valid.csv')])
+      want = [told.replace('data.train', 'data.train or data.watch')] * count
+      self.assertEqual(
+        also_trained(cfg.data, 'valid'), [text.format(self.path('log/valid.csv')) for text in want]
+      )
 
 
 if __name__ == '__main__':

@@ -181,6 +181,9 @@ class ClosingTest(tf.test.TestCase):
     figures = {'epoch': 0, 'examples': 9, 'recall@20': 0.0145, 'unknown_queries': 0.9}
     event = {'event': 'eval', 'split': 'test', 'pass': 'test', 'base_recall@20': 0.066} | figures
     lines = self.printed([event], self.retrieval())
+    others = {f'base_{name}@20': 0.5 for name in config.RANKING_METRICS}
+    wide = self.printed([event | others], self.retrieval())
+    self.assertLessEqual(max(map(len, wide)), closing.WIDTH)
     (row,) = [line.split() for line in lines if 'popular' in line]
     self.assertEqual(row, ['popular', '0.0660'])
     after = lines[lines.index('test: recall@20 0.0145') + 1 :]

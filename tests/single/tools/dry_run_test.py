@@ -10,6 +10,7 @@ import yaml
 
 from trainer import config
 from trainer.errors import UserError
+from trainer.job.source import Source
 from trainer.tools import dry_run
 
 
@@ -123,7 +124,10 @@ class DryRunTest(tf.test.TestCase):
     data = {'train': [f'{folder}/*.csv'], 'valid': [f'{folder}/valid.csv', f'{folder}/copy.tsv']}
     data |= {'test': [f'{folder}/test.csv'], 'label': 'click', 'slots': [{'name': 'user'}]}
     tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
-    text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+    with self.assertLogs('absl', 'WARNING') as logs:  # as a run begins
+      cfg = Source(tree).with_measured_values()
+    text = '\n'.join([*logs.output, *dry_run.tell(cfg)])
+    self.assertEqual(text.count('data.valid: data.train has '), 1, 'told once')
     for wanted in (
       'data.train: 4 passes, 12 samples',
       'latest.csv: a run does not train on it: its content is that of .*/day_2.csv',
