@@ -171,10 +171,15 @@ def _arrow_times(
     texts = column.dictionary
     fields = pc.extract_regex(pc.replace_substring_regex(texts, *_ZULU), _PATTERNS[unit])
 
+    digits = pc.coalesce(pa.concat_arrays(fields.flatten()), '')  # of all groups, one after another
+    is_absent = pc.equal(digits, '')
+    numbers = pc.if_else(is_absent, '0', digits).cast(pa.int64()).to_numpy()
+    is_absent = is_absent.to_numpy(zero_copy_only=False)
+
     def group(name: str, default: int) -> np.ndarray:
-      digits = pc.struct_field(fields, name).fill_null('')
-      digits = pc.if_else(pc.equal(digits, ''), str(default), digits)
-      return digits.cast(pa.int64()).to_numpy()
+      begin = len(texts) * fields.type.get_field_index(name)
+      own = slice(begin, begin + len(texts))
+      return np.where(is_absent[own], default, numbers[own])
 
     is_matched = ~fields.is_null().to_numpy(zero_copy_only=False)
     utc, local, is_time = _read(is_matched, group, made, np)
