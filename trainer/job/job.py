@@ -48,10 +48,6 @@ class Job:
       them.
     init_from: the run_dir of another run, whose model a new run takes over.
     bucket: where the run_dir is copied to.
-
-  Attributes:
-    state: how far the run has come, and its checkpoints; `saves` says when one is written.
-    lock: taken in `open_run`; prevents other jobs from using the run_dir.
   """
 
   def __init__(
@@ -69,6 +65,7 @@ class Job:
     figures = figures or Status('trainer', cfg.sync.stalled_peer_seconds)
     self.progress_made = figures.progress
     self._figures, self.log = figures, RunLog(cfg.run_dir, step, figures)
+    # How far the run has come, and its checkpoints; `saves` says when one is written.
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, figures.progress, folder, self.log.show)
@@ -81,6 +78,7 @@ class Job:
       *([TensorBoard(cfg)] if 'tensorboard' in cfg.report.to else ()),
       *wing('listeners')(self.inputs, self.state, self.log, shown),
     ]
+    # Taken in `open_run`; prevents other jobs from using the run_dir.
     self.lock = RunLock(cfg.run_dir)
     self.stop_request = StopRequest()
     goes_back = bool(self.stream.limit)

@@ -76,9 +76,6 @@ class Stream:
     tell: called on every process for each pass that is late, skipped, seen or refused, with the
       pass's name, its fate and the reason.
     clock: returns the seconds since 1970.
-
-  Attributes:
-    limit: how many passes in a row may be refused.
   """
 
   def __init__(
@@ -91,7 +88,7 @@ class Stream:
   ):
     self._cfg, self._communicator, self._state = cfg, communicator, state
     self._tell, self._clock = tell, clock
-    self.limit = cfg.data.max_refused_passes
+    self.limit = cfg.data.max_refused_passes  # how many passes in a row may be refused
     self._passes = ReadyPasses(cfg, state, clock)
     self._trains: Entry | None = None  # the pass that is being trained on
     self._refusal: str | None = None  # why the last pass was refused; None if it was not

@@ -38,20 +38,17 @@ class EventLog:
     active: whether this process writes; only the first process of a job does.
     keep_bytes: the size of metrics.jsonl at the checkpoint from which the run continues. Later
       events, except those in OF_THE_JOB, are removed: the run repeats that work. None keeps all.
-
-  Attributes:
-    note: called with each event that this process writes.
-    ending: the status in the event `end`; 'unfinished' before it.
   """
 
   def __init__(self, run_dir: str, active: bool, keep_bytes: int | None = 0):
     self.active, self.troubles = active, []
+    # Called with each event that this process writes.
     self.note: Callable[[Mapping[str, Json]], None] = lambda record: None
     self._lock = threading.Lock()  # guards the file
     self._file: BinaryIO | None = None
     self._size = 0  # bytes of metrics.jsonl after the last write
     self._listeners: Sequence[Listener] = ()
-    self.ending = 'unfinished'
+    self.ending = 'unfinished'  # the status in the event `end`; 'unfinished' before it
     self._validated: JsonObject = {}  # the last evaluation of data.valid
     if not active:
       return
