@@ -134,10 +134,7 @@ class Stream:
     return _ACTIONS[kind](**fields)
 
   def trained(self, meta: Mapping[str, Json] = {}) -> None:
-    """Records that the pass of the last TrainPass was trained on. Every process calls it.
-
-    `meta` is that of the prepared pass.
-    """
+    """Records that the pass of the last TrainPass, prepared with `meta`, was trained on; on all."""
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
     self._passes.source.trained(meta)
@@ -207,10 +204,7 @@ class Stream:
       raise self.refusal_error(entry.reason)
 
   def _check_refused(self, is_last: bool = False) -> None:
-    """Raises BadPass if too many passes in a row were refused or, at the end, none was trained on.
-
-    `is_last` says that data.train has ended.
-    """
+    """Raises BadPass if too many in a row were refused or, if `is_last`, none was trained on."""
     refused, why = self._state.progress.refused_in_a_row, self._refusal
     if why is not None and refused > self.limit:
       raise self.refusal_error(why, refused)

@@ -185,7 +185,7 @@ def _arrow_times(
     utc, local, is_time = _read(is_matched, group, made, np)
     wrong = ~texts.is_null().to_numpy(zero_copy_only=False) & ~is_time
     wanted = WANTED[unit]
-    if unit == 'iso':
+    if unit == 'iso' and wrong.any():
       # The texts may be seconds since 1970, where 2024-01-31T13:05:00 is wanted, or 31.01.2024.
       is_number = pc.match_substring_regex(texts, r'^\d+(\.0+)?$').fill_null(False)
       is_number = is_number.to_numpy(zero_copy_only=False)
