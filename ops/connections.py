@@ -13,10 +13,8 @@ class Connections:
 
   Every rank runs the all-to-alls of a set in the same order; those of different sets may overlap.
   An all-to-all raises AbortedError if a connection ended, and DataLossError if a rank runs another
-  operation; the message names the rank.
-
-  Args:
-    fds: for each rank, a connected stream socket, -1 at `rank`. This object closes them.
+  operation; the message names the rank. `fds` has each rank's connected stream socket, -1 at
+  `rank`; this object closes them.
   """
 
   def __init__(self, fds: Sequence[int], rank: int):

@@ -33,11 +33,9 @@ class _Layout(ctypes.Structure):
 
 
 class RequestReader:
-  """Reads the texts of slots, in the order of their fields.
+  """Reads the texts of slots, in the order of their fields; the model has `num_slots`, F.
 
-  Args:
-    num_slots: of the model, F.
-    markers: keys of slot id 0, int64 [m], of the texts that are missing values.
+  `markers` are the keys of slot id 0, int64 [m], of the texts that are missing values.
   """
 
   def __init__(self, slots: Sequence[TextSlot], num_slots: int, markers: np.ndarray):

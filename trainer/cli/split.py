@@ -111,10 +111,7 @@ def _texts(column: pa.Array, name: str) -> pa.Array:
 
 
 def _by_time(texts: pd.Series, name: str, lines: np.ndarray) -> tuple[np.ndarray, list[str]]:
-  """Returns the index in SPLITS of each sample, equal for equal times; and texts about times.
-
-  `lines` are the numbers of the samples' lines or records.
-  """
+  """Returns the index in SPLITS of each sample, equal for equal times; and texts about times."""
   if missing := int(texts.isna().sum()):
     raise UserError(f"{DATA.value}: column '{name}' is empty in {missing:,} samples; wanted a time")
   times = _times(texts, name)

@@ -34,10 +34,7 @@ LAUNCHER = flags.DEFINE_string('launcher', '', 'Starts each trial, as in "horovo
 def space_of(
   sets: Sequence[str], ranges: Sequence[str]
 ) -> tuple[dict[str, 'Choices | Range'], list[str]]:
-  """Returns the settings to search, and those that all trials share, from --set and --range.
-
-  Values are YAML; a list is written in brackets.
-  """
+  """Returns the settings to search, and those that all trials share, from --set and --range."""
   space: dict[str, 'Choices | Range'] = {}
   fixed = []
   for assignment in sets:

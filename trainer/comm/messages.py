@@ -99,8 +99,6 @@ class Listener:
     ports: the first and the last port to try; None: any. UserError: none of them is free.
     lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
-  Attributes:
-    address: the address to give to `connect`.
   """
 
   def __init__(
@@ -114,6 +112,7 @@ class Listener:
     self._secret, self._lost_seconds, self._serve = secret, lost_seconds, serve
     self._socket = _listen(host, ports)
     name = self._socket.getsockname()
+    # The address to give to `connect`.
     self.address: Address = name.hex() if host is None else [host, name[1]]
     Door(self._socket, lost_seconds, self._authenticated)
 

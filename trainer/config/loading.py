@@ -53,10 +53,7 @@ _warn_once = functools.cache(logging.warning)
 
 
 def write_of_run(cfg: Config) -> None:
-  """Writes config.yaml, with all keys, and given.yaml, with the user's, into the run_dir.
-
-  The first line of either file is a checksum of the rest.
-  """
+  """Writes config.yaml, with all keys, and given.yaml, with the user's, into the run_dir."""
   for name, text in (('config.yaml', dump(cfg)), (GIVEN, _stamped(cfg.given))):
     path = os.path.join(cfg.run_dir, name)
     files.write_synced(path + '.new', text.encode())

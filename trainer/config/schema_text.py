@@ -29,20 +29,16 @@ class Key:
 
   Attributes:
     name, attribute: the key in YAML, and the attribute of the section that holds its value.
-    wanted: the allowed values, in words.
-    default: as YAML in one line; None if the key is required.
-    meaning: the key's description in one line.
-    section: the class of the section or sections that the value holds, if any.
-    container: list or dict if the value holds several sections, else None.
   """
 
   name: str
   attribute: str
-  wanted: str
-  default: str | None
-  meaning: str
+  wanted: str  # the allowed values, in words
+  default: str | None  # as YAML in one line; None if the key is required
+  meaning: str  # the key's description in one line
+  # The class of the section or sections that the value holds, if any.
   section: type[pydantic.BaseModel] | None = None
-  container: type | None = None
+  container: type | None = None  # list or dict if the value holds several sections, else None
 
 
 def one_line_yaml(value: Json) -> str:
@@ -149,8 +145,8 @@ def _explained(
         yield ('    ' + line if head else '  ' + line).rstrip()
 
 
-def _values(cfg: Config) -> JsonObject:
-  """Returns {key: value} of a config, such as 'data.slots.0.name', without nested keys.
+def changed(cfg: Config) -> Iterator[str]:
+  """Yields a line for each key whose value is not the documented default, with its origin.
 
   A measured list is one value; a checksum stands for a look-up table's content.
   """
@@ -163,11 +159,6 @@ def _values(cfg: Config) -> JsonObject:
       values[key] = f'{zlib.crc32(value.encode()):08x}'
     else:
       values[key] = value
-  return values
-
-
-def changed(cfg: Config) -> Iterator[str]:
-  """Yields a line for each key whose value is not the documented default, with its origin."""
-  for key, value in _values(cfg).items():
+  for key, value in values.items():
     if (origin := cfg.origin(key)) != 'default':
       yield f'{key}: {one_line_yaml(value)}  # {origin}'

@@ -73,6 +73,8 @@ class Parsed(NamedTuple):
     keys = np.empty([self.counts.sum()], np.int64)
     values = np.ones([len(keys)], np.float32)
     for f, own in enumerate(self.keys):
+      if not len(own):
+        continue
       to = ranges(starts[:, f], self.counts[:, f])
       keys[to] = own
       if self.values:

@@ -128,7 +128,7 @@ def feature_keys(
 def trim(texts: pa.Array) -> pa.Array:
   """Removes ASCII white space around texts; blank texts become null."""
   texts = pc.ascii_trim_whitespace(texts)
-  return pc.if_else(pc.greater(pc.binary_length(texts), 0), texts, pa.scalar(None, pa.string()))
+  return pc.if_else(pc.equal(texts, ''), pa.scalar(None, pa.string()), texts)
 
 
 def canonical(texts: pa.Array) -> pa.Array:

@@ -44,16 +44,7 @@ def table_specs(
 
 
 class Embedding:
-  """Sums the rows of a batch's features into the layer inputs in `needs`. It holds no weights.
-
-  Attributes:
-    slot_table: for each slot id, the index of its table; −1 for unused ids.
-    catches_up: whether any table has `l2_mode: catch_up`: a row that is not in a batch takes the
-      batch's step of the penalty on weights (L1, L2) later.
-    counted: the indices, in `Config.ordered_slots`, of the slots with `counts`.
-    stats: float32 [3, Dn], the means, deviations and bounds that standardise the Dn dense columns
-      (trainer.data.features.dense_stats); with `counts`, one more column.
-  """
+  """Sums the rows of a batch's features into the layer inputs in `needs`. It holds no weights."""
 
   def __init__(self, cfg: Config, needs: Collection[str]):
     self._data = cfg.data
@@ -63,6 +54,7 @@ class Embedding:
     self._reads_field = 'field_factors' in needs
     poolings, ids = tuple(cfg.poolings()), cfg.slot_ids()
     self._divides = any(p != 'sum' for p in poolings)
+    # For each slot id, the index of its table; −1 for unused ids.
     self.slot_table = [-1] * (max(ids.values()) + 1)
     for s in slots:
       self.slot_table[ids[s.name]] = names.index(s.table)
@@ -85,14 +77,19 @@ class Embedding:
         self._history_slots.append((s.name, f, t, place))
     self._widths = [t.width for t in cfg.sparse.tables.values()]
     self._optimizers = [(t.linear, t.factors) for t in cfg.sparse.tables.values()]
+    # Whether any table has `l2_mode: catch_up`: a row that is not in a batch takes the batch's step
+    # of the penalty on weights (L1, L2) later.
     self.catches_up = any(o.l2_mode == 'catch_up' for pair in self._optimizers for o in pair)
     # One show for each occurrence. It is made once: every constant of TensorFlow 2.16 leaks memory.
     self._one_show = tf.ones([1])
     shares = cfg.click_shares()
     self._click_shares = tf.constant(shares) if len(shares) > 1 else None
+    # The indices, in `Config.ordered_slots`, of the slots with `counts`.
     self.counted = cfg.counted_fields()
     columns = len(cfg.data.dense) + bool(self.counted)
     stats = np.stack([np.zeros(columns), np.ones(columns), np.zeros(columns)])
+    # float32 [3, Dn], the means, deviations and bounds that standardise the Dn dense columns
+    # (trainer.data.features.dense_stats); with `counts`, one more column.
     self.stats = tf.Variable(stats, trainable=False, name='dense_stats', dtype=tf.float32)
 
   def hyper(self, rate: TensorLike) -> tf.Tensor:

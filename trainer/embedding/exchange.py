@@ -50,18 +50,13 @@ def gradient_scale(kind: str, scale: tf.Tensor, shows: tf.Tensor) -> tf.Tensor:
 class LocalRows:
   """Reads and updates the rows of the store in this process; `ShardedRows` extends it to N ranks.
 
-  Args:
-    by: what gradients are divided by, as `sparse.gradient_scale` says.
-    reads_counts: whether `pull` also returns the shows and clicks of features.
-
-  Attributes:
-    routed: the TensorSpecs of the result of `route`; () with one process.
-    overflowed: whether the last push changed nothing, because a sum of gradients over ranks was not
-      finite. The rank that owns the row alone knows it, and must tell the others. (With one
-      process, the push raises an OutOfRangeError.)
+  `by` is `sparse.gradient_scale`; with `reads_counts`, `pull` also returns shows and clicks.
   """
 
-  routed: Routing = ()
+  routed: Routing = ()  # the TensorSpecs of the result of `route`; () with one process
+  # Whether the last push changed nothing, because a sum of gradients over ranks was not finite. The
+  # rank that owns the row alone knows it, and must tell the others. (With one process, the push
+  # raises an OutOfRangeError.)
   overflowed: tf.Variable | None = None
 
   def __init__(self, store: RowStore, by: str = 'batch', reads_counts: bool = False):

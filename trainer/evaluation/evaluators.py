@@ -28,15 +28,12 @@ from trainer.training.inputs import Inputs
 
 
 class Evaluator(abc.ABC):
-  """Judges a model by passes.
+  """Judges a model by passes."""
 
-  Attributes:
-    predictions: the prediction_histogram (trainer.model.calibration) of the last call, or None.
-    scores_samples: whether samples have predictions of their own, whose error may be attributed to
-      columns and to slices.
-  """
-
+  # The prediction_histogram (trainer.model.calibration) of the last call, or None.
   predictions: np.ndarray | None = None
+  # Whether samples have predictions of their own, whose error may be attributed to columns and to
+  # slices.
   scores_samples = False
 
   @abc.abstractmethod
@@ -54,8 +51,7 @@ class Evaluator(abc.ABC):
 class Evaluation(Evaluator):
   """Predicts the labels of samples, and measures the predictions.
 
-  Args:
-    slots_before: the figure `slots` of earlier evaluations, oldest first.
+  `slots_before` has the figure `slots` of earlier evaluations, oldest first.
   """
 
   scores_samples = True

@@ -24,13 +24,11 @@ class Task:
   """To predict labels, such as clicks; wings derive other tasks from it.
 
   With model.tasks, it is one task all the same, of several labels.
-
-  Attributes:
-    exports: the kinds of the exports of its models; the first is the one that begins a chain.
-    evaluator: the class that judges its models, which takes the arguments of Evaluation.
   """
 
+  # The kinds of the exports of its models; the first is the one that begins a chain.
   exports: tuple[str, ...] = ('base', 'delta', 'saved_model')
+  # The class that judges its models, which takes the arguments of Evaluation.
   evaluator: type[Evaluator] = Evaluation
 
   def step(

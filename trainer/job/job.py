@@ -48,10 +48,6 @@ class Job:
       them.
     init_from: the run_dir of another run, whose model a new run takes over.
     bucket: where the run_dir is copied to.
-
-  Attributes:
-    state: how far the run has come, and its checkpoints; `saves` says when one is written.
-    lock: taken in `open_run`; prevents other jobs from using the run_dir.
   """
 
   def __init__(
@@ -70,6 +66,7 @@ class Job:
     self.progress_made = figures.progress
     most_bytes = cfg.report.keep_mb and cfg.report.keep_mb * 10**6
     self._figures, self.log = figures, RunLog(cfg.run_dir, step, figures, most_bytes)
+    # How far the run has come, and its checkpoints; `saves` says when one is written.
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, figures.progress, folder, self.log.show)
@@ -82,6 +79,7 @@ class Job:
       *([TensorBoard(cfg.run_dir, cfg.settings())] if 'tensorboard' in cfg.report.to else ()),
       *wing('listeners')(self.inputs, self.state, self.log, shown),
     ]
+    # Taken in `open_run`; prevents other jobs from using the run_dir.
     self.lock = RunLock(cfg.run_dir)
     self.stop_request = StopRequest()
     goes_back = bool(self.stream.limit)

@@ -102,10 +102,7 @@ class PassMeter:
     )
 
   def finish(self, further: JsonObject) -> JsonObject:
-    """Reports the whole pass: a line, and an event `train`, to which `further` fields are added.
-
-    Returns all fields of the event.
-    """
+    """Reports the pass by a line and an event `train` with `further` fields; returns all fields."""
     if exchanged := self._step.exchange_seconds - self._exchanged_before:
       self._log.clock.move(exchanged, 'exchange', within='step')
     values = result(self._sums()) | self._counts()

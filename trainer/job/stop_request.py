@@ -10,13 +10,10 @@ SECONDS_FOR_OTHERS = 5.0  # how long a job that is to stop still tries to reach 
 
 
 class StopRequest:
-  """Whether a signal has asked this process to stop; a job looks at it after each step.
-
-  Attributes:
-    signal: the number of the signal; 0 if none came. If SIGINT and SIGTERM came, it is SIGINT.
-  """
+  """Whether a signal has asked this process to stop; a job looks at it after each step."""
 
   def __init__(self):
+    # The number of the signal; 0 if none came. If SIGINT and SIGTERM came, it is SIGINT.
     self.signal = 0
 
   def __bool__(self) -> bool:

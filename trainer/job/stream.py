@@ -77,10 +77,6 @@ class Stream:
     tell: called on every process for each pass that is late, skipped, seen or refused, with the
       pass's name, its fate and the reason.
     clock: returns the seconds since 1970.
-
-  Attributes:
-    limit: how many passes in a row may be refused.
-    source: what the run follows.
   """
 
   def __init__(
@@ -93,9 +89,9 @@ class Stream:
   ):
     self._cfg, self._communicator, self._state = cfg, communicator, state
     self._tell, self._clock = tell, clock
-    self.limit = cfg.data.max_refused_passes
+    self.limit = cfg.data.max_refused_passes  # how many passes in a row may be refused
     self._passes = ReadyPasses(cfg.data, state, clock)
-    self.source = self._passes.source
+    self.source = self._passes.source  # what the run follows
     self._trains: Entry | None = None  # the pass that is being trained on
     self._refusal: str | None = None  # why the last pass was refused; None if it was not
     self._following: list[Pass] | None = None  # passes that were ready behind the last TrainPass
@@ -140,10 +136,7 @@ class Stream:
     return _ACTIONS[kind](**fields)
 
   def trained(self, meta: Mapping[str, Json] = {}) -> None:
-    """Records that the pass of the last TrainPass was trained on. Every process calls it.
-
-    `meta` is that of the prepared pass.
-    """
+    """Records that the pass of the last TrainPass, prepared with `meta`, was trained on; on all."""
     entry, progress = self._trains, self._state.progress
     self._settle('late' if entry.reason else 'trained', entry.reason)
     self.source.trained(meta)
@@ -213,10 +206,7 @@ class Stream:
       raise self.refusal_error(entry.reason)
 
   def _check_refused(self, is_last: bool = False) -> None:
-    """Raises BadPass if too many passes in a row were refused or, at the end, none was trained on.
-
-    `is_last` says that data.train has ended.
-    """
+    """Raises BadPass if too many in a row were refused or, if `is_last`, none was trained on."""
     refused, why = self._state.progress.refused_in_a_row, self._refusal
     if why is not None and refused > self.limit:
       raise self.refusal_error(why, refused)

@@ -56,9 +56,6 @@ class CTRModel(tf.keras.Model):
   Args:
     shared: the layer of `model.shared`, whose output the interaction `tower` reads.
     of_tasks: for each label, in the order of `Config.labels`, its own interactions.
-
-  Attributes:
-    needs: which of trainer.embedding.layer_inputs.NEEDS the layers read.
   """
 
   def __init__(
@@ -82,6 +79,7 @@ class CTRModel(tf.keras.Model):
     layers = [*interactions, *(layer for some in of_tasks for layer in some)]
     layers += [] if shared is None else [shared]
     self.members = max((getattr(layer, 'members', 1) for layer in layers), default=1)
+    # Which of trainer.embedding.layer_inputs.NEEDS the layers read.
     self.needs = frozenset().union(*(layer.needs for layer in layers)) - {'shared'}
     self.bias = self.add_weight('bias', [len(self._names)], initializer='zeros')
 

@@ -56,11 +56,6 @@ class Servers:
 
   `target` is the address of this worker's tf.distribute.Server. The servers' dense variables have
   the shapes of `dense`, this worker's part.
-
-  Attributes:
-    stores: for each of `count` servers, its store of rows, within the graph.
-    bytes: how many bytes this worker's steps have sent and received.
-    patience: how many seconds to wait for the answer to a request.
   """
 
   def __init__(
@@ -74,9 +69,10 @@ class Servers:
     self.count, self._cluster, self._communicator = len(cluster.servers), cluster, communicator
     self._reads_counts = bool(cfg.counted_fields())
     self._cfg = cfg
-    self.bytes = 0
+    self.bytes = 0  # how many bytes this worker's steps have sent and received
     self._dtype = tf.as_dtype(cfg.sparse.exchange_dtype)
     self._in_lockstep = cfg.sync.mode == 'ps'
+    # How many seconds to wait for the answer to a request.
     self.patience = cfg.sync.lost_peer_seconds
     self._lock = threading.RLock()  # guards the graph
     self._graph = tf.Graph()
@@ -89,7 +85,7 @@ class Servers:
       self._optimizer = dense_optimizer(cfg.train.dense_optimizer)
       self._optimizer.learning_rate = lambda: 0.0  # no variable of its own: each step sets it
       self._optimizer._create_all_weights(self._dense)  # private: see DensePart
-      self.stores = []
+      self.stores = []  # for each of `count` servers, its store of rows, within the graph
       for i in range(self.count):
         with tf.device(on_server(i)):
           self.stores.append(make_store(cfg, dense.embedding, 'rows'))

@@ -42,23 +42,20 @@ class EventLog:
       events, except those in OF_THE_JOB, are removed: the run repeats that work. None keeps all.
     most_bytes: beyond it, the older half of the file is dropped, but for the first event, whose
       field `dropped` says how many bytes went before the second one. None: no bound.
-
-  Attributes:
-    note: called with each event that this process writes.
-    ending: the status in the event `end`; 'unfinished' before it.
   """
 
   def __init__(
     self, run_dir: str, active: bool, keep_bytes: int | None = 0, most_bytes: int | None = None
   ):
     self.active, self.troubles, self._most = active, [], most_bytes or math.inf
+    # Called with each event that this process writes.
     self.note: Callable[[Mapping[str, Json]], None] = lambda record: None
     self._lock = threading.Lock()  # guards the file
     self._file: BinaryIO | None = None
     self._size = 0  # bytes of metrics.jsonl after the last write
     self._head = self._dropped = 0  # bytes of the first event if others were dropped, and of these
     self._listeners: Sequence[Listener] = ()
-    self.ending = 'unfinished'
+    self.ending = 'unfinished'  # the status in the event `end`; 'unfinished' before it
     self._validated: JsonObject = {}  # the last evaluation of data.valid
     if not active:
       return

@@ -16,12 +16,9 @@ class Listener:
 
   Process 0 alone calls `begin`, `wrote`, `scalars`, `histograms` and `close`, and tells the user
   once if one of them raises an error. All processes call the others, which may communicate.
-
-  Attributes:
-    what: names what it writes, for the user.
   """
 
-  what = ''
+  what = ''  # names what it writes, for the user
 
   def begin(self) -> None:
     """Called before the first event; again if this process becomes process 0 anew."""

@@ -84,19 +84,15 @@ FIGURES = {
 
 
 class Status:
-  """The figures of a running command, a key of FIGURES, and whether it is well. Thread-safe.
-
-  Attributes:
-    not_ready: why the command does not do its work yet, or cannot now; None if it does.
-    also: called when there is progress.
-  """
+  """The figures of a running command, a key of FIGURES, and whether it is well. Thread-safe."""
 
   def __init__(self, command: str, stalled_after_seconds: float):
     self._command, self._figures = command, FIGURES[command]
     self._stalled, self._stop = stalled_after_seconds, threading.Event()
     self._progress = time.monotonic()
+    # Why the command does not do its work yet, or cannot now; None if it does.
     self.not_ready: str | None = 'it starts'
-    self.also: Callable[[], None] = lambda: None
+    self.also: Callable[[], None] = lambda: None  # called when there is progress
     self._values = {name: 0 for name, figure in self._figures.items() if figure.is_counter}
     self.set(stalled_after_seconds=stalled_after_seconds, seconds_since_progress=self._idle)
 

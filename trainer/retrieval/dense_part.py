@@ -30,9 +30,6 @@ class RetrievalPart(DensePart):
 
   The loss compares each query with its own item and with negatives. These are the items of the
   step's samples on all ranks (in_batch_softmax), or items drawn from the catalogue.
-
-  Attributes:
-    catalogue: the items with their shows; part of the state.
   """
 
   def __init__(self, cfg: config.Config, communicator: Communicator):
@@ -42,7 +39,7 @@ class RetrievalPart(DensePart):
     self._in_batch = self._settings.loss == 'in_batch_softmax'
     self._of_pass = self._settings.own_positives == 'pass' and not self._in_batch
     self._ranking_loss = retrieval_losses.LOSSES[self._settings.loss]
-    self.catalogue = Catalogue(cfg)
+    self.catalogue = Catalogue(cfg)  # the items with their shows; part of the state
     self.for_step = self.catalogue.for_step
 
   def read_items(self, table: PreparedPass) -> None:

@@ -17,9 +17,6 @@ class ItemTable:
   """The C items of data.items; UserError if two lines hold the same item, or a line holds none.
 
   `prepared` is the table as a prepared pass, converted with `config_of_items`.
-
-  Attributes:
-    keys: int64 [C], the items' keys, ascending.
   """
 
   def __init__(self, cfg: config.Config, prepared: PreparedPass):
@@ -29,7 +26,7 @@ class ItemTable:
       [sole_features(b, field, len(cfg.data.slots)) for b in prepared.batches(_ITEMS_AT_ONCE)]
     )
     self._rows = np.argsort(keys, kind='stable')
-    self.keys = keys[self._rows]
+    self.keys = keys[self._rows]  # int64 [C], the items' keys, ascending
     if blank := int(np.sum(keys < 0)):
       raise UserError(
         f"{self._path}: column '{cfg.item_slot.name}' is blank in {blank:,} of {len(keys):,} "

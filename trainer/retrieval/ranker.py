@@ -29,15 +29,12 @@ class Ranker:
 
   Pairs of a user and an item are tables with int64 columns `user` and `item`, sorted by user and
   without duplicates.
-
-  Attributes:
-    catalogue: the items at the time of the last ranking.
   """
 
   def __init__(self, inputs: Inputs):
     self._cfg, self._inputs = inputs.cfg, inputs
     self._communicator, self._step = inputs.communicator, inputs.step
-    self.catalogue = inputs.step.dense.catalogue
+    self.catalogue = inputs.step.dense.catalogue  # the items at the time of the last ranking
     self._pairs_by_path: dict[tuple[str, bool], pd.DataFrame] = {}
 
   def refresh(self, key: str | None = None, k: int = 0) -> None:

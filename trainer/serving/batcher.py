@@ -95,10 +95,7 @@ class Batcher:
         return await asyncio.get_running_loop().run_in_executor(self._long_pool, long)
 
   def _cheaply(self, work: Callable[[int], _Found]) -> _Found:
-    """Returns `work(most)`, where `most` is what a short request may cost, or raises _Long.
-
-    Thus a long request is not even parsed where short ones wait.
-    """
+    """Returns `work(most)`, where `most` is what a short request may cost, or raises _Long."""
     most = self.gate.limits.instances
     try:
       return work(min(most, _SHORT_SAMPLES))

@@ -57,10 +57,7 @@ class App:
     )
 
   def _route(self, path: str, method: str, route: Callable, is_open: bool = False) -> Route:
-    """Returns a route that checks method, token and name, and answers by `route` or an error.
-
-    `is_open`: it asks for no token, and its answers are not counted.
-    """
+    """Returns a route that checks method, token (unless `is_open`) and name, and answers."""
 
     async def answer(request: Request) -> Response:
       try:

@@ -35,20 +35,17 @@ class Publisher:
   Only the exports and the store's version determine what is applied: it may be killed and started
   again at any moment. `look` is called before the directory of exports is read, to update a copy of
   a bucket.
-
-  Attributes:
-    refused: why the last call of `advance` refused an export; None if it did not.
-    held: the version that the store had or got in the last call.
-    behind_since: when the oldest export that the store lacks was written or, if it is not known
-      which one that is, when this began; None if the store lacks none.
   """
 
   def __init__(
     self, directory: str, store: VersionedStore, look: Callable[[], None] = lambda: None
   ):
     self._directory, self._store, self._look = directory, store, look
+    # Why the last call of `advance` refused an export; None if it did not.
     self.refused: str | None = None
-    self.held: Version | None = None
+    self.held: Version | None = None  # the version that the store had or got in the last call
+    # When the oldest export that the store lacks was written or, if it is not known which one that
+    # is, when this began; None if the store lacks none.
     self.behind_since: float | None = None
 
   def advance(self) -> Applied | None:

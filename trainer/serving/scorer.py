@@ -4,7 +4,7 @@ It runs the trainer's own code, so a score equals what `ctr-predict` computes.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -34,26 +34,6 @@ class Scores(NamedTuple):
   unknown: Mapping[str, int]  # slot -> its number of distinct features without a row
 
 
-class _Graph:
-  """A TensorFlow graph that is called with arrays or tensors, and returns {name: array}."""
-
-  def __init__(self, function: Callable[..., dict[str, tf.Tensor]], *specs: tf.TensorSpec):
-    traced = tf.function(function, autograph=False)
-    self._graph = traced.get_concrete_function(*specs)
-    self._captured = self._graph.captured_inputs
-    self._dtypes = [output.dtype for output in self._graph.outputs]
-    self.names = list(self._graph.structured_outputs)
-
-  def __call__(self, *inputs: np.ndarray | tf.Tensor) -> dict[str, np.ndarray]:
-    tensors = [i if isinstance(i, tf.Tensor) else to_tensor(i) for i in inputs]
-    # For small graphs, calling self._graph itself takes three times as long.
-    outputs = tf.raw_ops.StatefulPartitionedCall(
-      args=tensors + self._captured, Tout=self._dtypes, f=self._graph
-    )
-    found = dict(zip(sorted(self.names), outputs))
-    return {name: found[name].numpy() for name in self.names}
-
-
 class Scorer:
   """A model that computes scores; `load` sets its dense variables.
 
@@ -78,11 +58,13 @@ class Scorer:
     self.columns = RequestColumns(cfg)
     floats, integers = tf.TensorSpec([None], tf.float32), tf.TensorSpec([None], tf.int32)
     dense = tf.TensorSpec([None, len(cfg.data.dense)], tf.float32)
-    self._graph = _Graph(
-      self._outputs,
+    self._graph = tf.function(self._outputs, autograph=False).get_concrete_function(
       *(integers, floats, dense, integers, integers, floats, floats),
       *([tf.TensorSpec([None, 2])] if self._embedding.counted else []),
     )
+    self._captured = self._graph.captured_inputs
+    self._dtypes = [output.dtype for output in self._graph.outputs]
+    self._names = list(self._graph.structured_outputs)
 
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs, {name: float32 [B]}, of samples and of rows.
@@ -97,6 +79,13 @@ class Scorer:
     deduped = Deduped(no_keys, inverse, size, size, empty, empty)  # the others serve gradients
     inputs = self._embedding.embed(batch, deduped, PulledRows(no_keys, *rows))
     return self._model.predictions(self._model(inputs, training=False))
+
+  def _run(self, *inputs: np.ndarray | tf.Tensor) -> dict[str, np.ndarray]:
+    """Runs the graph of `_outputs`; to call it as a function would take three times as long."""
+    args = [i if isinstance(i, tf.Tensor) else to_tensor(i) for i in inputs] + self._captured
+    outputs = tf.raw_ops.StatefulPartitionedCall(args=args, Tout=self._dtypes, f=self._graph)
+    found = dict(zip(sorted(self._names), outputs))
+    return {name: found[name].numpy() for name in self._names}
 
   def load(self, dense: Mapping[str, np.ndarray]) -> None:
     """Sets the dense variables to those of an export; DataLoss if they are of another model."""
@@ -120,7 +109,7 @@ class Scorer:
       name: 'DT_STRING' if is_text else 'DT_DOUBLE' if name in exact else 'DT_FLOAT'
       for name, is_text in self.columns.names.items()
     }
-    return dtypes, self.columns.example, self._graph.names
+    return dtypes, self.columns.example, self._names
 
   def score(self, samples: Samples, view: View) -> Scores:
     """Computes the scores of samples with the version of the model that a view reads."""
@@ -128,7 +117,7 @@ class Scorer:
     batch = samples.segments, samples.values, samples.dense
 
     def scores(unknown: np.ndarray, *rows: tf.Tensor | np.ndarray) -> Scores:
-      outputs = self._graph(*batch, *rows)
+      outputs = self._run(*batch, *rows)
       return Scores({name: o[:size] for name, o in outputs.items()}, self._unknown(unknown))
 
     def scored(store: RowStore) -> tuple[Scores, np.ndarray]:

@@ -28,23 +28,16 @@ _ZERO = bytes(4)  # reads as a linear weight of 0 without factors
 
 
 class Version(NamedTuple):
-  """The number of a version of the model, and the last export that it is made from.
+  """The number of a version of the model, and the last export that it is made from."""
 
-  Attributes:
-    sequence: the number that clients see.
-    export: the name of the last export.
-    checksum: of that export's manifest; exports of other runs may have the same name.
-    done_at: when that export was written, in seconds as time.time() counts them.
-    withdrawn: after a rollback to this version, the checksum of the newest export at that moment;
-      exports that build on that one are not applied.
-    left_out: a sentence about features that the export lacks, or has with older values, or None.
-  """
-
-  sequence: int
-  export: str
-  checksum: int
-  done_at: float
+  sequence: int  # the number that clients see
+  export: str  # the name of the last export
+  checksum: int  # of that export's manifest; exports of other runs may have the same name
+  done_at: float  # when that export was written, in seconds as time.time() counts them
+  # After a rollback to this version, the checksum of the newest export at that moment; exports that
+  # build on that one are not applied.
   withdrawn: int | None = None
+  # A sentence about features that the export lacks, or has with older values, or None.
   left_out: str | None = None
 
   @classmethod
@@ -87,15 +80,14 @@ class View(abc.ABC):
   Attributes:
     config: the resolved config as YAML.
     dense: {name: the value of a dense variable}; `dense_stats` is among them.
-    items: the search of the items of a model with model.retrieval; else None.
-    row_store: with rows of this version; None if only `look_up` can read them, and before a later
-      version changes the row store.
-    changes: another number after each change of `row_store`. It is read before and after the row
-      store is, and once a change that has begun is complete.
   """
 
-  items: Any = None
+  items: Any = None  # the search of the items of a model with model.retrieval; else None
+  # With rows of this version; None if only `look_up` can read them, and before a later version
+  # changes the row store.
   row_store: RowStore | None = None
+  # Another number after each change of `row_store`. It is read before and after the row store is,
+  # and once a change that has begun is complete.
   changes = 0
 
   def __init__(self, version: Version, config: str, dense: dict[str, np.ndarray]):
@@ -129,15 +121,10 @@ class View(abc.ABC):
 
 
 class VersionedStore(abc.ABC):
-  """Keeps the rows, the dense variables and the config of one version of a model.
+  """Keeps the rows, the dense variables and the config of one version of a model."""
 
-  Attributes:
-    holds_items: whether the store can hold the items of a model with model.retrieval.
-    is_applying: whether this object is bringing the store to a new version.
-  """
-
-  holds_items = False
-  is_applying = False
+  holds_items = False  # whether the store can hold the items of a model with model.retrieval
+  is_applying = False  # whether this object is bringing the store to a new version
 
   @abc.abstractmethod
   def version(self) -> Version | None:

@@ -135,27 +135,25 @@ class RowExport:
   """A base (of kind 'base' or 'items') or a delta; its checksums are verified as it is read.
 
   It and its methods that read files raise DataLoss if the export is damaged.
-
-  Attributes:
-    sequence: its number, the version that clients of a server see.
-    previous: the name of the export before it in the chain; None if it begins a chain.
-    checksum: of its manifest; an export of another run may have the same name.
-    done_at: when it was completed, in seconds as time.time() counts them.
-    left_out: why scores served from this export may differ from those of ctr-predict.
   """
 
   def __init__(self, path: str):
     self.path, self.name = path, name_of(path)
     self._manifest = files.read_manifest(path)
     files.check_listed(path, self._manifest['files'])
+    # Its number, the version that clients of a server see.
     self.sequence: int = self._manifest['sequence']
     self.kind: str = self._manifest['kind']
+    # The name of the export before it in the chain; None if it begins a chain.
     self.previous: str | None = self._manifest['previous']
     self.num_rows: int = self._manifest['rows']
     self.num_tombstones: int = self._manifest['tombstones']
+    # Why scores served from this export may differ from those of ctr-predict.
     self.left_out = LeftOut(**self._manifest['left_out'])
     self.has_items = ITEMS in self._manifest['files']
+    # Of its manifest; an export of another run may have the same name.
     self.checksum = files.checksum(path)
+    # When it was completed, in seconds as time.time() counts them.
     self.done_at = os.path.getmtime(os.path.join(path, files.DONE))
 
   @property
@@ -326,13 +324,11 @@ class Replay:
 
   The keys of the chain, 8 bytes each, and its items stay in memory, so each export is read once. If
   another export has taken the place of one that was read, the chain is read anew.
-
-  Attributes:
-    noted: the last base or delta that was written, as `stamp_of` returns it, since which the table
-      has noted which features change; None: not known.
   """
 
   def __init__(self):
+    # The last base or delta that was written, as `stamp_of` returns it, since which the table has
+    # noted which features change; None: not known.
     self.noted: tuple[str, int] | None = None
     self._known: dict[str, tuple[int, JsonObject]] = {}  # by path: `_done_at` and the manifest
     # By name: the exports that `replayed` has read, and its result.

@@ -34,12 +34,7 @@ _COUNTS = ('key', 'show', 'click', 'unseen_days', 'admitted')
 
 
 class CheckpointReader:
-  """Reads the best or the last checkpoint of a run; the last one if there is no best one.
-
-  Attributes:
-    path: the directory of the checkpoint.
-    progress: the JSON of progress.json: the place in the data, and the ledger of passes.
-  """
+  """Reads the best or the last checkpoint of a run; the last one if there is no best one."""
 
   def __init__(self, run_dir: str, which: str = 'last'):
     self.cfg, self.run_dir = config.load_of_run(run_dir), run_dir
@@ -49,9 +44,10 @@ class CheckpointReader:
       paths += [path for path, serial in candidates.items() if serial is not None]
     if not paths:
       raise UserError(f'{run_dir}: no finished checkpoint there; wanted a run that was trained')
-    self.path = paths[0]
+    self.path = paths[0]  # the directory of the checkpoint
     self._manifest = checkpoint.check(self.path)
     listed = self._manifest['files']
+    # The JSON of progress.json: the place in the data, and the ledger of passes.
     self.progress = json.loads(files.read_checked(self.path, 'progress.json', listed))
     self._dense = files.from_npz(files.read_checked(self.path, 'dense.npz', listed))
 
@@ -158,8 +154,7 @@ class CheckpointReader:
   def feature(self, slot: str, text: str) -> JsonObject:
     """Returns what the checkpoint has of a feature; `known` is False if it has no row for it.
 
-    Args:
-      text: the feature's value, as written in the log; for a cross its parts, 'a × b'.
+    `text` is the feature's value, as written in the log; for a cross its parts, 'a × b'.
     """
     key, made = self._key(slot, text), self.cfg.data.made.get(slot)
     shard = int(shard_of(np.array([key]))[0])
@@ -330,8 +325,7 @@ def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
 def _linear_weights(chunks: Iterator[Chunk], shards: range, ids: Mapping[int, int]) -> pd.Series:
   """Returns the linear weights of all rows in these shards, by key.
 
-  Args:
-    ids: {slot id of a row: slot id in the returned key}; other slots are left out.
+  `ids` is {slot id of a row: slot id in the returned key}; other slots are left out.
   """
   new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
   new_id[list(ids)] = list(ids.values())

@@ -18,18 +18,13 @@ _BYTES_PER_SECOND = 32e6  # that Scrub reads; some 3 % of a core
 
 
 class Scrub:
-  """Verifies checkpoints in the background, all files of all once in a round; in process 0.
-
-  Attributes:
-    damaged: the paths of checkpoints in which damage was found.
-    news: what was found since a checkpoint wrote all rows.
-  """
+  """Verifies checkpoints in the background, all files of all once in a round; in process 0."""
 
   THREAD = 'verify checkpoints'  # its name
 
   def __init__(self):
-    self.damaged: set[str] = set()
-    self.news: list[str] = []
+    self.damaged: set[str] = set()  # the paths of checkpoints in which damage was found
+    self.news: list[str] = []  # what was found since a checkpoint wrote all rows
     self._thread = threading.Thread()
 
   def found(self, path: str, error: Exception) -> None:
@@ -76,19 +71,15 @@ def _verify(path: str, read: set[int]) -> None:
 
 
 class Merger:
-  """Merges the rows of one checkpoint at a time, without the table; process 0 has it.
-
-  Attributes:
-    scrub: is told of damage.
-    folder: where the merged rows lie until a checkpoint takes them.
-    source: the checkpoint that is merged, which must not be removed; None once that is taken.
-  """
+  """Merges the rows of one checkpoint at a time, without the table; process 0 has it."""
 
   THREAD = 'merge rows'  # its name
 
   def __init__(self, directory: str, scrub: Scrub):
-    self.scrub = scrub
+    self.scrub = scrub  # is told of damage
+    # Where the merged rows lie until a checkpoint takes them.
     self.folder = os.path.join(directory, 'merged')
+    # The checkpoint that is merged, which must not be removed; None once that is taken.
     self.source: str | None = None
     self._thread = threading.Thread()
     self._before: list[Layer] = []  # the layers that the last finished merge has in one

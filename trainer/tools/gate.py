@@ -43,11 +43,8 @@ def judge(
 ) -> Finding | None:
   """Checks a pass; returns what is wrong with it, or None.
 
-  If the metric is finite and no slot is blank, `progress.gate_reference` moves towards the figures.
-
-  Args:
-    values: the metrics of the pass before the model trained on it.
-    present: the result of `presence` for the pass.
+  `values` are its metrics before the model trained on it, `present` its `presence`. If the metric
+  is finite and no slot is blank, `progress.gate_reference` moves towards the figures.
   """
   value = values[gate.metric]
   if value is None or not math.isfinite(value):

@@ -230,8 +230,7 @@ def write(
 ) -> None:
   """Writes the report of a run, or the comparison of several, to `path`.
 
-  Args:
-    paired: {run_dir: the result of `compare` with the first runs}, to be shown too.
+  `paired` is {run_dir: the result of `compare` with the first runs}, to be shown too.
   """
   runs = [read_run(directory) for directory in run_dirs]
   if len(runs) == 1:

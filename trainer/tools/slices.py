@@ -18,14 +18,10 @@ BLANK, OTHER, ALL = -1, -2, -3
 
 
 def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray, np.ndarray]:
-  """Finds the values that each sample has in a slot.
+  """Returns the key of each value in one of `slots` slots, and its sample's index, int64 [m] each.
 
-  Args:
-    slot: the index of the slot; None: the column data.group.
-    slots: the number of slots.
-  Returns:
-    The key of each value, and the index of the sample that has it, both int64 [m]. A sample without
-    a value has the key BLANK.
+  `slot` is the index of the slot; None: the column data.group. A sample without a value has the key
+  BLANK.
   """
   if slot is None:
     group = np.asarray(batch.group)

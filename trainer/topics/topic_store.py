@@ -24,11 +24,9 @@ _SECONDS_TO_SEND = 300
 
 
 class TopicStore(VersionedStore):
-  """Keeps the rows of a version in a topic that nothing else writes.
+  """Keeps the rows of a version in a topic, kafka://BROKERS/TOPIC, that nothing else writes.
 
-  Args:
-    address: kafka://BROKERS/TOPIC.
-    settings: of librdkafka; @FILE stands for what that file holds.
+  `settings` are of librdkafka; @FILE stands for what that file holds.
   """
 
   def __init__(self, address: str, settings: Mapping[str, Any]):

@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 from absl.testing import parameterized
 
+from tests.support.retrieval import ITEM_COLUMNS
+from tests.support.retrieval import make_config as of_items
 from tests.support.steps import make_config
 from trainer.data import request_columns
 from trainer.data.request_columns import RequestColumns, Samples, Shared, WrongRequest
@@ -84,9 +86,10 @@ def _listed(samples):
 
 
 class RequestColumnsTest(parameterized.TestCase, tf.test.TestCase):
-  @parameterized.named_parameters((name, name) for name in CONFIGS)
+  @parameterized.named_parameters((name, name) for name in (*CONFIGS, 'queries'))
   def test_requests_read_as_a_log_does(self, name):
-    cfg, rng = make_config(CONFIGS[name]), random.Random(3)
+    is_of_queries, rng = name == 'queries', random.Random(3)
+    cfg = of_items(ITEM_COLUMNS) if is_of_queries else make_config(CONFIGS[name])
     reader, parse, parsed = RequestColumns(cfg), request_columns.parse, 0
 
     def counted(*arguments, **options):
@@ -99,7 +102,7 @@ class RequestColumnsTest(parameterized.TestCase, tf.test.TestCase):
       shared = np.sort(rng.choices(range(users), k=size))
       few = rng.random() < 0.5  # most kinds of values are left to the log's reader
       columns = {}
-      for column, is_text in cfg.data.log_columns().items():
+      for column, is_text in reader.names.items():
         values = TEXTS if is_text else NUMBERS
         if name == 'computed':
           values = OF_COLUMN.get(column, values)

@@ -19,12 +19,15 @@ def _log_squared() -> np.ndarray:
   """Returns 0, 1, 2, the next float32, and each x > 1 where ln²x is 1, 2, … as boundaries."""
   most = np.log(float(np.finfo(np.float32).max)) ** 2
   numbers = np.exp(np.sqrt(np.arange(1, int(most) + 1)))
-  return np.concatenate([[0, 1, 2, np.nextafter(np.float32(2), np.float32(3))], numbers])
+  return _rounded(np.concatenate([[0, 1, 2, np.nextafter(np.float32(2), np.float32(3))], numbers]))
 
 
 def boundaries(made: config.Bins) -> np.ndarray:
   """Returns the boundaries of the bins, ascending, float64 but rounded to float32."""
-  bounds = _log_squared() if made.log_squared else np.array(made.boundaries, np.float64)
+  return _log_squared() if made.log_squared else _rounded(np.array(made.boundaries, np.float64))
+
+
+def _rounded(bounds: np.ndarray) -> np.ndarray:
   return np.unique(bounds.astype(np.float32)).astype(np.float64)
 
 
@@ -51,8 +54,13 @@ def reader(made: config.Bins) -> Callable[[np.ndarray], list[str]]:
 
 
 def arrow(made: config.Bins, reader: ArrowReader) -> pa.Array:
-  bins = _bins(boundaries(made), reader.rounded(made.bins), np).astype(np.int32)
-  return pa.DictionaryArray.from_arrays(pa.array(bins), texts(made))
+  bounds = boundaries(made)
+  bins = _bins(bounds, reader.rounded(made.bins), np)
+  used = np.bincount(bins, minlength=len(bounds) + 2) > 0  # a request has few of the bins
+  names = [str(i) if i <= len(bounds) else 'missing' for i in np.flatnonzero(used).tolist()]
+  return pa.DictionaryArray.from_arrays(
+    (np.cumsum(used, dtype=np.int32) - 1)[bins], pa.array(names, pa.string())
+  )
 
 
 def graph(made: config.Bins, reader: GraphReader) -> GraphColumn:

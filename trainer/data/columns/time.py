@@ -171,16 +171,21 @@ def _arrow_times(
     texts = column.dictionary
     fields = pc.extract_regex(pc.replace_substring_regex(texts, *_ZULU), _PATTERNS[unit])
 
+    digits = pc.coalesce(pa.concat_arrays(fields.flatten()), '')  # of all groups, one after another
+    is_absent = pc.equal(digits, '')
+    numbers = pc.if_else(is_absent, '0', digits).cast(pa.int64()).to_numpy()
+    is_absent = is_absent.to_numpy(zero_copy_only=False)
+
     def group(name: str, default: int) -> np.ndarray:
-      digits = pc.struct_field(fields, name).fill_null('')
-      digits = pc.if_else(pc.equal(digits, ''), str(default), digits)
-      return digits.cast(pa.int64()).to_numpy()
+      begin = len(texts) * fields.type.get_field_index(name)
+      own = slice(begin, begin + len(texts))
+      return np.where(is_absent[own], default, numbers[own])
 
     is_matched = ~fields.is_null().to_numpy(zero_copy_only=False)
     utc, local, is_time = _read(is_matched, group, made, np)
     wrong = ~texts.is_null().to_numpy(zero_copy_only=False) & ~is_time
     wanted = WANTED[unit]
-    if unit == 'iso':
+    if unit == 'iso' and wrong.any():
       # The texts may be seconds since 1970, where 2024-01-31T13:05:00 is wanted, or 31.01.2024.
       is_number = pc.match_substring_regex(texts, r'^\d+(\.0+)?$').fill_null(False)
       is_number = is_number.to_numpy(zero_copy_only=False)
