@@ -42,7 +42,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 BUDGETS = {
   'core': 28_010,
   'serving': 4_280,
-  'tools': 5_332,
+  'tools': 5_331,
   'parameter_server': 2_312,
   'retrieval': 1_800,
   'topics': 850,

@@ -49,10 +49,8 @@ def without(cfg: config.Config, column: str) -> list[str]:
     'dense': lambda dense: dense['name'] not in gone_dense,
     'crosses': lambda cross: cross_slot(cross) not in gone,
   }
-  given = {
-    key: [*filter(stays[key], own)] for key, own in cfg.given['data'].items() if key in stays
-  }
-  return [f'data.{key}={json.dumps(own)}' for key, own in given.items()]
+  given = [(key, own) for key, own in cfg.given['data'].items() if key in stays]
+  return [f'data.{key}={json.dumps([*filter(stays[key], own)])}' for key, own in given]
 
 
 def command(run: RecordedRun) -> str:
@@ -78,8 +76,9 @@ def cold(
     if max(of.values(), default=0) >= COLD and len({*cfg.data.columns_of(slot)}) == 1:
       shares[slot.name] = of
   if shares:
-    named = [column for s in cfg.ordered_slots if s.name in shares for column in of_log(s)]
-    yield found('cold', shares=shares, may_go=named, command=command)
+    slots = [] if cfg.ranking_metrics else cfg.ordered_slots  # towers need their ids
+    may_go = [column for slot in slots if slot.name in shares for column in of_log(slot)]
+    yield found('cold', shares=shares, may_go=may_go, command=command)
 
 
 def harmful(run: RecordedRun) -> Iterator[Finding]:

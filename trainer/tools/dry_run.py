@@ -89,7 +89,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
     if split == 'train':
       trained = opened
     else:
-      if opened and samples:
+      if opened and distinct:
         unknown[split] = _by_slot(cfg, opened, np.concatenate([*distinct.values()]))
       yield from also_trained(cfg, split)
       for one, other in same_samples(itertools.product(trained, opened)):
