@@ -244,6 +244,8 @@ class TuneTest(tf.test.TestCase):
       (['--range', 'train.epochs=3:2'], 'train.epochs: found 3:2; wanted two numbers that rise'),
       (['--range', 'train.epochs'], "--range: found 'train.epochs'; wanted KEY=LOW:HIGH"),
       (['--set', 'seed=1,2', '--set', 'data.valid=[]'], 'data.valid: trials are judged by it'),
+      (['--columns', '--set', 'data.valid=[]'], 'data.valid: columns are judged by it; wanted'),
+      (['--columns', '--set', 'seed=1,2'], '--columns: found seed to search; wanted one of the'),
     ):
       status, told = tune('--study_dir', f'{self.folder}/other', *arguments)
       self.assertEqual(status, 2, told)
