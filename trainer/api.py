@@ -109,12 +109,14 @@ class Run:
   def importance(self, data: Data | None = None) -> pd.DataFrame:
     """Returns how much worse AUC and logloss get if a column is shuffled among all samples.
 
-    There is a row for each slot and dense column, the most important first. Columns: auc_worse_by,
+    There is a row for each column of the log, the most important first. Columns: auc_worse_by,
     auc_plus_minus, logloss_worse_by and logloss_plus_minus; for squared error, rmse_worse_by and
     rmse_plus_minus. A plus_minus is half the width of the 95 % interval of its worse_by. If it is
-    the larger of the two, the effect may be chance. `data` is as for `evaluate`.
+    the larger of the two, the effect may be chance. All that is made of a column is shuffled with
+    it. `data` is as for `evaluate`, but by default data.valid, if there is one.
     """
     self.cfg.model.want('interactions', f'importance: run_dir {self.run_dir}')
+    data = self.cfg.data.valid or None if data is None else data
     with self._prepared(data) as (run, prepared):
       return wing('tools.importance')(run.inputs, prepared)
 

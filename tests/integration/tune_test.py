@@ -169,6 +169,42 @@ class TuneTest(tf.test.TestCase):
     with self.assertRaisesRegex(UserError, 'trials: found 0; wanted at least 1'):
       trainer.tune(self.tree, SPACE, 0, self.study)
 
+  def test_a_column_without_which_a_model_is_better(self):
+    """Nine in ten users of valid and test are new; with users, training learns little of rates."""
+    rng = np.random.default_rng(0)
+    rate = rng.random(500)
+    for name, users in (
+      ('train', rng.integers(50, size=4000)),
+      ('valid', rng.integers(45, 500, 2000)),
+      ('test', rng.integers(45, 500, 2000)),
+    ):
+      seen = np.clip(rate[users] + 0.3 * rng.normal(size=len(users)), 0, 1)
+      rows = zip((rng.random(len(users)) < rate[users]).astype(int), users, seen)
+      with open(f'{self.folder}/{name}.csv', 'w', encoding='utf-8') as f:
+        f.write('label,user,rate\n' + ''.join(f'{c},{u},{r:.3f}\n' for c, u, r in rows))
+    self.tree['data'] |= {'test': [f'{self.folder}/test.csv'], 'dense_bins': 8}
+    self.tree['data']['dense'] = [{'name': 'rate', 'transform': 'standardise'}]
+    self.tree['train'] |= {'epochs': 4, 'batch_size': 128}
+    path = f'{self.folder}/my.yaml'
+    with open(path, 'w', encoding='utf-8') as f:
+      yaml.safe_dump(self.tree, f)
+    search = '-m', 'trainer.cli.tune', '--config', path, '--columns', '--study_dir', self.study
+    ended = commands.run(*search)
+    self.assertEqual(ended.returncode, 0, ended.stderr)
+    gained = re.findall(r"^without '(\w+)', seed (\d): logloss .* gains 0", ended.stdout, re.M)
+    self.assertEqual(
+      gained, [('user', '0'), ('user', '1')], 'the rate, with its bins, is not tried'
+    )
+    given = re.search(r"suggested: without 'user'.*\n.* --config (.*) --run_dir", ended.stdout)[1]
+    self.assertEqual(list(config.load(given).data.log_columns()), ['rate'])
+    whole, better = (trainer.load(f'{self.study}/{n}-0') for n in ('all', 'without-user'))
+    table = whole.compare(better).set_index('metric')  # on data.test
+    self.assertLess(table['high']['logloss'], 0)
+    with self.subTest('another config'):
+      again = commands.run(*search, '--set', 'train.epochs=5')
+      self.assertEqual(again.returncode, 2)
+      self.assertIn('all-0: was trained with another config; wanted another', again.stderr)
+
   def test_the_command_prints_trials_and_refuses_mistakes(self):
     path = f'{self.folder}/my.yaml'
     with open(path, 'w', encoding='utf-8') as f:
@@ -208,6 +244,8 @@ class TuneTest(tf.test.TestCase):
       (['--range', 'train.epochs=3:2'], 'train.epochs: found 3:2; wanted two numbers that rise'),
       (['--range', 'train.epochs'], "--range: found 'train.epochs'; wanted KEY=LOW:HIGH"),
       (['--set', 'seed=1,2', '--set', 'data.valid=[]'], 'data.valid: trials are judged by it'),
+      (['--columns', '--set', 'data.valid=[]'], 'data.valid: columns are judged by it; wanted'),
+      (['--columns', '--set', 'seed=1,2'], '--columns: found seed to search; wanted one of the'),
     ):
       status, told = tune('--study_dir', f'{self.folder}/other', *arguments)
       self.assertEqual(status, 2, told)

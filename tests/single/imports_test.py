@@ -42,7 +42,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 BUDGETS = {
   'core': 28_010,
   'serving': 3_830,
-  'tools': 5_200,
+  'tools': 5_460,
   'parameter_server': 2_308,
   'retrieval': 1_830,
   'topics': 872,

@@ -128,7 +128,7 @@ def healthy_events(days: int = 4, seed: int = 0) -> list[dict[str, Any]]:
     split='test',
     auc=0.79,
     logloss=0.36,
-    slots={slot: {'auc': 0.05 - 0.015 * i, 'logloss': 0.02} for i, slot in enumerate(SLOTS)},
+    columns={slot: {'auc': 0.05 - 0.015 * i, 'logloss': 0.02} for i, slot in enumerate(SLOTS)},
   )
   add('end', status='finished')
   return events

@@ -2,7 +2,7 @@
 
 It prints the parameters and bytes of each layer and slot. With --features it prints the features of
 a slot that have the most impressions, with --feature one feature, with --against the differences
-from another run, and with --importance how much the model's quality depends on each slot. Under
+from another run, and with --importance how much the model's quality depends on each column. Under
 horovodrun the ranks share the work of --importance.
 """
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 RUN_DIR = flags.DEFINE_string('run_dir', None, 'The run_dir of a run.', required=True)
 CHECKPOINT = flags.DEFINE_enum('checkpoint', 'best', ['best', 'last'], 'best is by data.valid.')
-IMPORTANCE = flags.DEFINE_bool('importance', False, 'How much worse metrics get without a slot.')
+IMPORTANCE = flags.DEFINE_bool('importance', False, 'How much worse metrics get without a column.')
 DATA = flags.DEFINE_multi_string(
-  'data', [], 'Files for --importance; without it data.test. May be repeated.'
+  'data', [], 'Files for --importance, by default data.valid, else data.test. May be repeated.'
 )
 FEATURE = flags.DEFINE_string('feature', None, 'SLOT=TEXT: all that is known of one feature.')
 FEATURES = flags.DEFINE_string('features', None, 'A slot: its features with the most impressions.')
@@ -172,13 +172,14 @@ def _importances(reader: 'CheckpointReader') -> tuple['pd.DataFrame', str]:
 
   reader.cfg.model.want('interactions', f'--importance: run_dir {reader.run_dir}')
   with open_run(reader.run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
-    prepared = run.inputs.prepared(api.passes_to_score(run, DATA.value), 'evaluate')
+    passes = api.passes_to_score(run, DATA.value or run.cfg.data.valid)
+    prepared = run.inputs.prepared(passes, 'evaluate')
     table = importance_table(run.inputs, prepared)
   titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]
   shown = table.set_axis(['±' if t.endswith('plus minus') else t for t in titles], axis=1)
   text = shown.rename_axis(None).to_string(float_format='{:,.5f}'.format, na_rep='-')
   loss, plus_minus = table.iloc[:, 0].abs(), table.iloc[:, 1]
-  data = ', '.join(DATA.value) or 'data.test'
+  data = ', '.join(DATA.value) or ('data.valid' if reader.cfg.data.valid else 'data.test')
   told = [f'On {table.attrs["examples"]:,} samples of {data}.', '± is half of the 95 % interval.']
   if loss.isna().all():
     told.append('There are too few clicks to measure AUC.')

@@ -1,9 +1,12 @@
-"""Searches settings: `ctr-tune --config FILE --set KEY=8,16 --range KEY=1e-4:.1:log`.
+"""Searches settings: `ctr-tune --config FILE --set KEY=8,16 --range KEY=1e-4:.1:log`, or --columns.
 
 Optuna (the extra `tune`) draws the settings of each trial, which is a run in STUDY_DIR. A trial is
 evaluated on data.valid after each epoch, and ends early if it falls behind the others. The same
 command continues a search. At the end it prints a table of the trials, the best first, and writes
 STUDY_DIR/report.html.
+
+With --columns it trains without each column of the log that the findings of a first run name, and
+suggests which one to leave out.
 """
 
 import os
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
 CONFIG = flags.DEFINE_string('config', None, 'YAML file; configs/ has examples.', required=True)
 SET = flags.DEFINE_multi_string('set', [], 'KEY=VALUE, or KEY=VALUE,VALUE,… to choose from.')
 RANGE = flags.DEFINE_multi_string('range', [], 'KEY=LOW:HIGH or KEY=LOW:HIGH:log, of numbers.')
+COLUMNS = flags.DEFINE_bool('columns', False, 'Trains without each column that findings name.')
 TRIALS = flags.DEFINE_integer('trials', 20, 'The number, earlier ones included.', lower_bound=1)
 METRIC = flags.DEFINE_enum(
   'metric', None, list(config.METRICS), 'The metric of data.valid; by default that of the config.'
@@ -73,12 +77,21 @@ def _title(column: str) -> str:
 def main() -> None:
   command_line.end_by_sigterm()
   from trainer.reporting.live_line import WIDTH
-  from trainer.tools import tuning
 
   space, fixed = space_of(SET.value, RANGE.value)
   name = os.path.splitext(os.path.basename(CONFIG.value))[0]
   study_dir = STUDY_DIR.value or f'runs/{name}-tune'
   launcher = shlex.split(LAUNCHER.value)
+  if COLUMNS.value:
+    from trainer.tools.column_search import try_columns
+
+    if space:
+      raise UserError(f'--columns: found {next(iter(space))} to search; wanted one of the two')
+    for line in try_columns(CONFIG.value, study_dir, METRIC.value, fixed, launcher):
+      print(line, flush=True)
+    return
+  from trainer.tools import tuning
+
   table = tuning.tune(CONFIG.value, space, TRIALS.value, study_dir, METRIC.value, fixed, launcher)
   table.columns = [_title(key) for key in table]
   table['run_dir'] = table['run_dir'].map(os.path.basename)

@@ -141,7 +141,7 @@ class Validation:
     if test:
       values = self._evaluate(test, 'test')
     for listener in self._log.listeners if test or valid else ():
-      listener.finished(test or valid, 'test' if test else 'valid')
+      listener.finished(valid or test, 'valid' if valid else 'test')
     return values
 
   def _evaluate(

@@ -93,9 +93,9 @@ def prediction_histogram(histogram: np.ndarray) -> np.ndarray:
   return np.stack([edges[:-1], edges[1:], np.bincount(np.minimum(place, 49), weight, 50)], 1)
 
 
-# unknown_jumps warns of a slot whose share of unknown samples exceeds UNKNOWN. If there are earlier
-# evaluations, of which m is the median share, the limit is m + UNKNOWN_JUMP·(1 - m) instead.
-UNKNOWN, UNKNOWN_JUMP = 0.9, 0.5
+# unknown_jumps warns of a slot whose share of unknown samples exceeds m + UNKNOWN_JUMP·(1 - m),
+# where m is the median share of earlier evaluations.
+UNKNOWN_JUMP = 0.5
 
 
 class SlotCalibration:
@@ -173,7 +173,8 @@ def unknown_jumps(
   """Returns a warning for each slot in which far more samples are unknown than before.
 
   Blank samples do not count. The limit depends on the median share in earlier evaluations,
-  `before`; without any, it is UNKNOWN (90 %).
+  `before`; without any, none may be known: where some are, values are written as in training, and
+  the others are new.
   """
 
   def share(of_slot: Mapping[str, float | None]) -> float:
@@ -185,8 +186,8 @@ def unknown_jumps(
   for slot, of_slot in by_slot.items():
     shares = [share(result[slot]) for result in before if result.get(slot)]
     usual = float(np.median(shares)) if shares else None
-    limit = UNKNOWN if usual is None else usual + UNKNOWN_JUMP * (1 - usual)
-    if share(of_slot) > limit:
+    limit = None if usual is None else usual + UNKNOWN_JUMP * (1 - usual)
+    if share(of_slot) == 1 if limit is None else share(of_slot) > limit:
       compared = '' if usual is None else f', {usual:.0%} in the evaluations before'
       warnings.append(
         f"slot '{slot}': {share(of_slot):.0%} of the samples have unknown features{compared}; are "

@@ -46,7 +46,10 @@ class Listener:
     """Called after the end of a day; an empty one had no pass."""
 
   def finished(self, prepared: Sequence['PreparedPass'], split: str) -> None:
-    """Called with the passes of data.test or, without them, of data.valid, for the kept state."""
+    """Called with the passes of data.valid or, without them, of data.test, for the kept state.
+
+    What a user may choose by must not be measured on data.test, which reports the result.
+    """
 
   def close(self, has_trained: bool) -> None:
     """Called at the very end; `has_trained` is False if nothing was left to train."""

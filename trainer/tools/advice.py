@@ -10,6 +10,7 @@ from trainer import config
 from trainer.plain_data import Json
 from trainer.reporting.listener import Listener
 from trainer.reporting.metric_text import clicks_of, is_miscalibrated, overfits
+from trainer.tools.columns import cold
 from trainer.tools.sentences import Finding, found
 from trainer.training.advice import LEAST_CLICKS
 
@@ -98,6 +99,9 @@ def why_no_help(
   if reason := cfg.uncalibrated():
     return found('uncalibrated_loss', reason=reason)
   if overfits(trained_auc, values):
+    by_split = {values['split']: values['slots']} if 'slots' in values else {}
+    for finding in cold(cfg, by_split, ''):
+      return finding
     return found('overfits_here', trained=trained_auc, new=values['auc'])
   clicks = clicks_of(values)
   if clicks is not None and clicks < LEAST_CLICKS:

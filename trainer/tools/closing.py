@@ -157,11 +157,15 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
       bound = run_of_task.reachable(test['pass'], 'auc')
       if bound is not None:
         yield f'      the true probabilities reach AUC {bound:.4f}'
-  if best is not None and run.cfg.train.epochs > 1 and best['epoch'] == run.cfg.train.epochs - 1:
+  is_last = best is not None and best['epoch'] == run.cfg.train.epochs - 1 > 0
+  # After a new day, more epochs would repeat that day.
+  if is_last and not (run.begins_with_another or run.added_passes()):
     yield f'the last of {run.cfg.train.epochs} epochs was the best: more may help (train.epochs)'
   findings = faults(run)
   for finding in findings[:MOST_FINDINGS]:
-    yield from textwrap.wrap(finding.sentence, WIDTH, subsequent_indent='  ')
+    yield from textwrap.wrap(
+      finding.sentence, WIDTH, subsequent_indent='  ', break_on_hyphens=False
+    )
   if len(findings) > MOST_FINDINGS:
     yield f'{len(findings)} findings in report.html'
   entries = sorted(os.scandir(run.directory), key=lambda entry: entry.name)
@@ -171,6 +175,8 @@ def last_lines(run: RecordedRun, run_dir: str) -> Iterator[str]:
   yield from textwrap.wrap(text.removesuffix(': '), WIDTH, subsequent_indent='  ')
   yield 'next:'
   directory = shlex.quote(run_dir)
+  if tries := next((f.figures['command'] for f in findings if f.figures.get('may_go')), ''):
+    yield f'  {tries}'
   yield f'  ctr-evaluate --run_dir {directory} --data FILE'
   if run.cfg.ranking_metrics:
     yield f'  ctr-predict --run_dir {directory} --data FILE --k 20 --out recommendations.csv'

@@ -17,8 +17,11 @@ from trainer.data.prepared import PreparedPass, same_samples
 from trainer.errors import BadPass
 from trainer.evaluation.task import task_of
 from trainer.evaluation.validation import SAME_SAMPLES
+from trainer.model.calibration import SlotCalibration
+from trainer.plain_data import JsonObject
 from trainer.reporting.live_line import WIDTH
 from trainer.reporting.metric_text import counted
+from trainer.tools import columns
 from trainer.training.advice import few_clicks
 from trainer.training.inputs import TWICE, Inputs
 from trainer.training.ledger import Ledger, entry_of
@@ -39,7 +42,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
   folder = os.path.join(cfg.run_dir, 'prepared')
   inputs = Inputs(cfg, SingleProcess(), step, lambda: None, folder)
   distinct: dict[int, np.ndarray] = {}
-  samples, ledger, trained = 0, Ledger(), []
+  samples, ledger, trained, unknown = 0, Ledger(), [], {}
   for split in ('train', 'valid', 'test'):
     may_refuse = cfg.data.max_refused_passes if split == 'train' else 0
     wrong: dict[str, str] = {}
@@ -87,6 +90,8 @@ def tell(cfg: config.Config) -> Iterator[str]:
     if split == 'train':
       trained = opened
     else:
+      if opened and distinct:
+        unknown[split] = _by_slot(cfg, opened, np.concatenate([*distinct.values()]))
       for one, other in same_samples(itertools.product(trained, opened)):
         yield SAME_SAMPLES % (one, other, split)
       for one, other in same_samples(itertools.combinations(opened, 2)):
@@ -110,7 +115,12 @@ def tell(cfg: config.Config) -> Iterator[str]:
       own = ', with those of data.items'
     elif not own and not slot.made and count > UNIQUE * samples:
       own = ', nearly one a sample: new samples have others'
+    new = [(split, of.get(slot.name, {}).get('unknown', 0)) for split, of in unknown.items()]
+    if any(share >= 0.005 for _, share in new) and slot.name not in of_items:
+      own += f', new in {" and ".join(f"{share:.0%} of data.{split}" for split, share in new)}'
     yield f'  {slot.name:24} {count:>12,}{own}'
+  for finding in columns.cold(cfg, unknown, 'ctr-tune --columns' if cfg.data.valid else ''):
+    yield from textwrap.wrap(finding.sentence, WIDTH)
   by_table = collections.Counter()
   for table, i in {(slot.table, ids[slot.name]) for slot in cfg.data.slots}:
     by_table[table] += len(distinct.get(i, ()))
@@ -144,6 +154,15 @@ def _count(prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
     ids, starts = np.unique(keys >> HASH_BITS, return_index=True)
     for slot_id, of_slot in zip(ids.tolist(), np.split(keys, starts[1:])):
       distinct[slot_id] = np.union1d(distinct.get(slot_id, keys[:0]), of_slot)
+
+
+def _by_slot(cfg: config.Config, prepared: list[PreparedPass], known: np.ndarray) -> JsonObject:
+  """Returns the share of samples with unknown features of each slot, of `known` keys."""
+  found, known = SlotCalibration([slot.name for slot in cfg.ordered_slots]), np.sort(known)
+  for batch in (batch for one in prepared for batch in one.batches(CHUNK)):
+    places = np.minimum(np.searchsorted(known, batch.keys), len(known) - 1)
+    found.update(batch, known[places] == batch.keys, np.zeros(len(batch.label)))
+  return found.result(found.state())
 
 
 def _pass_lines(data: config.Data, split: str, rows: list) -> Iterator[str]:

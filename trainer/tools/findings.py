@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from trainer.reporting.metric_text import (
   overfits,
 )
 from trainer.tools.advice import no_help
+from trainer.tools.columns import cold, command, harmful, of_log
 from trainer.tools.drift import drifted
 from trainer.tools.runs import RecordedRun, importances
 from trainer.tools.sentences import Finding, found
@@ -67,6 +68,12 @@ def faults(run: RecordedRun) -> list[Finding]:
       for _, event in checked.of(last).tail(1).iterrows():
         told += check(checked, event)
   return told
+
+
+def suspicious(run: RecordedRun) -> list[str]:
+  """Returns the columns of the log without which, findings say, the model may be better."""
+  named = (name for finding in faults(run) for name in finding.figures.get('may_go', ()))
+  return list(dict.fromkeys(named))
 
 
 @_check()
@@ -148,12 +155,14 @@ def blank_slots(run: RecordedRun) -> Iterator[Finding]:
 
 
 @_check()
-def unseen_values(run: RecordedRun) -> Iterator[Finding]:
-  unique = _unique_slots(run)
-  for split, slots in run.of_scores('slots').items():
-    for slot, of_slot in slots.items():
-      if of_slot.get('unknown') == 1 and slot not in unique:
-        yield found('unseen_values', slot, split=split)
+def cold_start(run: RecordedRun) -> Iterator[Finding]:
+  unique = _unique_slots(run)  # which have a finding of their own
+  by_split = {
+    split: {slot: of for slot, of in slots.items() if slot not in unique}
+    for split, slots in run.of_scores('slots').items()
+    if split != 'next'
+  }
+  return cold(run.cfg, by_split, command(run))
 
 
 @_check(last='drift')
@@ -165,9 +174,9 @@ def drift(run: RecordedRun, last: pd.Series) -> Iterator[Finding]:
 
 @_check(last='importance')
 def leaks(run: RecordedRun, last: pd.Series) -> Iterator[Finding]:
-  for slot, loss in last['slots'].items() if last['auc'] > LEAK_AUC else ():
+  for column, loss in importances(last).items() if last['auc'] > LEAK_AUC else ():
     if (loss['auc'] or 0) - (loss.get('auc_plus_minus') or 0) > LEAK_LOSS:
-      yield found('leak', slot, auc=last['auc'], without=last['auc'] - loss['auc'])
+      yield found('leak', column, auc=last['auc'], without=last['auc'] - loss['auc'])
 
 
 @_check()
@@ -220,31 +229,17 @@ def _row_rates(run: RecordedRun) -> dict[str, float]:
 
 @_check(of=_deciding)
 def overfitting(run: RecordedRun) -> Iterator[Finding]:
-  """Says also what helps. Columns with which the model predicts worse are named in any case."""
-  trained, valid, harmful = run.of('train'), run.evaluated('valid'), list(_harmful_columns(run))
-  if len(trained) and len(valid) and not run.cfg.data.stream:
+  """Says also what helps. A cold start, which has a finding of its own, explains such a gap too."""
+  trained, valid = run.of('train'), run.evaluated('valid')
+  goes_on = run.cfg.data.stream or run.begins_with_another
+  if len(trained) and len(valid) and not goes_on and not any(cold_start(run)):
     own, new = trained['auc'].iloc[-1], valid.iloc[-1]
     if overfits(own, new):
-      advice = [*harmful, *_rare_values(run)]
-      yield found('overfits', trained=own, new=new['auc'], advice=advice)
-      return
-  yield from harmful
+      advice, added = list(_rare_values(run)), run.added_passes()
+      yield found('overfits', trained=own, new=new['auc'], advice=advice, added=added)
 
 
-def _harmful_columns(run: RecordedRun) -> Iterator[Finding]:
-  # Chance finds such a column in one of twenty runs at most: the intervals are widened to hold for
-  # all columns together (the Bonferroni correction).
-  for _, measured in run.of('importance').tail(1).iterrows():
-    columns = importances(measured)
-    scale = statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, len(columns))) / Z
-
-    def gains(worse: Mapping[str, float | None], scale: float = scale) -> set[int]:
-      """Returns 1 if a metric gains by more than chance, −1 if one loses."""
-      bounds = [(worse.get(m), worse.get(f'{m}_plus_minus')) for m in ('auc', 'logloss')]
-      return {-1 if by > 0 else 1 for by, error in bounds if error and abs(by) > scale * error}
-
-    if names := [name for name, worse in columns.items() if gains(worse) == {1}]:
-      yield found('harmful', measured['split'], columns=names)
+_check()(harmful)
 
 
 def _rare_values(run: RecordedRun) -> Iterator[Finding]:
@@ -326,6 +321,7 @@ def weights(run: RecordedRun) -> Iterator[Finding]:
 @_check()
 def unique_values(run: RecordedRun) -> Iterator[Finding]:
   scored = next(iter(run.scores.values()), {}).get('slots')
+  by_name = {slot.name: slot for slot in run.cfg.data.slots}
   of_items = run.cfg.columns_of_items()  # an item may get a row before it is ever shown
   if run.cfg.data.items is not None:
     of_items.add(run.cfg.item_slot.name)
@@ -335,6 +331,7 @@ def unique_values(run: RecordedRun) -> Iterator[Finding]:
     of_slot = scored.get(slot, {}) if isinstance(scored, dict) else {}
     shown = {'bytes_share': run.kept_slots()[slot].get('bytes_share') or 0}
     shown['unknown'] = of_slot.get('unknown')
+    shown |= {'may_go': of_log(by_name[slot]), 'command': command(run)}
     yield found('unique_values', slot, features=features, shows=shows, **shown)
 
 

@@ -1,4 +1,4 @@
-"""Permutation importance: how much of a model's quality each slot and dense column carries."""
+"""Permutation importance: how much of a model's quality each column of the log carries."""
 
 from collections.abc import Sequence
 
@@ -13,6 +13,7 @@ from trainer.model.influence import Measured
 from trainer.plain_data import JsonObject
 from trainer.reporting.listener import Listener
 from trainer.reporting.metric_text import Z
+from trainer.tools.columns import units
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog
 
@@ -30,32 +31,32 @@ class Importance(Listener):
 
   def finished(self, prepared: Sequence[PreparedPass], split: str) -> None:
     with self._log.clock.of('evaluate'):
-      importance = slot_importance(self._inputs, prepared, MOST_AT_END)
+      importance = column_importance(self._inputs, prepared, MOST_AT_END)
     self._log.write('importance', split=split, **importance)
 
 
 def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
-  """Returns the result of `slot_importance` as a table with a row per slot or dense column.
+  """Returns the result of `column_importance` as a table with a row per column of the log.
 
   The most important comes first. Columns of the table: `auc_worse_by`, `auc_plus_minus` and so on.
   Its `attrs['examples']` is the number of scored samples.
   """
-  importance = slot_importance(inputs, prepared, MOST_PREDICTIONS)
-  columns = [pd.DataFrame(importance[kind]).T for kind in ('slots', 'dense') if importance[kind]]
-  table = pd.concat(columns).astype(float).rename_axis('column')
+  importance = column_importance(inputs, prepared, MOST_PREDICTIONS)
+  table = pd.DataFrame(importance['columns']).T.astype(float).rename_axis('column')
   table.columns = [n if n.endswith('_plus_minus') else f'{n}_worse_by' for n in table]
   table.attrs['examples'] = importance['examples']
   return table.sort_values(table.columns[0], ascending=False)
 
 
-def slot_importance(
+def column_importance(
   inputs: Inputs, prepared: Sequence[PreparedPass], most_predictions: int
 ) -> JsonObject:
-  """Measures how much worse metrics get if a slot or a dense column is permuted over samples.
+  """Measures how much worse metrics get if a column is permuted over samples.
 
-  This is permutation importance (Breiman 2001, "Random Forests"). Each column is permuted over all
-  scored samples, several times if `most_predictions` allows. Every process calls it and gets the
-  same result, which does not depend on the number of processes or on the batch size.
+  This is permutation importance (Breiman 2001, "Random Forests"). Each column of the log is
+  permuted over all scored samples, with all slots and dense columns that are made of it
+  (trainer.tools.columns), several times if `most_predictions` allows. Every process calls it and
+  gets the same result, which does not depend on the number of processes or on the batch size.
 
   Args:
     most_predictions: the limit of samples · columns · repetitions. To keep it, a random part of the
@@ -66,22 +67,24 @@ def slot_importance(
     - examples: the number of scored samples. Those without a label or of weight 0 are not scored.
     - repetitions: how often each column was permuted.
     - auc, logloss: the metrics of the samples as they are; for squared error, rmse instead.
-    - slots, dense: {name: {auc: how much it falls, logloss: how much it rises, auc_plus_minus and
+    - columns: {name: {auc: how much it falls, logloss: how much it rises, auc_plus_minus and
       logloss_plus_minus: half of the 95 % interval}}. The interval covers both the choice of the
-      samples and of the permutations. A dense column whose name a slot has too is 'NAME (dense)'.
+      samples and of the permutations.
   """
   cfg = inputs.cfg
-  slots, dense = ([column.name for column in kind] for kind in (cfg.ordered_slots, cfg.data.dense))
-  names, rng = slots + dense, np.random.default_rng(cfg.seed)
+  names, rng = units(cfg), np.random.default_rng(cfg.seed)
+  members = np.zeros([len(names), len(cfg.data.slots) + len(cfg.data.dense)], bool)
+  for own, places in zip(members, names.values()):
+    own[places] = True
   known = np.flatnonzero(np.concatenate([p.counts(0) for p in prepared]))
   count = min(len(known), most_predictions // (1 + len(names)))
   repetitions = min(MOST_REPETITIONS, max(1, most_predictions // max(1, count * len(names))))
   chosen = known[np.sort(rng.choice(len(known), count, replace=False, shuffle=False))]
-  samples = _Samples(prepared, chosen, len(slots))
+  samples = _Samples(prepared, chosen, len(cfg.data.slots))
   # In the first round, no sample takes a value of another one.
   columns = np.array([0, *np.repeat(np.arange(len(names)), repetitions)])
   donors = np.stack([np.arange(count), *(rng.permutation(count) for _ in columns[1:])])
-  predictions = _predictions(inputs, samples, columns, donors)
+  predictions = _predictions(inputs, samples, members[columns], donors)
   labels, weights = samples.first_task()
   metrics = {'auc': (1, influence.auc), 'logloss': (-1, influence.logloss)}
   if cfg.labels[0].loss == 'squared_error':
@@ -96,9 +99,8 @@ def slot_importance(
       lost = _difference(rounds[0], rounds[first : first + repetitions])
       values[metric] = lost and sign * lost.value
       values[f'{metric}_plus_minus'] = lost and Z * float(np.linalg.norm(lost.influence))
-  dense = [f'{name} (dense)' if name in slots else name for name in dense]
-  by_column = {'slots': dict(zip(slots, losses)), 'dense': dict(zip(dense, losses[len(slots) :]))}
-  return {'examples': count, 'repetitions': repetitions} | whole | by_column
+  sizes = {'examples': count, 'repetitions': repetitions}
+  return sizes | whole | {'columns': dict(zip(names, losses))}
 
 
 def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Measured | None:
@@ -110,15 +112,15 @@ def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Me
 
 
 def _predictions(
-  inputs: Inputs, samples: '_Samples', columns: np.ndarray, donors: np.ndarray
+  inputs: Inputs, samples: '_Samples', members: np.ndarray, donors: np.ndarray
 ) -> np.ndarray:
   """Predicts n samples in each of R rounds; in each round, one column is permuted.
 
   Every process calls it, makes its share of the predictions, and receives all of them.
 
   Args:
-    columns: the index of the permuted column in each round, int64 [R].
-    donors: for each round and sample, the index of the sample whose value in this column it takes,
+    members: which slots and dense columns are permuted in each round, bool [R, F + Dn].
+    donors: for each round and sample, the index of the sample whose values in these it takes,
       int64 [R, n].
   Returns:
     The predictions of the first task, float64 [R, n].
@@ -130,7 +132,7 @@ def _predictions(
   for first in range(0, -(-donors.size // size), batch_size):  # equally often on every process
     places = np.arange(start + first, min(start + first + batch_size, end))
     rounds, own = np.divmod(places, donors.shape[1])
-    batch = samples.batch(own, columns[rounds], donors[rounds, own])
+    batch = samples.batch(own, members[rounds], donors[rounds, own])
     predicted = inputs.step.predict(inputs.step.stage(batch))
     predictions.append(predicted if predicted.ndim == 1 else predicted[:, 0])
     inputs.progress_made()
@@ -170,18 +172,16 @@ class _Samples:
     label = self._label if self._label.ndim == 1 else self._label[:, 0]
     return label.astype(np.float64), self._weight.astype(np.float64)
 
-  def batch(self, samples: np.ndarray, columns: np.ndarray, donors: np.ndarray) -> SlotBatch:
-    """Returns a batch of samples, each of which takes one column from another sample.
+  def batch(self, samples: np.ndarray, members: np.ndarray, donors: np.ndarray) -> SlotBatch:
+    """Returns a batch of samples, each of which takes some columns from another sample.
 
     Args:
       samples: the indices of the samples among the chosen ones, int64 [B].
-      columns: the column that each sample takes, int64 [B]: the index of a slot, or F plus the
-        index of a dense column.
-      donors: the index of the sample from which it takes the column, int64 [B].
+      members: which slots and dense columns each sample takes, bool [B, F + Dn].
+      donors: the index of the sample from which it takes them, int64 [B].
     """
     slots = self._slots
-    sources = np.repeat(samples[:, None], slots + self._dense.shape[1], axis=1)
-    sources[np.arange(len(samples)), columns] = donors
+    sources = np.where(members, donors[:, None], samples[:, None])
     cells = (sources[:, :slots] * slots + np.arange(slots)).ravel()
     counts = self._counts[cells]
     features = ranges(self._first[cells], counts)

@@ -112,6 +112,11 @@ class RecordedRun:
     starts = self.of('start')
     return len(starts) > 0 and starts.iloc[0]['step'] > 0
 
+  def added_passes(self) -> list[str]:
+    """Returns the names of passes that came when the run had gone through the others in epochs."""
+    first = self.of('train').drop_duplicates('pass')
+    return first['pass'][first['epoch'] > first['epoch'].min()].tolist()
+
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
     """The evaluations of the kept state on valid and test or, without them, the last of next.
@@ -209,7 +214,12 @@ class RecordedRun:
 
 
 def importances(event: pd.Series) -> dict[str, dict[str, float]]:
-  """Returns what each slot and dense column is worth, of an event `importance`."""
+  """Returns what each column of the log is worth, of an event `importance`.
+
+  Version 0.2.0 permuted slots and dense columns one by one.
+  """
+  if isinstance(columns := event.get('columns'), dict):
+    return columns
   dense = event.get('dense')
   return event['slots'] | (dense if isinstance(dense, dict) else {})
 

@@ -84,11 +84,31 @@ def _long_steps(where: str, logloss: float, base: float, rates: Mapping[str, flo
   return _first_logloss(where, logloss, base) + told
 
 
-def _harmful(where: str, columns: list[str]) -> str:
+def _may_go(may_go: list[str], command: str) -> str:
+  """Says that only trainings tell whether a model is better without some columns."""
+  if not may_go:
+    return ''
+  told = f' The model may be better without {listed(list(map(repr, may_go)))}'
+  return told + (f': {command} trains without and says what is gained.' if command else '.')
+
+
+def _harmful(where: str, may_go: list[str], command: str) -> str:
+  it = 'it' if len(may_go) == 1 else 'them'
   return (
-    f'With {listed(list(map(repr, columns)))} permuted over the samples data.{where} is predicted '
-    f'better, by more than chance: leave {"it" if len(columns) == 1 else "them"} out, or make the '
-    'values coarser.'
+    f'With {listed(list(map(repr, may_go)))} and what is made of {it} permuted over the '
+    f'samples, data.valid is predicted better, by more than chance.{_may_go(may_go, command)}'
+  )
+
+
+def _cold(where: str, shares: Mapping[str, Mapping[str, float]], **tried: Any) -> str:
+  slots = [
+    f"'{slot}' in {' and '.join(f'{share:.0%} of data.{split}' for split, share in of.items())}"
+    for slot, of in shares.items()
+  ]
+  return (
+    f'Cold start: training never saw the values of {plural("slot", len(slots))} {listed(slots)}.'
+    f'{_may_go(**tried)} Features of the past and histories know new values, too '
+    '(docs/better_model.md, Cold start).'
   )
 
 
@@ -101,13 +121,20 @@ def _rare_values(where: str, settings: Mapping[str, str]) -> str:
   )
 
 
-def _overfits(where: str, trained: float, new: float, advice: list[Finding]) -> str:
+def _overfits(
+  where: str, trained: float, new: float, advice: list[Finding], added: list[str]
+) -> str:
   told = f'in the end AUC is {trained:.2f} on data.train and {new:.2f} on data.valid'
   use = (
     f'{"Else use" if advice else "Use"} more samples, or a model that memorises less: no dnn or a '
     'smaller one, a smaller width, l2, dropout, or admission of frequent features alone '
     '(lifecycle.admission).'
   )
+  if added:
+    use = (
+      f'{listed(added)} went on from the last state, which may have overfitted before: begin the '
+      'next day with --init_from, which takes the best epoch (docs/tutorial.md).'
+    )
   return ' '.join([f'The model overfits: {told}.', *(one.sentence for one in advice), use])
 
 
@@ -140,13 +167,13 @@ def _one_class(where: str, label: float, task: str) -> str:
 
 
 def _unique_values(
-  where: str, features: float, shows: float, bytes_share: float, unknown: float | None
+  where: str, features: float, shows: float, bytes_share: float, unknown: float | None, **tried: Any
 ) -> str:
   told = f'; the model does not know {unknown:.0%} of those it evaluates' if unknown else ''
   return (
     f"Slot '{where}' has a new value in {features / max(features, shows):.0%} of its impressions: "
     f'{features:,.0f} features of {shows:,.0f} impressions, in {bytes_share:.0%} of the bytes'
-    f'{told}. Leave it out, or make its values coarser.'
+    f'{told}. Coarser values may serve better.{_may_go(**tried)}'
   )
 
 
@@ -190,10 +217,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
   'went_blank': (
     "Slot '{where}' went blank {when}: {share:.0%} of its {of} have no feature, {usual:.0%} before."
   ),
-  'unseen_values': (
-    "Slot '{where}': in data.{split} every sample has a value that was never trained on. "
-    'Predictions lack what the slot has learned: train on more days, or leave it out.'
-  ),
+  'cold': _cold,
   'drifted': (
     "The bins of slot '{where}' have drifted since the first day: their population stability index "
     'is {psi:.2f} on {when}.'
@@ -203,7 +227,7 @@ SENTENCES: dict[str, str | Callable[..., str]] = {
     'by standardise, which makes them alike. A new run measures the column anew.'
   ),
   'leak': (
-    "Slot '{where}' looks like a leak of the label: with it AUC is {auc:.4f}, with its features "
+    "Column '{where}' looks like a leak of the label: with it AUC is {auc:.4f}, with its values "
     'permuted over samples {without:.4f}.'
   ),
   # Why a pass withholds exports.

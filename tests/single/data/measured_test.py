@@ -459,8 +459,8 @@ class ManySlotsTest(LogTest):
     self.tree |= {'model': {'interactions': ['linear', 'fm', 'dnn']}}
     constant = -np.log(np.abs(1 - frame['click'] - frame['click'].mean())).mean()
     given = ['train.epochs=1', 'train.batch_size=256']
-    importance = {'examples': 0, 'slots': {}, 'dense': {}}  # of 500 slots it takes long
-    with mock.patch('trainer.tools.importance.slot_importance', return_value=importance):
+    importance = {'examples': 0, 'columns': {}}  # of 500 slots it takes long
+    with mock.patch('trainer.tools.importance.column_importance', return_value=importance):
       run = api.fit(self.tree, given)
     (epoch,) = run.metrics.query("event == 'eval'")['logloss']
     self.assertEqual(run.cfg.model.recipe, 'ensemble')

@@ -98,8 +98,9 @@ class CalibrationTest(tf.test.TestCase):
   def test_features_that_are_written_otherwise_are_told(self):
     healthy = {'a': {'blank': 0.5, 'unknown': 0.1}, 'query': {'blank': 0.0, 'unknown': 0.8}}
     other = {'a': {'blank': 0.5, 'unknown': 0.48}, 'query': {'blank': 0.0, 'unknown': 0.85}}
-    (told,) = unknown_jumps(other, [])
-    self.assertRegex(told, "^slot 'a': 96% of the samples .* not u4117")
+    self.assertEqual(unknown_jumps(other, []), [], 'some are known, so the others are new')
+    (told,) = unknown_jumps({'a': {'blank': 0.5, 'unknown': 0.5}}, [])
+    self.assertRegex(told, "^slot 'a': 100% of the samples .* not u4117")
     (told,) = unknown_jumps(other, [healthy] * 3)
     self.assertRegex(told, "^slot 'a': 96% of the samples .*, 20% in the evaluations before; ")
     self.assertEqual(unknown_jumps(other, [other]), [], 'it is told once')

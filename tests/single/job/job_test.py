@@ -456,7 +456,7 @@ class JobTest(tf.test.TestCase):
         self.assertTrue(os.path.exists(f'{self.run_dir}/report.html'))
         (importance,) = self.events('importance')
         self.assertIn(metric, importance)
-        for losses in importance['slots'].values():
+        for losses in importance['columns'].values():
           self.assertIn(metric, losses)
 
   def test_a_new_run_begins_with_the_best_state_of_another(self):

@@ -305,7 +305,7 @@ inspect.main()
 
   def test_importance_follows_the_clicks(self):
     (event,) = [e for e in self.events if e['event'] == 'importance']
-    losses = {slot: values['auc'] for slot, values in event['slots'].items()}
+    losses = {slot: values['auc'] for slot, values in event['columns'].items()}
     self.assertEqual(sorted(losses, key=losses.get), ['noise', 'weak', 'strong'])
     drawn = figures.importance(read_run(self.run_dir)).layout.xaxis.title.text
     of = f'{event["examples"]:,} samples of data.{event["split"]}'
@@ -365,7 +365,7 @@ class TrueImportanceTest(tf.test.TestCase):
     )
     Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
     with open(f'{cfg.run_dir}/metrics.jsonl', encoding='utf-8') as f:
-      (found,) = [e['slots'] for e in map(json.loads, f) if e['event'] == 'importance']
+      (found,) = [e['columns'] for e in map(json.loads, f) if e['event'] == 'importance']
     for metric in ('auc', 'logloss'):
       table = pd.DataFrame(
         {slot: [truth[slot][metric], found[slot][metric]] for slot in truth}, ['true', 'found']

@@ -47,6 +47,20 @@ class AdviceTest(tf.test.TestCase):
     self.assertIn('of predicting the share of clicks for all of buy: the model overfits: AUC', buy)
     self.assertStartsWith(spent, 'rmse 2.0000 is worse than the 1.5000 of predicting the mean for')
 
+  def test_a_cold_start_is_no_overfitting(self):
+    state = types.SimpleNamespace(progress=types.SimpleNamespace(step=0))
+    advice = Advice(make_config({}), state)
+    advice.begin()
+    advice.wrote({'event': 'train', 'step': 100, 'auc': 0.8})
+    slot = make_config({}).ordered_slots[0].name
+    record = {'event': 'eval', 'step': 100, 'split': 'valid', 'slots': {slot: {'unknown': 0.9}}}
+    with self.assertLogs('absl', 'WARNING') as logs:
+      advice.wrote(record | WORSE)
+    self.assertIn(
+      f"Cold start: training never saw the values of slot '{slot}' in 90%", logs.output[0]
+    )
+    self.assertNotIn('overfits', logs.output[0])
+
 
 if __name__ == '__main__':
   tf.test.main()

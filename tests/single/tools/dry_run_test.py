@@ -115,6 +115,21 @@ class DryRunTest(tf.test.TestCase):
     self.assertIn('2 passes, 8 samples, mean label 0.3333', text)
     self.assertRegex(text, r'  a .* 4   label 0.2500\n  b .* 4   label 0.5000\n')
 
+  def test_values_that_training_never_saw(self):
+    folder = tempfile.mkdtemp(dir=self.get_temp_dir())
+    for name, users in (('train', range(8)), ('valid', range(7, 12)), ('test', range(6, 10))):
+      rows = ''.join(f'{u},{u % 3}|{u % 2},{u % 2}\n' for u in users)
+      pathlib.Path(f'{folder}/{name}.csv').write_text(f'user,tags,click\n{rows}')
+    data = {name: [f'{folder}/{name}.csv'] for name in ('train', 'valid', 'test')}
+    data |= {'label': 'click', 'slots': [{'name': 'user'}, {'name': 'tags', 'separator': '|'}]}
+    tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
+    text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+    self.assertRegex(text, r'user +8, .*new in 80% of data.valid and 50% of data.test\n  tags +3\n')
+    told = (
+      "Cold start: .* 'user' in 80% of data.valid .* without\\s'user': ctr-tune --columns trains"
+    )
+    self.assertRegex(text.replace('\n', ' '), told)
+
   def test_passes_that_are_there_twice_are_told_as_a_run_tells_them(self):
     folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     for i, name in enumerate(('day_1', 'day_2', 'valid', 'test')):

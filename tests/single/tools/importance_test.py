@@ -10,7 +10,8 @@ from trainer import api
 from trainer.evaluation.finished_run import open_run
 from trainer.model import influence
 from trainer.reporting.events import read_events
-from trainer.tools.importance import importance_table, slot_importance
+from trainer.tools.columns import units, without
+from trainer.tools.importance import column_importance, importance_table
 
 COLUMNS = ('hour', 'tags', 'noise', 'price')
 
@@ -85,7 +86,7 @@ class ImportanceTest(tf.test.TestCase):
     self.assertEqual(is_clear.to_dict(), {c: c != 'noise' for c in COLUMNS})
     (event,) = read_events(self.trained.run_dir).query('event == "importance"').to_dict('records')
     self.assertEqual((event['examples'], event['repetitions']), (1500, 5))
-    own = event['slots'] | event['dense']
+    own = event['columns']
     for name, column in (('auc', 'auc_worse_by'), ('auc_plus_minus',) * 2):
       self.assertAllClose(self.table[column], [own[c][name] for c in self.table.index], 1e-6)
 
@@ -112,22 +113,49 @@ class ImportanceTest(tf.test.TestCase):
   def test_a_bound_on_predictions_scores_a_part_of_the_whole_log(self):
     with open_run(self.trained.run_dir) as run:
       prepared = run.inputs.prepared(api.passes_to_score(run, []), 'test')
-      found = slot_importance(run.inputs, prepared, 4000)
+      found = column_importance(run.inputs, prepared, 4000)
     self.assertEqual((found['examples'], found['repetitions']), (800, 1))
-    for column, values in (found['slots'] | found['dense']).items():
+    for column, values in found['columns'].items():
       whole = self.table.loc[column]
       difference = abs(values['auc'] - whole['auc_worse_by'])
       self.assertLess(difference, values['auc_plus_minus'] + whole['auc_plus_minus'])
       self.assertEqual(abs(values['auc']) > values['auc_plus_minus'], column != 'noise')
 
-  def test_a_column_that_is_slot_and_dense_has_two_rows(self):
+  def test_a_column_is_permuted_with_all_that_is_made_of_it(self):
+    bins = {'name': 'price bins', 'from': {'bins': 'price', 'quantiles': 4}}
+    both = {'name': 'both', 'from': {'cross': ['hour', 'price bins']}}
     cfg = {
       'run_dir': tempfile.mkdtemp(),
-      'data': {'label': 'click', 'slots': [{'name': 'hour'}], 'dense': [{'name': 'hour'}]},
-      'model': {'interactions': ['linear', {'dnn': {'hidden': [2]}}]},
+      'data': {
+        'label': 'click',
+        'slots': [
+          {'name': 'when', 'column': 'hour'},
+          {'name': 'tags', 'separator': '|'},
+          *(bins, both),
+          {'name': 'before', 'column': 'noise', 'shares': 'when'},
+        ],
+        'dense': [{'name': 'price'}, {'name': 'hour'}],
+      },
+      'model': {'interactions': ['linear']},
     }
     trained = api.fit(cfg, train=self.test)
-    self.assertCountEqual(trained.importance(self.test).index, ['hour', 'hour (dense)'])
+    places = {'hour': [0, 3, 4, 6], 'tags': [1], 'price': [2, 3, 5], 'noise': [4]}
+    self.assertEqual(units(trained.cfg), places)
+    table = trained.importance(self.test)
+    self.assertCountEqual(table.index, places)
+    # A linear model adds up: without the cross, which is of both, the price alone is permuted.
+    others = self.test.assign(price=self.test['price'].to_numpy()[::-1])
+    permuted = log_loss(self.test['click'], trained.predict(others).astype(float))
+    whole = log_loss(self.test['click'], trained.predict(self.test).astype(float))
+    self.assertGreater(table['logloss_worse_by']['price'], (permuted - whole) / 2)
+    self.assertEqual(
+      without(trained.cfg, 'price'),
+      [
+        'data.slots=[{"name": "when", "column": "hour"}, {"name": "tags", "separator": "|"}, '
+        '{"name": "before", "column": "noise", "shares": "when"}]',
+        'data.dense=[{"name": "hour"}]',
+      ],
+    )
 
   def test_few_clicks_say_nothing_about_auc(self):
     few = self.test[np.cumsum(self.test['click']) < 10]

@@ -22,7 +22,7 @@ import trainer
 from tests.support import commands, runs
 from trainer import config
 from trainer.errors import UserError
-from trainer.tools import comparison, figures, findings, report, summary
+from trainer.tools import closing, comparison, figures, findings, report, summary
 from trainer.tools.runs import read_run
 
 BROWSER = next(
@@ -164,7 +164,7 @@ class PageTest(tf.test.TestCase):
     )
     self.assertEqual(
       dict(zip(shown['importance', 'the model']['y'], shown['importance', 'the model']['x'])),
-      {slot: v['auc'] for slot, v in events[-2]['slots'].items()},
+      {slot: v['auc'] for slot, v in events[-2]['columns'].items()},
     )
     self.assertIn('was trained on 400,000 samples: 4 passes of 4 days.', page['text'])
 
@@ -392,7 +392,7 @@ class WordsTest(tf.test.TestCase):
         ('never_filled', '', {'slots': ['item'], 'dense': []}),
       ),
       (change_slot(0, 'item', blank=1.0), None),  # of the first samples of each pass
-      (change('importance', 0, auc=0.99, slots=leak), ('leak', 'user', {'auc': 0.99})),
+      (change('importance', 0, auc=0.99, columns=leak), ('leak', 'user', {'auc': 0.99})),
       (change_slot(3, 'query', effective_rank=1.2), ('collapsed', 'query', {'rank': 1.2})),
       (change_slot(3, 'user', dead_columns=[2, 5]), ('dead_columns', 'user', {'columns': [2, 5]})),
       (change('train', 1, bad=17), ('bad_records', '', {'records': {'day_01': 17}})),
@@ -440,7 +440,7 @@ class WordsTest(tf.test.TestCase):
       events.append(
         {'event': 'train', 'pass': 'log', 'slots': {'user': of_user}} | figures | where | size
       )
-      slots = {'user': {'unknown': 0.99}}
+      slots = {'user': {'unknown': 0.4}}
       scored = {'auc': new, 'logloss': 1.2 - new, 'examples': 4_000, 'ctr': 0.2}
       scored |= {'calibration': 1.0, 'slots': slots}
       events.append({'event': 'eval', 'split': 'valid', 'pass': 'valid'} | scored | where)
@@ -555,14 +555,15 @@ class WordsTest(tf.test.TestCase):
     for events, wanted in (
       (
         self.static_events((0.8, 0.97), (0.7, 0.67)),
-        ('overfits', '', {'trained': 0.97, 'new': 0.67, 'advice': []}),
+        ('overfits', '', {'trained': 0.97, 'new': 0.67, 'advice': [], 'added': []}),
       ),
       (
         self.static_events(features=30_000, shows=90_000.0),
         (
           'unique_values',
           'user',
-          {'features': 30_000, 'shows': 45_000, 'bytes_share': 0.95, 'unknown': 0.99},
+          {'features': 30_000, 'shows': 45_000, 'bytes_share': 0.95, 'unknown': 0.4}
+          | {'may_go': ['user'], 'command': ''},
         ),
       ),
       (
@@ -582,22 +583,22 @@ class WordsTest(tf.test.TestCase):
       # Better in one metric, worse in the other.
       'age': {'auc': 0.01, 'auc_plus_minus': 0.002, 'logloss': -0.01, 'logloss_plus_minus': 1e-3},
     }
-    slots, dense = ({n: columns[n] for n in names} for names in (runs.SLOTS, ('age',)))
-    measured = {'event': 'importance', 'split': 'valid', 'auc': 0.7, 'slots': slots, 'dense': dense}
-    harmful = ('harmful', 'valid', {'columns': ['item']})
+    measured = {'event': 'importance', 'split': 'valid', 'auc': 0.7, 'columns': columns}
+    harmful = ('harmful', '', {'may_go': ['item'], 'command': ''})
     counts = ('rare_values', '', {'settings': {'user': 'data.slots.0.counts=true'}})
     run = self.run_of([*events, measured | {'step': 20, 'time': 3.0}])
-    wanted = {'trained': 0.97, 'new': 0.67, 'advice': [harmful, counts]}
-    self.assertEqual(findings.faults(run), [('overfits', '', wanted)])
+    wanted = {'trained': 0.97, 'new': 0.67, 'advice': [counts], 'added': []}
+    self.assertEqual(findings.faults(run), [('overfits', '', wanted), harmful])
     (setting,) = counts[-1]['settings'].values()
     self.assertTrue(config.load_of_run(run.directory, [setting]).counted_fields())
     text = pathlib.Path(f'{run.directory}/config.yaml').read_text()
     geo = yaml.safe_load(text) | {'sync': {'mode': 'ps_geo'}}
     runs.write_config(geo, run.directory)
-    (found,) = findings.faults(read_run(run.directory))
-    self.assertEqual(found.figures['advice'], [harmful], 'this mode refuses counts')
-    run = self.run_of([*self.static_events(), measured | {'step': 20, 'time': 3.0}])
-    self.assertEqual(findings.faults(run), [harmful])
+    found, _ = findings.faults(read_run(run.directory))
+    self.assertEqual(found.figures['advice'], [], 'this mode refuses counts')
+    for split, told in (('valid', [harmful]), ('test', [])):  # which only reports the result
+      events = [*self.static_events(), measured | {'split': split, 'step': 20, 'time': 3.0}]
+      self.assertEqual(findings.faults(self.run_of(events)), told)
 
   def test_new_values_are_counted_against_impressions_without_the_decay_of_days(self):
     rng = np.random.default_rng(2)
@@ -660,14 +661,34 @@ class WordsTest(tf.test.TestCase):
       else:
         self.assertEqual(list(found.figures['rates']), own[:1])
 
-  def test_a_slot_whose_values_are_all_new(self):
-    events = self.static_events()
-    slots = {'user': {'unknown': 1.0}, 'item': {'unknown': 0.9}}
+  def test_a_cold_start(self):
+    events = self.static_events((0.8, 0.97), (0.7, 0.67))
     for e in events:
       if e.get('split') == 'valid':
-        e['slots'] = slots
-    (found,) = findings.faults(self.run_of(events))
-    self.assertEqual(found, ('unseen_values', 'user', {'split': 'valid'}))
+        e['slots'] = {'user': {'unknown': 0.9}, 'item': {'unknown': 0.2}}
+    run = self.run_of(events, plateau={})
+    (found,) = findings.faults(run)  # which explains why AUC is far from that of the training
+    figures_ = {'shares': {'user': {'valid': 0.9}}, 'may_go': ['user']}
+    self.assertEqual(found, ('cold', '', found.figures | figures_))
+    self.assertEqual(findings.suspicious(run), ['user'])
+    given = f'{run.directory}/given.yaml'
+    wanted = f'ctr-tune --config {given} --study_dir {run.directory}-columns --columns'
+    self.assertEqual(found.figures['command'], wanted)
+    self.assertIn(f'  {wanted}', closing.last_lines(run, run.directory))
+
+  def test_a_day_that_is_added_to_a_run(self):
+    for step, added, told in ((0, True, ['day_2']), (7, False, None), (0, False, [])):
+      events = self.static_events((0.8, 0.97), (0.6, 0.67))
+      events[0]['step'] = step
+      if added:
+        [e for e in events if e['event'] == 'train'][-1]['pass'] = 'day_2'
+      run = self.run_of(events, plateau={}, epochs=2)
+      found = [f.figures['added'] for f in findings.faults(run)]
+      self.assertEqual(found, [] if told is None else [told])
+      more = 'the last of 2 epochs was the best: more may help (train.epochs)'
+      lines = list(closing.last_lines(run, run.directory))
+      self.assertEqual(more in lines, told == [])
+      self.assertEqual('no dnn' in ' '.join(lines), told == [])
 
   def test_few_clicks_are_told(self):
     events = self.static_events((0.8, 0.763), (0.7, 0.66))

@@ -8,8 +8,13 @@ _LOST = 'rank 1 was lost: it hung up'
 _FIRST = {'logloss': 1.04, 'base': 0.46}
 _WORSE = {'metric': 'logloss', 'value': 0.0362, 'constant': 0.0334, 'task': ''}
 _RARE = found('rare_values', settings={'user': 'data.slots.0.counts=true'})
-_HARMFUL = found('harmful', 'valid', columns=['item'])
+_TRY = {'may_go': ['user'], 'command': 'ctr-tune --config a.yaml --columns'}
+_GAIN = (
+  "The model may be better without 'user': ctr-tune --config a.yaml --columns trains without and "
+  'says what is gained.'
+)
 _RATES = {'a.linear.learning_rate': 0.5, 'a.factors.learning_rate': 0.2}
+_NONE = {'may_go': [], 'command': ''}
 _UNIQUE = {'features': 30_000, 'shows': 45_000, 'bytes_share': 0.95}
 CASES = (
   (found('uncalibrated', reason='Predictions are of a sample'), 'Predictions are of a sample.'),
@@ -39,8 +44,14 @@ CASES = (
     "Slot 'item' went blank in day_2: 99% of its samples have no feature, 2% before.",
   ),
   (
-    found('unseen_values', 'user', split='test'),
-    "Slot 'user': in data.test every sample has a value that was never trained on.",
+    found('cold', shares={'user': {'valid': 0.901, 'test': 0.91}}, **_TRY),
+    "Cold start: training never saw the values of slot 'user' in 90% of data.valid and 91% of "
+    f'data.test. {_GAIN} Features of the past and histories know new values, too (docs/',
+  ),
+  (
+    found('cold', shares={'a': {'test': 0.6}, 'b': {'test': 1.0}}, **_NONE),
+    "Cold start: training never saw the values of slots 'a' in 60% of data.test and 'b' in 100% of "
+    'data.test. Features of the past',
   ),
   (
     found('drifted', 'bin', psi=0.3, when='day 3'),
@@ -53,7 +64,7 @@ CASES = (
   ),
   (
     found('leak', 'tip', auc=0.99, without=0.59),
-    "Slot 'tip' looks like a leak of the label: with it AUC is 0.9900, with its features permuted "
+    "Column 'tip' looks like a leak of the label: with it AUC is 0.9900, with its values permuted "
     'over samples 0.5900.',
   ),
   (
@@ -83,19 +94,24 @@ CASES = (
     'place of 0.5, a.factors.learning_rate 0.1 in place of 0.2 and b.linear.learning_rate 0.25',
   ),
   (
-    found('overfits', trained=0.97, new=0.67, advice=[_RARE]),
+    found('overfits', trained=0.97, new=0.67, advice=[_RARE], added=[]),
     'The model overfits: in the end AUC is 0.97 on data.train and 0.67 on data.valid. Slot '
     "'user' holds many rare values, whose factors learn single samples by heart. Counts may help: "
     '--set data.slots.0.counts=true. Else use more samples, or a model that memorises less: ',
   ),
   (
-    found('overfits', trained=0.97, new=0.67, advice=[]),
+    found('overfits', trained=0.97, new=0.67, advice=[], added=[]),
     'The model overfits: in the end AUC is 0.97 on data.train and 0.67 on data.valid. Use more',
   ),
   (
-    _HARMFUL,
-    "With 'item' permuted over the samples data.valid is predicted better, by more than chance: "
-    'leave it out, or make the values coarser.',
+    found('overfits', trained=0.97, new=0.67, advice=[], added=['day_2']),
+    'The model overfits: in the end AUC is 0.97 on data.train and 0.67 on data.valid. day_2 went '
+    'on from the last state, which may have overfitted before: begin the next day with ',
+  ),
+  (
+    found('harmful', **_TRY),
+    "With 'user' and what is made of it permuted over the samples, data.valid is predicted "
+    f'better, by more than chance. {_GAIN}',
   ),
   (_RARE, "Slot 'user' holds many rare values, whose factors learn single samples by heart."),
   (
@@ -145,14 +161,15 @@ CASES = (
     "of slot 'user'. Use a smaller width or a higher lifecycle.admission_threshold.",
   ),
   (
-    found('unique_values', 'user', **_UNIQUE, unknown=0.99),
+    found('unique_values', 'user', **_UNIQUE, **_TRY, unknown=0.99),
     "Slot 'user' has a new value in 67% of its impressions: 30,000 features of 45,000 "
-    'impressions, in 95% of the bytes; the model does not know 99% of those it evaluates. Leave',
+    'impressions, in 95% of the bytes; the model does not know 99% of those it evaluates. Coarser '
+    f'values may serve better. {_GAIN}',
   ),
   (
-    found('unique_values', 'user', **_UNIQUE, unknown=None),
+    found('unique_values', 'user', **_UNIQUE, **_NONE, unknown=None),
     "Slot 'user' has a new value in 67% of its impressions: 30,000 features of 45,000 "
-    'impressions, in 95% of the bytes. Leave it out, or make its values coarser.',
+    'impressions, in 95% of the bytes. Coarser values may serve better.',
   ),
   (
     found('bad_records', records={'a': 17.0, 'b': 3.0}),

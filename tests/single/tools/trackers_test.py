@@ -51,7 +51,7 @@ class TrackersTest(tf.test.TestCase):
     log.write('best', 20, epoch=1)
     log.write('eval', 30, split='valid', auc=0.65)
     log.write('eval', 30, split='test', auc=0.71)
-    log.write('importance', 30, split='test', auc=0.79, slots={})
+    log.write('importance', 30, split='test', auc=0.79, columns={})
     log.write('end', 30, status=status)
     for listener in listeners:
       listener.close(True)
