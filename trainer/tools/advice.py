@@ -48,8 +48,9 @@ class Advice(Listener):
       return  # it only begins
     is_best = split == 'test' and steps < self._steps  # data.valid judges the last state
     auc = self._auc_of_best if is_best else self._auc
+    of_all = {name: values[name] for name in ('split', 'slots') if name in values}
     for task, of_task in _by_task(values):
-      why = why_no_help(self._cfg, of_task, auc.get(task), steps, is_best)
+      why = why_no_help(self._cfg, of_all | of_task, auc.get(task), steps, is_best)
       for finding in no_help(split, of_task, 'no_help_yet', task, why=why):
         logging.warning('%s', finding.sentence)
 

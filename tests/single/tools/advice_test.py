@@ -54,12 +54,13 @@ class AdviceTest(tf.test.TestCase):
     advice.wrote({'event': 'train', 'step': 100, 'auc': 0.8})
     slot = make_config({}).ordered_slots[0].name
     record = {'event': 'eval', 'step': 100, 'split': 'valid', 'slots': {slot: {'unknown': 0.9}}}
-    with self.assertLogs('absl', 'WARNING') as logs:
-      advice.wrote(record | WORSE)
-    self.assertIn(
-      f"Cold start: training never saw the values of slot '{slot}' in 90%", logs.output[0]
-    )
-    self.assertNotIn('overfits', logs.output[0])
+    for values in (WORSE, WORSE | {'tasks': {'': WORSE}}):
+      with self.assertLogs('absl', 'WARNING') as logs:
+        advice.wrote(record | values)
+      self.assertIn(
+        f"Cold start: training never saw the values of slot '{slot}' in 90%", logs.output[0]
+      )
+      self.assertNotIn('overfits', logs.output[0])
 
 
 if __name__ == '__main__':
