@@ -41,7 +41,7 @@ class Ranker:
     self._pairs_by_path: dict[tuple[str, bool], pd.DataFrame] = {}
 
   def refresh(self, key: str | None = None, k: int = 0) -> None:
-    """Reads the catalogue anew; a UserError names `key` if it has fewer than k items."""
+    """Reads the catalogue anew; UserError about the config's `key` if it has fewer than k items."""
     self._inputs.items()  # which also hands them to the catalogue
     self.catalogue.refresh(self._step.store, self._communicator)
     if k > (count := len(self.catalogue.keys)):
@@ -52,10 +52,10 @@ class Ranker:
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the best k items of each sample, in the order of samples, for n samples at a time.
 
-    Items that the sample's user has as positives in data.train or data.valid, or has at all there
-    (model.retrieval.leave_out), are left out. In a run that follows a stream (data.watch), no items
-    are left out. A sample gets no items if none of its query's features has a row and the query's
-    vector is 0. A warning tells how many samples get none.
+    Items that the sample's user has in data.train or data.valid, with a positive label or, by
+    model.retrieval.leave_out: seen, with any, are left out; in a run that follows a stream
+    (data.watch), none are. A sample gets no items if none of its query's features has a row and the
+    query's vector is 0. A warning tells how many samples get none.
 
     Yields:
       The keys of the items, int64 [n, k], −1 where there are fewer than k items, and their scores,
@@ -160,9 +160,9 @@ class Ranker:
     return self.catalogue.keys[order], vectors[order]
 
   def query_vectors(self, prepared: Sequence[PreparedPass], users: np.ndarray) -> np.ndarray:
-    """Returns the vector of each user's first sample in the passes, float32 [Q, d], everywhere.
+    """Returns the query vector of each user's first sample in the passes, float32 [Q, d].
 
-    `users` are int64 [Q], ascending; each has a sample in the passes.
+    It is the same on every process. `users`, int64 [Q], ascending, all have samples in the passes.
     """
     samples, no_groups = [], np.zeros([0], np.int64)
     for i, data_pass in enumerate(prepared):
@@ -189,7 +189,7 @@ class Ranker:
     return self._step.predict(self._step.stage(batch))[:, 0]
 
   def left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which items the user of each query, int64 [Q], has in a table of pairs.
+    """Returns which items the user of each query, `users`, int64 [Q], has in the pairs `seen`.
 
     These are indices of queries and indices in the catalogue, both int64 [n], sorted by query.
     """
@@ -199,7 +199,7 @@ class Ranker:
     return query[place >= 0], place[place >= 0]
 
   def seen(self, prepared: Sequence[PreparedPass], has_all: bool = False) -> pd.DataFrame:
-    """Returns the `pairs` of other passes of data.train and data.valid; none of a stream."""
+    """Returns the pairs of data.train and data.valid without `prepared`; none for a stream."""
     data, seen = self._cfg.data, []
     for split in () if data.stream else ('train', 'valid'):
       listed = passes(self._cfg, getattr(data, split), f'data.{split}')
