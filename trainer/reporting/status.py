@@ -1,7 +1,7 @@
 """What a trainer or publisher tells of itself while it runs: figures, on a page and as heartbeats.
 
-A new figure is an entry of FIGURES, with the events of metrics.jsonl that set it; or else whoever
-knows it calls `Status.set`.
+A new figure needs an entry in FIGURES, with the events of metrics.jsonl that set it or, if none
+does, a caller of `Status.set`.
 """
 
 import contextlib
@@ -75,11 +75,11 @@ FIGURES = {
 
 
 class Status:
-  """The figures of a running command, a key of FIGURES, and whether it is well. Thread-safe.
+  """The figures and the health of a running `command`, a key of FIGURES. Thread-safe.
 
   Attributes:
     not_ready: why the command does not do its work yet, or cannot now; None if it does.
-    also: called when there is progress.
+    also: a function that `progress` calls too.
   """
 
   def __init__(self, command: str, stalled_after_seconds: float):
@@ -99,7 +99,7 @@ class Status:
     self.also()
 
   def set(self, **values: float | Callable[[], float | None] | None) -> None:
-    """Sets figures; a function is called whenever they are read, and None is no figure."""
+    """Sets figures: a number, a function that gives it at each reading, or None for unknown."""
     self._values |= values
 
   def add(self, name: str, value: float = 1) -> None:
