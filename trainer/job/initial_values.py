@@ -17,7 +17,7 @@ BOUND = 3.0
 def set_statistics(
   cfg: config.Config, step: Step, prepared: PreparedPass, items: PreparedPass | None
 ) -> None:
-  """Lets the statistics of a run's first pass standardise dense columns in all passes."""
+  """Sets the statistics that standardise dense columns, by a run's first pass and its `items`."""
   click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None
   measured = dict(prepared.meta['dense'])
   if items is not None:
@@ -28,9 +28,9 @@ def set_statistics(
 
 
 def set_biases(cfg: config.Config, step: Step, prepared: PreparedPass, progress: Progress) -> None:
-  """Lets the model begin at the mean label of the first pass that has one of each class.
+  """Sets biases, so that the model begins at the mean label of the first pass with both classes.
 
-  Otherwise the rows of features would learn it, and a feature that is new would lack its share.
+  Otherwise the rows of features would learn the mean, and a new feature would lack its share.
   """
   names, unset = [label.name for label in cfg.labels], progress.unset_biases
   biases = first_biases(cfg.model, cfg.labels, prepared.mean_labels())
