@@ -134,7 +134,7 @@ def exports(directory: str) -> list[StoredExport]:
 class RowExport:
   """A base (of kind 'base' or 'items') or a delta; its checksums are verified as it is read.
 
-  It and its methods that read files raise DataLoss if the export is damaged.
+  The constructor, and each method that reads files, raises DataLoss if the export is damaged.
 
   Attributes:
     sequence: its number, the version that clients of a server see.
@@ -328,8 +328,8 @@ class Replay:
   another export has taken the place of one that was read, the chain is read anew.
 
   Attributes:
-    noted: the last base or delta that was written, as `stamp_of` returns it, since which the table
-      has noted which features change; None: not known.
+    noted: the `stamp_of` the last base or delta, since which the table has noted which features
+      change; None if it is not known.
   """
 
   def __init__(self):
@@ -386,8 +386,9 @@ class Replay:
   ) -> Result:
     """Replays a chain: calls `added` with each export in order, and returns the last result.
 
-    The result is kept under `name`; if the next chain begins with the same exports, only those
-    after them are read. `shards` are those that the result covers, None for all.
+    `empty` makes the result of no exports. The result is kept under `name`; if the next chain
+    begins with the same exports, only those after them are read. `shards` are those that the result
+    covers, None for all.
     """
     known = self._known  # empty except on process 0
     exports = [(shards, p, known[p][0] if p in known else _done_at(p)) for p in links]
