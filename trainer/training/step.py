@@ -183,8 +183,8 @@ def check_finite(
 ) -> None:
   """Raises BadPass, which names the likely cause, if the loss or a gradient is not finite.
 
-  `step` is its number, which takes 0.3 ms to read, so only an error does; `loss` is Σ weight·loss,
-  NaN if any gradient is not finite, the same for all processes of `communicator`.
+  `step` holds the number of the step; reading it takes 0.3 ms, so only an error does. `loss`, which
+  is Σ weight·loss, is NaN if any gradient is not finite, on all processes of `communicator`.
   """
   if np.isfinite(loss):
     return
