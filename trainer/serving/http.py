@@ -24,8 +24,8 @@ from trainer.wings import wing
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
 
-  `name` and `token` are as in Gate. `recommender` finds items that `service` ranks; None: `service`
-  finds them, if it can. `member` is this process among those that serve; None: it is alone.
+  `name` and `token` are as in Gate. `recommender` finds items that `service` ranks; without it,
+  `service` finds them, if it can. `member` is this process, if several serve together.
   """
 
   def __init__(
@@ -59,7 +59,7 @@ class App:
   def _route(self, path: str, method: str, route: Callable, is_open: bool = False) -> Route:
     """Returns a route that checks method, token and name, and answers by `route` or an error.
 
-    `is_open`: it asks for no token, and its answers are not counted.
+    If `is_open`, it asks for no token, and its answers are not counted.
     """
 
     async def answer(request: Request) -> Response:

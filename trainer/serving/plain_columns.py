@@ -48,9 +48,10 @@ class Graph:
 
 
 class Shared(list):
-  """The values of a column that samples share; any other column has one for each sample.
+  """A column's values in a request where several samples share a value; often there is one value.
 
-  Requests say which it is, never the number of values: that may be the number of samples by chance.
+  A column of any other type has one value for each sample. The type tells the two apart, because
+  the number of values cannot: by chance, there may be as many shared values as samples.
   """
 
 
@@ -73,7 +74,7 @@ def _numbers(values: Sequence[Json]) -> np.ndarray | None:
 
 
 class Samples(NamedTuple):
-  """B samples of a request; a feature that many have, such as their user, may be there once.
+  """B samples of a request; a feature that many have, as their user, may be in `keys` once.
 
   `values` and `segments` are those of a SlotBatch with n features.
   """
@@ -104,8 +105,8 @@ class _Computed:
     """Returns the n features and the dense columns of B samples, and whether a value is doubtful.
 
     Args:
-      *tensors: the characters of all texts as numbers, where each text begins and the last ends,
-        all numbers, how many values each column has, columns of texts first, and B.
+      *tensors: the code points of all texts; where each text begins, and the last ends; all
+        numbers; how many values each column has, columns of texts first; and B.
     """
     characters, begins, numbers, lengths, size = tensors
     texts = tf.raw_ops.UnicodeEncode(
@@ -190,10 +191,11 @@ class PlainColumns:
     self._missing_numbers = marker_numbers(tuple(missing), Writing.of(cfg.data))
 
   def read(self, columns: Mapping[str, Sequence[Json]], shared: np.ndarray) -> Samples | None:
-    """Reads B samples of `columns`, {name: B values, or Shared ones, of which `shared` says whose}.
+    """Reads B samples of `columns`, {name: B values, or Shared ones}.
 
-    The result is None if the log's reader must read them: a value is wrong or of a type that this
-    class does not read, or there are so many samples that Arrow is faster.
+    `shared`, int32 [B], is which of the Shared values each sample has. The result is None if the
+    log's reader must read them: a value is wrong or of a type that this class does not read, or
+    there are so many samples that Arrow is faster.
     """
     size = len(shared)
     if self._computed and size > _MOST:

@@ -81,8 +81,8 @@ class Scorer:
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs, {name: float32 [B]}, of samples and of rows.
 
-    The tensors: segments, values; the dense columns; `places`; and of the rows of the u keys:
-    offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
+    `tensors` are `segments`, `values`, `dense` and `places` of Samples; then, of the rows of the u
+    keys, offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])
@@ -144,7 +144,11 @@ class Scorer:
     return [name for name in names if self._column(name) is None and name not in heads]
 
   def _flat(self, columns: Mapping[str, Sequence[Json]]) -> dict[str, Sequence[Json]]:
-    """Returns the columns that the model reads; one such as ctx.os is looked up in those of ctx."""
+    """Returns those of a request's columns that the model reads.
+
+    If the request lacks a column such as ctx.os, and its column ctx holds objects, the values are
+    taken from the key `os` of these.
+    """
     heads = {n: n.partition('.')[0] for n in self._columns if n not in columns}
     inner = {
       name: type(columns[head])(value_at({head: v}, name) for v in columns[head])
@@ -162,7 +166,7 @@ class Scorer:
       columns: JSON values by the column's name or its name in a SavedModel (`input_name`). A column
         has B values, or is Shared. A missing value is null or ''. A dense value is a number, its
         text, or a boolean. Columns that the model does not read are ignored.
-      shared: int32 [B], for each sample, which value it has of a Shared column; None: the first.
+      shared: int32 [B], for each sample, which value it has of a Shared column; None for the first.
     """
     if shared is None:
       shared = np.zeros([size], np.int32)

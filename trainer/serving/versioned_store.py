@@ -88,10 +88,10 @@ class View(abc.ABC):
     config: the resolved config as YAML.
     dense: {name: the value of a dense variable}; `dense_stats` is among them.
     items: the search of the items of a model with model.retrieval; else None.
-    row_store: with rows of this version; None if only `look_up` can read them, and before a later
+    row_store: has rows of this version; None if only `look_up` can read them, as once a later
       version changes the row store.
-    changes: another number after each change of `row_store`. It is read before and after the row
-      store is, and once a change that has begun is complete.
+    changes: a number that differs after each change of `row_store`, to be compared before and after
+      a read of that; while a change is under way, reading the number waits.
   """
 
   items: Any = None
