@@ -205,7 +205,7 @@ def _large_columns(run: RecordedRun, first: pd.Series) -> dict[str, float]:
 
 
 def _row_rates(run: RecordedRun) -> dict[str, float]:
-  """Returns {key of the config: learning rate of rows}, those that the model has."""
+  """Returns {config key: learning rate} of the row optimizers that this run's layers use."""
   rules = [(f'{key}.learning_rate', rule) for key, rule, _ in run.cfg.sparse.optimizers()]
   if {i.kind for i in run.cfg.model.all_interactions().values()} == {'linear'}:
     rules = [(key, rule) for key, rule in rules if key.endswith('.linear.learning_rate')]
@@ -214,7 +214,7 @@ def _row_rates(run: RecordedRun) -> dict[str, float]:
 
 @_check(of=_deciding)
 def overfitting(run: RecordedRun) -> Iterator[Finding]:
-  """Says also what helps. Columns with which the model predicts worse are named in any case."""
+  """Yields a finding if the model overfits, with what may help, or one on harmful columns alone."""
   trained, valid, harmful = run.of('train'), run.evaluated('valid'), list(_harmful_columns(run))
   if len(trained) and len(valid) and not run.cfg.data.stream:
     own, new = trained['auc'].iloc[-1], valid.iloc[-1]
@@ -233,7 +233,7 @@ def _harmful_columns(run: RecordedRun) -> Iterator[Finding]:
     scale = statistics.NormalDist().inv_cdf(1 - 0.025 / max(1, len(columns))) / Z
 
     def gains(worse: Mapping[str, float | None], scale: float = scale) -> set[int]:
-      """Returns 1 if a metric gains by more than chance, −1 if one loses."""
+      """Returns a set with 1 if some metric gains by more than chance, with −1 if some loses."""
       bounds = [(worse.get(m), worse.get(f'{m}_plus_minus')) for m in ('auc', 'logloss')]
       return {-1 if by > 0 else 1 for by, error in bounds if error and abs(by) > scale * error}
 
@@ -242,7 +242,7 @@ def _harmful_columns(run: RecordedRun) -> Iterator[Finding]:
 
 
 def _rare_values(run: RecordedRun) -> Iterator[Finding]:
-  """Yields a finding on the slots of many rare values without `counts`, if they can have them."""
+  """Yields a finding on the slots with many rare values that should set the key `counts`."""
   kept, chosen = run.kept_slots(), {}
   for i, slot in enumerate(run.cfg.data.slots):
     features, shows = (kept.get(slot.name, {}).get(name, 0) for name in ('features', 'shows'))

@@ -15,7 +15,7 @@ Scored = dict[tuple[str, bool], np.ndarray]
 
 
 def scored(run: FinishedRun, prepared: Sequence[PreparedPass]) -> Scored:
-  """Returns {(task, whether it is of numbers): its labels, predictions and weights [3, n]}."""
+  """Returns {(task, whether its loss is squared_error): labels, predictions and weights [3, n]}."""
   labels, columns = run.cfg.labels, []
   for batch, predictions in (pair for p in prepared for pair in run.evaluation.predict(p)):
     arrays = (np.asarray(a, np.float64) for a in (batch.label, predictions, batch.weight))
@@ -28,8 +28,8 @@ def differences(first: Scored, other: Scored) -> pd.DataFrame:
   """Returns a row for each task and metric of two runs on the same samples.
 
   The columns are task, metric, first, other, difference (other minus first), and the ends of its
-  95 % interval, low and high. The interval is paired: its width follows from the differences of the
-  two influences of each sample, for AUC those of DeLong et al. 1988.
+  95 % interval, low and high. The interval is paired: its width follows from how differently each
+  sample influences the two metrics, for AUC by DeLong et al. 1988.
   """
   rows = []
   for task, is_of_numbers in [key for key in first if key in other]:

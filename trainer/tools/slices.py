@@ -21,7 +21,7 @@ def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray,
   """Finds the values that each sample has in a slot.
 
   Args:
-    slot: the index of the slot; None: the column data.group.
+    slot: the index of the slot; None for the column data.group in place of a slot.
     slots: the number of slots.
   Returns:
     The key of each value, and the index of the sample that has it, both int64 [m]. A sample without
