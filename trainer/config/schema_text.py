@@ -174,7 +174,7 @@ def changed(cfg: Config) -> Iterator[str]:
 
 
 def differences(a: Config, b: Config) -> Iterator[str]:
-  """Yields `key: a's value (its origin) → b's value (its origin)` where they differ; '-': none."""
+  """Yields 'KEY: VALUE (ORIGIN) → VALUE (ORIGIN)' where a and b differ; '-' for a missing key."""
   of_a, of_b = (_values(cfg) for cfg in (a, b))
   for key in dict.fromkeys((*of_a, *of_b)):
     if of_a.get(key, ...) != of_b.get(key, ...):
