@@ -31,7 +31,7 @@ class Connections:
 
     Each of `values`, [n, …] of int64, int32, uint8, float32, float16 or bfloat16, has the rows for
     rank 0, then those for rank 1, and so on; `counts`, int32 [N], says how many for each. Returns
-    for each of `values` the rows [m, …] from all ranks in order; how many each sent, int32 [N].
+    for each of `values` the rows [m, …] from all ranks in order, and how many each sent, int32 [N].
     """
     return library.load().ctr_all_to_all(self._handle, values, counts)
 

@@ -103,8 +103,8 @@ class FeatureLifecycle:
   and the value.
 
   Args:
-    name: objects with the same name on one device share one table, and must have equal policies. It
-      lives as long as any of them; in a v1 graph, as long as the session or server.
+    name: objects with the same name on one device share one table, and must have equal policies.
+      The table lives as long as any of them; in a v1 graph, as long as the session or server.
     create_handle: a function of `policy` and `shared_name` that makes the table's resource; only
       for a subclass that keeps rows beside the features.
   """
@@ -150,7 +150,7 @@ class FeatureLifecycle:
       shows: float64 [n], finite, >= 0.
       clicks: float64 [n], finite, >= 0, at most shows, or any number where shows is 0: they came
         late.
-      slots: int64 [n] in [0, 2047], for created features. None: bits 52 to 62 of the key.
+      slots: int64 [n] in [0, 2047], for created features; None for bits 52 to 62 of the key.
     Returns:
       bool [n], whether the feature is admitted afterwards.
     """
@@ -251,8 +251,10 @@ class FeatureLifecycle:
     return self._reads.ctr_lifecycle_bytes(self.handle)
 
   def count_changes(self) -> tf.Tensor:
-    """Returns how many features have changed since the last `keep_changes`, int64 []; -1 if that is
-    not known: there was none, a feature was deleted, a day has ended, or about half have changed.
+    """Returns how many features have changed since the last `keep_changes`, int64 [].
+
+    It is -1 if that is not known, because there was no such call, a feature was deleted, a day has
+    ended, or about half of the features have changed.
     """
     return self._reads.ctr_lifecycle_count_changes(self.handle)
 
@@ -263,7 +265,7 @@ class FeatureLifecycle:
   def take_changes(self) -> np.ndarray | None:
     """Returns the keys of the features that have changed since the last call, int64 [n].
 
-    None: that is not known, as for `count_changes`. Of changes by `commit` it does not tell.
+    None if that is not known, as for `count_changes`. Changes by `commit` are left out.
     """
     known, keys = self._ops.ctr_lifecycle_take_changes(self.handle)
     return np.asarray(keys) if known else None
@@ -307,7 +309,7 @@ class FeatureLifecycle:
       raise
 
   def import_chunk(self, where: str, chunk: chunks.Chunk) -> None:
-    """Adds one chunk's features; DataLossError about `where` if damaged, perhaps after some."""
+    """Adds one chunk's features; DataLossError naming `where` if damaged, perhaps after some."""
     for name, dtype in self._columns().items():
       own = getattr(chunk[name], 'dtype', type(chunk[name])) if name in chunk else 'nothing'
       if own != dtype:

@@ -30,7 +30,8 @@ class EncodedFields(NamedTuple):
 def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarray:
   """Hashes strings to keys as `trainer.data.features.hash_keys` does; NO_FEATURE for blank ones.
 
-  Their bytes, uint8, stand one string after another; offsets, int32 [n + 1], say where each begins.
+  `values`, uint8, are the bytes of one string after another; `offsets`, int32 [n + 1], say where
+  each begins, and the last ends.
   """
   values, offsets = np.ascontiguousarray(values, np.uint8), np.ascontiguousarray(offsets, np.int32)
   n = len(offsets) - 1

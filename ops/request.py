@@ -56,7 +56,7 @@ class RequestReader:
   def read(
     self, texts: bytes, counts: Sequence[int], is_shared: Sequence[bool], shared: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """Reads UTF-8 texts, slot by slot, with line ends between; None if one has a line end.
+    """Reads `texts`, UTF-8, slot by slot, with line ends between; None if a text has a line end.
 
     Args:
       counts: of each slot, how many texts it has: one for each of B samples, or C that they share.

@@ -1,8 +1,8 @@
 """The row optimizers: which hyperparameters each reads, their defaults, and the size of its state.
 
-The config's section `sparse.tables.NAME.factors` is made from these tables. A new row optimizer
-needs an entry here and one in ops/cc/rows/row_optimizers.cc; a test compares the two. Imports no
-TensorFlow.
+The schema of the config's section `sparse.tables.NAME.factors` is built from HYPERPARAMETERS and
+ROW_OPTIMIZERS below. A new row optimizer needs an entry here and one in
+ops/cc/rows/row_optimizers.cc; a test compares the two. Imports no TensorFlow.
 """
 
 import dataclasses

@@ -67,8 +67,8 @@ def row_update(
   """Returns rows, float32 [n, dim + state] (weights, then state), after one optimizer step.
 
   `gradient` is float32 [n, dim]; `scale`, `step` and `add` are as in `RowStore.push`; `hyper` is
-  [H], of one optimizer. `last_step`, int32 [n], is the global step of each row's last update; 0:
-  there was none, so its state is initialised first.
+  [H], of one optimizer. `last_step`, int32 [n], is the global step of each row's last update, or 0
+  if there was none; its state is then initialised first.
   """
   numbers = {'rows': rows, 'gradient': gradient, 'scale': scale, 'last_step': last_step}
   return load().ctr_row_update(**numbers, hyper=hyper, step=step, kind=kind, add=add)

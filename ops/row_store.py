@@ -91,7 +91,7 @@ def to_bfloat16(rows: np.ndarray) -> np.ndarray:
 
 
 def initial_factors(keys: TensorLike, seed: int, width: int, scale: float = 0.01) -> tf.Tensor:
-  """Returns float32 [n, width] of deviation `scale`, a function of seed, key and column alone."""
+  """Returns random factors [n, width] of deviation `scale`, given by seed, key and column alone."""
   return load().ctr_initial_factors(keys=keys, seed=seed, width=width, scale=scale)
 
 

@@ -33,7 +33,8 @@ class SampleArrays:
     splits: uint32 [S], where the features of each distinct field begin; None if each has one.
     values: float32 [K], the values of the features; None if all are 1.
     dense: float32 [n, Dn], or None.
-    slots: how many, without the group.
+    slots: the number of slots, without the group.
+    chunk: the number of samples in a chunk.
   """
 
   def __init__(
@@ -61,7 +62,7 @@ class SampleArrays:
   def gather(self, samples: np.ndarray) -> Samples:
     """Returns a batch of the samples at these indices, integers [B], in this order.
 
-    InvalidArgumentError: an index in `samples`, or in the arrays, is out of range.
+    Raises InvalidArgumentError if an index in `samples`, or in the arrays, is out of range.
     """
     columns = load().ctr_gather_samples(
       rows=to_tensor(samples.astype(np.int64)),

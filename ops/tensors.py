@@ -20,7 +20,7 @@ def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> np.ndarray:
 
 
 def share(array: np.ndarray) -> tf.Tensor:
-  """Returns a tensor that shares an aligned, writeable array's memory; that must not change then.
+  """Returns a tensor that shares the memory of an aligned, writeable array; change neither then.
 
   In TensorFlow 2.16, tf.constant would leak 340 bytes at each call.
   """

@@ -236,10 +236,10 @@ def _check_count(k: int) -> None:
 
 
 class Figures(dict[str, Json]):
-  """The figures of an evaluation, {name: value}, of which `repr` shows the main ones.
+  """The figures of an evaluation, {name: value}; `repr` shows the values of the main ones.
 
-  These are auc, logloss, gauc and calibration, or what the model has in their place, and those of
-  each task; of the others only the names are shown.
+  These are the ones of _MAIN, such as auc, that the model has, in all and for each task; if it has
+  none of them (model.retrieval), all float figures. Of the other figures `repr` shows the names.
   """
 
   def __repr__(self) -> str:

@@ -30,9 +30,10 @@ class Communicator(abc.ABC):
   # Within a training step
 
   def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums tensors over the processes, inside or outside a tf.function; the same bits on every one.
+    """Sums tensors over the processes, inside or outside a tf.function.
 
-    They have one dtype (float32, float64 or int64), and the same shapes on every process.
+    The tensors have one dtype (float32, float64 or int64), and the same shapes on every process.
+    The sums have the same bits on every process.
     """
 
     def total_of(*values: np.ndarray) -> list[np.ndarray]:
@@ -72,9 +73,9 @@ class Communicator(abc.ABC):
   def together(self, what: str, action: Callable[[], Value]) -> Value:
     """Runs `action` on every process; if it fails on any process, raises an error on all of them.
 
-    A process raises its own error or else the UserError of the lowest rank on which `action`, which
-    calls no method of this communicator, failed. `what` begins the message on an error of the
-    operating system, such as 'cannot read F'.
+    A process on which it failed raises its own error, the others the UserError of the lowest such
+    rank. `action` must not call this communicator. `what`, such as 'cannot read F', begins the
+    message on an error of the operating system.
     """
     value, own = None, None
     try:
@@ -90,7 +91,7 @@ class Communicator(abc.ABC):
     return value
 
   def on_first(self, what: str, action: Callable[[], Value]) -> Value:
-    """Runs `action` on process 0; every process returns its plain data or raises a UserError."""
+    """Runs `action` on process 0; all return its result, plain data, or raise its UserError."""
     return self.broadcast(self.together(what, action if self.rank == 0 else lambda: None))
 
 
@@ -115,7 +116,7 @@ class RowExchange(Protocol):
   def all_to_all(
     self, values: Sequence[tf.Tensor], counts: tf.Tensor
   ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Sends rows to every rank, and receives theirs, as `Connections.all_to_all` of ops does."""
+    """Sends rows to every rank, and receives theirs, as ops.connections.Connections does."""
     ...
 
 
@@ -124,7 +125,7 @@ _ROW_BYTES = 64
 
 
 class RankCommunicator(Communicator):
-  """A communicator of N ranks, which opens RowExchanges; `plain_data` is the one for plain data."""
+  """A communicator of N ranks, which opens RowExchanges; `plain_data` is the one it uses itself."""
 
   def __init__(self, rank: int, size: int, plain_data: RowExchange):
     self.rank, self.size, self._plain_data = rank, size, plain_data

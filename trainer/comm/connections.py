@@ -17,8 +17,8 @@ _WANTED = 'wanted the ports of sync.ports, or all ports, open between hosts'
 class Connector:
   """Connects all ranks of a job with one another.
 
-  On one machine (`host` is None) by Unix sockets, which take half the time of TCP. Else by TCP, and
-  `host` is the address at which the other ranks reach this one; a broken link is reported within
+  On one machine (`host` is None) they use Unix sockets, which take half the time of TCP. Otherwise
+  they use TCP, and `host` is this rank's address for the others; a broken link is reported within
   `sync.lost_peer_seconds`. If a rank has no free port, every rank raises a UserError.
   """
 
@@ -79,7 +79,10 @@ class Connector:
 
 
 def _as_descriptor(connection: Connection, lost_seconds: float) -> int:
-  """Returns a connection's socket, which reports a broken link in time; closes the connection."""
+  """Returns a new descriptor of a connection's socket, and closes the `Connection` object.
+
+  A TCP socket then reports an error if the other end acknowledges nothing for `lost_seconds`.
+  """
   fd = os.dup(connection.fileno())
   connection.close()
   with socket.socket(fileno=os.dup(fd)) as same:

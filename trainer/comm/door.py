@@ -12,13 +12,13 @@ _MOST = 64  # connections at a time
 class Door:
   """Accepts connections, each in a thread of its own, until the process ends.
 
-  Each lasts for `seconds` at most. At most _MOST are there at a time: then the oldest one makes
-  room for the next after a tenth of its time, so that whoever is not slow is never cut off.
+  Each lasts for `seconds` at most. If there are more than _MOST, the oldest one is closed after a
+  tenth of that time, and the next waits until then; so whoever is not slow is never cut off.
 
   Args:
     listener: a socket that listens.
-    meet: called with each connection, which is closed at its end. What it returns is called then,
-      without these limits; it may have a duplicate of the socket.
+    meet: called with each connection, which is closed when it returns. If it returns a function,
+      that is called next, without these limits; the function may own a duplicate of the socket.
   """
 
   def __init__(
@@ -46,7 +46,7 @@ class Door:
         time.sleep(0.05)
 
   def _make_room(self) -> float | None:
-    """Waits until there are not too many; returns in how many seconds the oldest one ends."""
+    """Waits until connections are not too many; returns in how many seconds the oldest one ends."""
     with self._left:
       while self._began:
         oldest, began = next(iter(self._began.items()))

@@ -3,8 +3,8 @@
 Without it, all ranks would wait forever for a frozen one: Horovod's stall check does nothing under
 Gloo. Every rank exchanges beats with rank 0. If a rank is silent, gone or without progress, rank 0
 prints the reason and ends all ranks with the same exit status. If rank 0 itself is lost, every
-other rank prints that and ends. It begins before TensorFlow and Horovod are imported, so it also
-limits the time of a start.
+other rank prints that and ends. Beats begin before TensorFlow and Horovod are imported, so they
+also limit the time of a start.
 
 Ranks find rank 0 through horovodrun's key-value store, which anyone may read: it holds the address
 but no secret. The scripts of launch/ pass a secret; without them it is a hash of the config, which
@@ -45,7 +45,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   """Sends beats until the `with` block ends; an error in the block ends the job on every rank.
 
   An error or the loss of a rank ends all processes, whatever their main threads do. A UserError on
-  any rank is printed once, and the exit status is 2; rank 0 without a free port raises one.
+  any rank is printed once, and the exit status is 2; rank 0 raises one if it finds no free port.
   `tell_lost` is called on rank 0, with the reason, before the loss of a rank ends the job.
   """
 
@@ -76,7 +76,7 @@ class Heartbeat(contextlib.AbstractContextManager):
     return time.monotonic() - self._progress
 
   def end(self, text: str, status: int) -> NoReturn:
-    """Ends the processes of all ranks with `status`; rank 0 prints the text, else this rank."""
+    """Ends all ranks with `status`; rank 0 prints the text or, if it does not answer, this rank."""
     if self._rank == 0:
       self._end_all(text, status)
     self._members[0].connection.send(['end', text, status])
@@ -183,7 +183,7 @@ class Heartbeat(contextlib.AbstractContextManager):
   # Listening
 
   def _listen(self, member: '_Peer') -> None:
-    """Listens to a rank until its goodbye; if it is lost, ends the job or, alone, this process."""
+    """Listens to a rank until its goodbye; if it is lost, rank 0 ends all ranks, another itself."""
     while True:
       try:
         match message := member.connection.receive():

@@ -17,7 +17,7 @@ from trainer.runtime import Runtime
 class HorovodCommunicator(RankCommunicator):
   """The communicator of ranks that Horovod started; `hvd.init` must have been called.
 
-  `open_row_exchange` opens the RowExchange of a name; None: Horovod's all-to-all carries rows.
+  `open_row_exchange(name)` opens a RowExchange; without it, Horovod's all-to-all carries rows.
   """
 
   def __init__(self, open_row_exchange: Callable[[str], RowExchange] | None = None):
@@ -77,7 +77,8 @@ def _of_bytes(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def communicator(runtime: Runtime, sync: Sync) -> Communicator:
   """Makes the communicator of the config; all ranks call it, after trainer.runtime.start.
 
-  UserError, on every rank: one has no free port. ConnectionError: names a rank out of reach.
+  It raises a UserError on every rank if one has no free port, and a ConnectionError that names a
+  rank that cannot be reached.
   """
   if runtime.size == 1:
     return SingleProcess()

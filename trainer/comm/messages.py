@@ -60,7 +60,7 @@ def encode(value: Plain) -> bytes:
 def decode(data: bytes | bytearray | memoryview) -> Plain:
   """Returns the plain data of a message that `encode` made; its arrays are views of `data`.
 
-  Bytes after the message are ignored. ValueError: `data` does not begin with a whole message.
+  Bytes after the message are ignored. It raises ValueError if `data` begins with no whole message.
   """
   view = memoryview(data)
   if len(view) < _HEADER.size:
@@ -96,7 +96,7 @@ class Listener:
 
   Args:
     host: the IPv4 or IPv6 address to listen at; None for a Unix socket.
-    ports: the first and the last port to try; None: any. UserError: none of them is free.
+    ports: the first and the last port to try, or None for any; UserError if none of them is free.
     lost_seconds: the time limit for authentication, and for the rest of a message that has begun.
     serve: called with each authenticated Connection, in the connection's thread.
   """
@@ -170,7 +170,8 @@ class MessageConnection:
   def receive(self) -> list[Plain]:
     """Waits for a message, which may be a beat; returns its kind and its arguments as a flat list.
 
-    ConnectionError: the other side was silent for `lost_seconds`, hung up, or sent no message.
+    Raises ConnectionError if the other side was silent for `lost_seconds`, hung up, or sent
+    something that is no message.
     """
     try:
       # Several short waits: if this process itself was stopped for long, only one wait is used up,
@@ -255,9 +256,9 @@ def _authenticated(
   seconds: float,
   steps: Sequence[Callable[[Connection, bytes], None]],
 ) -> Connection:
-  """Lets both sides prove that they know the secret, or ConnectionError.
+  """Lets both sides prove that they know the secret; ConnectionError if one does not.
 
-  The connection is a duplicate of the socket; each wait for the other side is limited to `seconds`.
+  The Connection owns a duplicate of the socket; each wait for the other side is within `seconds`.
   """
   connected.setblocking(True)
   limit = struct.pack('ll', int(seconds), int(seconds % 1 * 1e6))

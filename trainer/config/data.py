@@ -284,7 +284,7 @@ class Data(Section):
 
   @property
   def has_days(self) -> bool:
-    """Whether each pass is of a day, which ends."""
+    """Whether each pass belongs to a day, so that a day-end step follows the day's last pass."""
     return self.day_pattern is not None or (self.topic is not None and self.topic.days)
 
   @property
@@ -312,9 +312,9 @@ class Data(Section):
     return columns.get(name) or name
 
   def log_columns(self, without: Collection[str] = ()) -> dict[str, bool]:
-    """Returns {column of the log that slots and dense columns read: whether as text}.
+    """Returns {column of the log that slots and dense columns, also with `from`, read: as text?}.
 
-    Directly or by `from`; those named in `without` are left out.
+    What only the slots and dense columns named in `without` read is left out.
     """
     columns: dict[str, bool] = {}
     for column in (*self.slots, *self.dense):
@@ -323,7 +323,7 @@ class Data(Section):
     return columns
 
   def exact_columns(self) -> set[str]:
-    """Returns the columns of the log that expressions read, as numbers with a float64's digits."""
+    """Returns the columns of the log that expressions read; they need a float64's precision."""
     made = self.made
     return {
       self.log_column(read)

@@ -72,8 +72,8 @@ class _Tree:
 def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
   """Adds the defaults that follow from other keys to a config of the schema's own defaults.
 
-  Returns the whole config, and {added key: what its default follows from}. ConfigError: thresholds
-  of two modes of admission are given, but no mode; or an entry of data.crosses is no cross.
+  Returns the whole config, and {added key: what its default follows from}. Raises ConfigError if
+  admission has thresholds of two modes but no mode, or if an entry of data.crosses is no cross.
   """
   tree = _Tree(cfg)
   data = cfg.data
@@ -137,7 +137,7 @@ def completed(cfg: Any) -> tuple[Any, dict[str, str]]:
 
 
 def _bare_dnns(cfg: Any) -> list[str]:
-  """Returns the keys of all dnn without `hidden`; [] beside other layers than linear and fm."""
+  """Returns the keys of all dnn without `hidden`; [] if any layer is no dnn, linear or fm."""
   layers = cfg.model.all_interactions()
   bare = [key for key, i in layers.items() if i.kind == 'dnn' and 'hidden' not in i.args]
   others = [key for key, i in layers.items() if key not in bare and i.kind not in ('linear', 'fm')]
@@ -147,7 +147,7 @@ def _bare_dnns(cfg: Any) -> list[str]:
 def _of_columns(cfg: Any, tree: _Tree, has_recipe: bool) -> None:
   """Adds the slots of data.dense_bins and data.crosses, and `counts` of slots as data.counts says.
 
-  `has_recipe`: both keys have the defaults of a dnn without `hidden`.
+  If `has_recipe`, data.dense_bins and data.crosses have the defaults of a dnn without `hidden`.
   """
   if has_recipe:
     tree.default(('data', 'dense_bins'), BINS, 'model.recipe')

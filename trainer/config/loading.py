@@ -63,8 +63,8 @@ def write_of_run(cfg: Config) -> None:
 def measured_of_run(cfg: Config, run_dir: str) -> dict[str, Json]:
   """Returns {key: value} that an earlier run in `run_dir` measured for keys that `cfg` leaves open.
 
-  {} before its first checkpoint: it may have ended at a mistake in its config, before it could
-  measure. (Processes of a parameter-server job start one after another, so there it holds at once.)
+  Without a checkpoint it returns {}: the run may have ended before it could measure. The processes
+  of a parameter-server job start one after another, so there config.yaml counts at once.
   """
   check_format(run_dir)
   path = os.path.join(run_dir, GIVEN)
@@ -225,7 +225,7 @@ def _stamped(tree: Json) -> str:
 def columns_wanted(cfg: Config, path: str | None) -> str:
   """Returns a text for the user that lists the columns that the log must have.
 
-  `path` is the file of the config; None if it says nothing of the log.
+  `path` is the config's file, to be named as one that tells the log's source, or None.
   """
   names = list(dict.fromkeys([*(label.name for label in cfg.labels), *cfg.data.log_columns()]))
   shown = ', '.join(names[:12]) + (f' and {len(names) - 12} more' if len(names) > 12 else '')

@@ -123,7 +123,7 @@ def _wanted(error: ErrorDetails) -> str:
 def settings_named(name: str) -> str:
   """Returns, as one text, the keys whose last part is `name`: 'train.epochs' for 'epochs'.
 
-  Or our key for what another system calls so, such as early_stopping; '' if there is none.
+  For a name that other systems use, such as early_stopping, it is our key; '' if there is none.
   """
   if name in _ELSEWHERE:
     return _ELSEWHERE[name]
@@ -132,7 +132,7 @@ def settings_named(name: str) -> str:
 
 
 def place_of(key: str, where: str, overrides: Sequence[str]) -> str:
-  """Returns the --set string that gives a key or what holds it; if there is none, the file."""
+  """Returns the --set string that gives `key`, or a section it is in; else `where`, the file."""
   for assignment in reversed(overrides):
     given = assignment.partition('=')[0]
     if key == given or key.startswith(given + '.'):
@@ -141,7 +141,7 @@ def place_of(key: str, where: str, overrides: Sequence[str]) -> str:
 
 
 def _told_first(errors: Sequence[ErrorDetails]) -> ErrorDetails:
-  """Returns the first mistake; of a missing key, the unknown key that was meant for it, if any."""
+  """Returns the first mistake or, if it is a missing key that was misspelt, the misspelt one."""
   first = errors[0]
   if first['type'] != 'missing':
     return first

@@ -127,12 +127,12 @@ class Config(Section):
 
   @property
   def adds_up_rows(self) -> bool:
-    """Whether layers read sums of the rows of a sample's features, whose number thus matters."""
+    """Whether layers read sums over a sample's features, so that their number matters."""
     return self.model.retrieval is None
 
   @property
   def features_per_sample(self) -> float:
-    """The mean number of features of a sample, as far as it is known."""
+    """The mean number of features of a sample; the number of slots if the mean is not known."""
     return self.sparse.features_per_sample or max(1, len(self.data.slots))
 
   def poolings(self) -> list[str]:

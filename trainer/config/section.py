@@ -41,9 +41,9 @@ UNSET = object()
 
 
 def set_value(node: Any, path: Sequence[str]) -> Any:
-  """Returns the value of the key at a path, such as ['data', 'slots', '0', 'from'], if it is set.
+  """Returns the value of the key at a path, such as ['data', 'slots', '0', 'from'].
 
-  UNSET: it is not there, or has the schema's own default.
+  If the key is not set, so that it is absent or has the schema's own default, returns UNSET.
   """
   if not path:
     return node
@@ -77,9 +77,9 @@ def with_value(node: Any, path: Sequence[str], value: object) -> Any:
 
 
 def _entry(node: dict[Any, Any], path: Sequence[str]) -> tuple[Any, Sequence[str]]:
-  """Returns the key of the entry that a path begins with, and the path within it.
+  """Returns the key of the dict's entry that a path begins with, and the rest of the path.
 
-  A name may have dots, as security.protocol in data.topic.config.
+  A key may have dots, as security.protocol in data.topic.config, and so fill parts of the path.
   """
   text, names = '.'.join(path), {str(key): key for key in node}
   of_entry = [name for name in names if f'{text}.'.startswith(f'{name}.')]

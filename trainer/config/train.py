@@ -69,7 +69,7 @@ class DenseOptimizer(Section):
 
 
 def _right_argument(name: str, kind: str) -> str:
-  """Suggests the closest argument; if `kind` lacks it, says which kinds of optimizer have it."""
+  """Suggests an argument for a wrong `name`; if `kind` lacks it, says which optimizers have it."""
   valid = (*OPTIMIZER_ARGS[kind], *CLIPPING)
   every = {argument for arguments in OPTIMIZER_ARGS.values() for argument in arguments}
   close = difflib.get_close_matches(str(name).lower(), sorted({*every, *valid}), n=1, cutoff=0.7)

@@ -65,7 +65,7 @@ def one_each(array: pa.Array) -> tuple[pa.Array, np.ndarray | None]:
 
 
 def column_at(table: pa.Table | pa.RecordBatch, name: str) -> pa.Array:
-  """Returns the column of a name or else of a path: a column, then fields or keys of maps."""
+  """Returns the column `name`; if there is none, that of a path as ctx.os, in structs and maps."""
   if name in table.schema.names:
     column = table.column(name)
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -26,10 +26,10 @@ def carried_tables(
 ) -> Iterator[pa.Table]:
   """Yields `columns` of raw passes as tables of one schema, in order, a block of records at a time.
 
-  A column may hold any values, of other types in each file. They become texts if `suffix` (of
+  A column may hold any values, of different types in each file. They become texts if `suffix` (of
   `out_suffix`) is of text, texts of JSON for JSON lines, and for Parquet values of one type, which
   are texts where there is no other. All passes are read once before the first table: UserError if
-  one has not as many records as predictions.
+  one does not have as many records as predictions.
 
   Args:
     passes: the path of each pass, and the number of its predictions.
@@ -76,7 +76,7 @@ def _plain(array: pa.Array, is_tfrecord: bool) -> pa.Array:
 
 
 def _common(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-  """Returns a type for the values of two; that of texts if there is no other."""
+  """Returns a type that can hold the values of both; string if there is no other."""
   schemas = [pa.schema([('', t)]) for t in (one, other)]
   try:
     return pa.unify_schemas(schemas, promote_options='permissive').field(0).type
@@ -92,7 +92,7 @@ def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
 
 
 def _of_json(array: pa.Array) -> pa.Array:
-  """Returns texts of JSON as values of one type; as texts if there is none, or any is an object."""
+  """Returns texts of JSON as values of one type; as texts if no type suits, or any is an object."""
   if array.type != pa.json_():
     return array
   texts = array.storage.to_pylist()
@@ -103,7 +103,7 @@ def _of_json(array: pa.Array) -> pa.Array:
 
 
 def _texts(array: pa.Array) -> pa.Array:
-  """Returns values as texts, of JSON if they have no other."""
+  """Returns values as texts; as texts of JSON if Arrow cannot cast them."""
   with contextlib.suppress(pa.ArrowException):
     if array.type != pa.json_():
       return array.cast(pa.string())
@@ -150,7 +150,7 @@ def beside(
   """Yields a table for each batch of predictions: columns copied from the log, then predictions.
 
   Args:
-    tables: the copied columns, in the order of the predictions, of any size; None: none.
+    tables: the copied columns, in the order of the predictions, of any size; None to copy none.
     predictions: batches [B] or [B, T].
     names: of the T columns of predictions. One that a copied column has, such as that of a label,
       becomes predicted_NAME.
@@ -172,8 +172,8 @@ def beside(
 def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
   """Yields tables of recommended items, with the columns copied from the log in front.
 
-  `tables` have these of all samples, in order. `items` have a line for each item; the first column,
-  `sample`, is its sample's number, ascending, and the copied columns replace it.
+  `tables` have these columns for all samples, in order. `items` have a line for each item; their
+  first column, `sample`, is its sample's number, ascending, and the copied columns replace it.
   """
   rest, first = next(tables), 0
   for table in items:
@@ -194,7 +194,7 @@ PARQUET_SUFFIXES = ('.parquet', '.pq')
 def out_suffix(path: str) -> str:
   """Returns a path's suffix, the format of predictions, '' for text; UserError for an unknown one.
 
-  It begins with a letter, so scores.2024-01-31 has none.
+  A suffix begins with a letter, so scores.2024-01-31 has none.
   """
   suffix = os.path.splitext(path)[1].lower()
   known = [s for s in (*TEXT_DELIMITERS, *JSON_SUFFIXES, *PARQUET_SUFFIXES) if s]

@@ -86,7 +86,7 @@ def config_of_items(cfg: config.Config) -> config.Config:
 def _with_folders(read: Callable[[], Block], path: str, texts: dict[str, str | None]) -> Block:
   """Reads a block, and adds the {column: text} of a file's folders to all records.
 
-  BadPass: the file has a column of such a name too, and a value there is another one.
+  Raises BadPass if the file has a column of such a name too, in which a value is another one.
   """
   block = read()
   n = len(block.lines)
@@ -177,7 +177,7 @@ def warn(path: str, remarks: Sequence[tuple[int, str]]) -> None:
 class BadRecords:
   """Counts the bad records of a pass, and raises an error if they are too many.
 
-  It also keeps the largest number of the good ones and its place, FILE:LINE, for messages.
+  It also keeps the largest number in good records and its place, FILE:LINE, for messages.
   """
 
   def __init__(self, path: str, max_share: float):
@@ -207,7 +207,7 @@ class BadRecords:
     return counts | {'examples': examples, 'largest': self._largest}
 
   def checked(self, samples: int) -> JsonObject:
-    """Returns what `counted` does, and warns of bad records; BadPass: too many, or no good one."""
+    """Returns what `counted` does, and warns of bad records; BadPass if too many, or no records."""
     bad, total = self._kinds.total(), samples + self._kinds.total()
     if not total:
       raise BadPass(f'{self._path}: found no records; wanted at least one')

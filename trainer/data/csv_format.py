@@ -1,11 +1,11 @@
 """Reads delimited text: CSV and TSV, also compressed (.gz, .zst, .bz2, .lz4).
 
 A record is a line that ends in LF, in CRLF or at the end of the file. A quoted field ("a,b"; ""
-stands for a quote) contains no line end. Blank lines are skipped; lines that repeat the header,
-which concatenated files contain, with a warning; a header in another order refuses the file. In a
-file of one column, a line like the header is a record, unless a byte-order mark stands before it;
-it is told, and a blank line. Whether any other line
-is accepted depends on that line alone.
+stands for a quote) contains no line end. Blank lines are skipped. Lines that repeat the header, as
+in concatenated files, are left out with a warning; with its names in another order, they refuse the
+file. In a file of one column, a line like the header is a record, unless a byte-order mark stands
+before it; a warning tells of such lines, and of blank ones. Whether any other line is accepted
+depends on that line alone.
 """
 
 import codecs
@@ -163,7 +163,7 @@ def _to_arrow(
 def _lines_of_names(
   raw: bytes, header: Sequence[bytes], wanted: Collection[bytes], dialect: _Dialect
 ) -> Iterator[tuple[int, int, list[bytes]]]:
-  """Yields (start, next start, names) of lines most of whose fields, all wanted, name columns."""
+  """Yields (start, next start, fields) of lines with all wanted names, and mostly column names."""
   written = sorted((name.replace(b'"', b'""') for name in wanted), key=len, reverse=True)
   if not written or not all(name in raw for name in written):  # a long name is ruled out fastest
     return
@@ -322,7 +322,7 @@ def header_lines(path: str, data: config.Data) -> int:
 
 
 def _numbers(data: config.Data, wanted: dict[str, str]) -> set[str]:
-  """Returns the wanted columns of numbers that Arrow reads; it cannot read them all as written."""
+  """Returns the wanted columns that Arrow reads as numbers; none with data.thousands and such."""
   if data.missing_values or data.thousands is not None:
     return set()
   numbers = {c for c, is_text in data.log_columns().items() if not is_text} & wanted.keys()
@@ -355,11 +355,12 @@ def blocks(
   """Reads a text file in blocks of bounded size.
 
   Args:
-    data: `Config.data`. With `columns` the file needs no header; a first line that
-      repeats several names is skipped.
+    data: `Config.data`. If it has `columns`, the file needs no header; a first line that equals
+      two or more `columns` is skipped as one.
     wanted: {column: the config key that asks for it}.
     part: the lines to read.
-    as_written: whether columns have any values, to be copied; else those that the config reads.
+    as_written: whether to keep every column as text, for copying; otherwise Arrow may read columns
+      that the config declares as numbers.
   Yields:
     Functions without arguments that return one Block each, in file order; they may run in parallel.
   Raises:

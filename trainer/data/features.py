@@ -53,7 +53,7 @@ def empty_batch(num_dense: int, num_tasks: int = 1) -> SlotBatch:
 def sole_features(batch: SlotBatch, slot: int, slots: int) -> np.ndarray:
   """Returns the keys of a slot that has at most one feature a sample, int64 [B], −1 where blank.
 
-  The slot is the index in `Config.ordered_slots`, of `slots`; the batch holds NumPy arrays.
+  `slot` is an index in `Config.ordered_slots`, which has `slots`; the batch holds NumPy arrays.
   """
   if len(batch.keys) and not len(batch.segments):
     return batch.keys.reshape(-1, slots)[:, slot]
@@ -111,14 +111,14 @@ def dense_stats(
 ) -> np.ndarray:
   """Returns what `transform_dense` reads, float32 [3, Dn]: a mean, deviation and bound a column.
 
-  A column that is not standardised has the mean 0 and the deviation 1, a constant the deviation 1.
+  A column that is not standardised has mean 0 and deviation 1; a constant column has deviation 1.
 
   Args:
     measured: {column: [count, mean, Σ (x − mean)²]} of its values x that are not missing, after
       log1p if the transform has it.
     click_rate: clicks of a sample, if a slot has `counts`. A column is then added behind the
       others: the log-odds of this rate, 1 and 0.
-    bound: of the standardised columns; 0: none.
+    bound: how far from 0 a standardised value may be; 0 for no bound.
   """
   stats = np.zeros([3, len(columns)], np.float32)
   stats[1] = 1
@@ -193,8 +193,8 @@ def average_lists(
 
   So a list weighs as much as one feature wherever features are added up. Rendle 2010,
   "Factorization Machines", scales the other items that a user has rated in the same way. `values`
-  and `segments`, of a SlotBatch, may be empty; `averaged`, bool [F], is whether a slot's lists are
-  (`Config.averaged`).
+  and `segments`, of a SlotBatch, may be empty; `averaged`, bool [F], says which slots hold such
+  lists (`Config.averaged`).
   """
   ones = tf.ones_like(values)
   lengths = tf.math.unsorted_segment_sum(ones, segments, batch_size * averaged.shape[0])

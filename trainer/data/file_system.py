@@ -36,7 +36,7 @@ _last_attempt = math.inf  # when, by time.monotonic(), the last attempt may begi
 
 
 def attempt_for(seconds: float) -> None:
-  """Lets no attempt to reach another machine begin later than in `seconds`, once asked to stop."""
+  """Lets no attempt to reach another machine begin later than `seconds` from now."""
   global _last_attempt
   _last_attempt = time.monotonic() + seconds
 
@@ -57,8 +57,8 @@ class Part(NamedTuple):
   """Consecutive records of a file; by default all.
 
   Attributes:
-    start, end: bytes of a text file, or rows, from 0, of a Parquet or ORC file; end None: to its
-      end.
+    start, end: bytes of a text file, or rows, from 0, of a Parquet or ORC file; `end` is None for
+      the file's end.
     line: the number of the first record, from 1, for messages.
   """
 
@@ -125,8 +125,8 @@ def first_line(error: BaseException) -> str:
 def retried(path: str, action: Callable[[], Value], verb: str = 'read') -> Value:
   """Returns the result of `action`; for a remote file, repeats it while it raises an OSError.
 
-  UserError says, with `verb` and `path`, that ATTEMPTS attempts fail; its cause is the last
-  OSError. FileNotFoundError: at the first attempt that finds no file.
+  After ATTEMPTS attempts it raises a UserError that names `verb` and `path`, whose cause is the
+  last OSError. A FileNotFoundError is raised at once.
   """
   if not is_remote(path):
     return action()

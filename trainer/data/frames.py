@@ -97,7 +97,7 @@ def table_of(
 
 
 def _of_series(column: pd.Series, name: str) -> pa.ChunkedArray:
-  """Returns a pandas column as Arrow arrays, mixed objects as texts; UserError without texts."""
+  """Returns a pandas column as Arrow arrays, mixed objects as texts; UserError if one has none."""
   if isinstance(column.dtype, pd.SparseDtype):
     column = column.sparse.to_dense()
   kind = column.cat.categories.dtype if hasattr(column, 'cat') else column.dtype

@@ -82,7 +82,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse, object_pairs_hook=_object)
 def parse_json(text: bytes) -> Json:
   """Parses JSON in UTF-8, with `Twice` for values of names that are there twice.
 
-  ValueError if it is none, such as NaN and Infinity.
+  Raises ValueError if the text is no JSON, as NaN and Infinity are none.
   """
   try:
     return _DECODER.decode(text.decode())
@@ -186,7 +186,7 @@ def _arrow_type(value: Json, is_slot: bool) -> pa.DataType | None:
 
 
 def _fast(lines: list[bytes], raw: bytes, wanted: Wanted) -> dict[str, pa.Array] | None:
-  """Parses lines, none blank, with Arrow; None if one by one might give another result."""
+  """Parses lines, none blank, with Arrow; None if json might give another result for a line."""
   # A line that begins with { and ends with } cannot continue in the next one.
   if None in wanted.values() or not all(
     line.startswith(b'{') and line.endswith(b'}') for line in lines
@@ -291,7 +291,7 @@ def blocks(
 ) -> Iterator[Callable[[], Block]]:
   """Reads a JSON lines file in blocks; arguments and results are those of `csv_format.blocks`.
 
-  Columns `as_written` are texts of JSON.
+  With `as_written`, columns are texts of JSON.
   """
   kinds, unseen, names = _kinds(data, wanted), dict(wanted), []
   if as_written:

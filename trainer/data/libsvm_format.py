@@ -83,7 +83,11 @@ def _block(raw: bytes, first_line: int, label: str, wanted: list[str], parts: in
 def blocks_of(
   parts: int, path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Reads a file in blocks, as `csv_format.blocks` does; a token has 2 `parts`, in libffm 3."""
+  """Reads a file in blocks, as `csv_format.blocks` does.
+
+  `parts` is how many numbers a token has: 2 in libsvm (index:value), 3 in libffm
+  (field:index:value). `part` says which lines to read.
+  """
   known = [data.label, *([FEATURES, QUERY] if parts == 2 else [])]
   for column, key in wanted.items():
     if column not in known and not column.isdigit():

@@ -50,8 +50,8 @@ def measured(
 
   Values that this run measured when it began are kept; recipe, bins and crosses that the run_dir
   `init_from` measured are taken from there; all others are measured now, on the passes that are
-  there. `race` trains a config for so many epochs, and returns what it has `reached`
-  (trainer.job.race). Returns {config key: value}, and lines for the user that say where the values
+  there. `race(config, epochs)` trains, and returns how well data.valid judges the model, higher is
+  better, or None. Returns {config key: value}, and lines for the user that say where the values
   come from.
   """
   values, told = config.measured_of_run(cfg, cfg.run_dir), []
@@ -259,8 +259,8 @@ def _fitting(samples: int, steps: int, least: int) -> int:
 def _features_per_sample(cfg: config.Config) -> float | None:
   """Returns how many features the log's first samples have on average, at least one a slot.
 
-  A list of which layers read the mean counts as one. None: no slot may hold several, no pass has a
-  sample that can be read, or with model.retrieval, which does not add up rows.
+  A list of which layers read the mean counts as one. It is None if no slot may hold several, if no
+  pass has a sample that can be read, or with model.retrieval, which does not add up rows.
   """
   slots = len(cfg.data.slots)
   summed = [f for f, is_mean in enumerate(cfg.averaged()) if not is_mean]

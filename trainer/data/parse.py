@@ -216,9 +216,10 @@ def _label_hint(value: Json, positive: str, loss: str | None) -> str:
 
 
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
-  """Returns a column's distinct texts of labels, and each record's index of its text, int64 [n].
+  """Returns the distinct label texts of a column, and each record's index into them, int64 [n].
 
-  A number or a boolean has one text: 4 for 4.0, true for TRUE. Blank: the number of texts.
+  A number or a boolean is written in one way only: 4.0 as 4, TRUE as true. A blank label has the
+  index len(texts).
   """
   array, _ = one_each(array)
   if pa.types.is_floating(array.type):  # with their fractions, which a feature may not have
@@ -296,7 +297,7 @@ def parse(
   If data.label is null, all labels are 1. If not `labelled`, for prediction, labels are 0, weights
   are 1, and all samples have one group; with model.retrieval, groups are read all the same, and
   columns that only describe items are blank, and so are slots and dense columns named in `without`.
-  UserError: a column's type cannot be read at all.
+  UserError if a column's type cannot be read at all.
   """
   data, ids, n = cfg.data, cfg.slot_ids(), len(block.lines)
   writing = Writing.of(data)

@@ -47,7 +47,7 @@ _ICEBERG = re.compile(r'.*\.metadata\.json(\.gz)?|version-hint\.text', re.DOTALL
 
 
 def is_data(name: str, is_directory: bool = False) -> bool:
-  """Returns whether a file or directory may be of a log, by its name; folders key=value always."""
+  """Returns whether a file or directory may belong to a log, by its name; folders key=value do."""
   return bool(is_directory and _HIVE.fullmatch(name)) or not _NO_DATA.fullmatch(name)
 
 
@@ -84,7 +84,7 @@ def folders_above(path: str) -> Iterator[str]:
 def matching(patterns: Sequence[str], key: str) -> list[str]:
   """Returns the files that patterns match, sorted within each; ConfigError if one matches none.
 
-  BadPass: one of them lies in a table, as of Delta.
+  BadPass if one of them lies in a table, such as one of Delta.
   """
   files, listed = [], functools.cache(_children)
   for pattern in patterns:
@@ -115,7 +115,7 @@ def _glob(pattern: str, listed: Callable[[str], dict[str, bool]]) -> list[str]:
 
   A name that is no data matches only where the pattern's is none either, as *.bak. A link to a
   directory that it lies in is not followed by **, and what ends in **/* matches files alone. With
-  another **, a directory that holds other matches is none.
+  ** elsewhere, a directory that holds other matches is no match.
   """
   if not glob.has_magic(pattern):
     return []
@@ -276,8 +276,8 @@ def stamp_of(files: Sequence[LogFile]) -> str | None:
 def folder_columns(file: LogFile) -> tuple[dict[str, str | None], dict[str, str | None]]:
   """Returns the columns, {name: text}, that folders give a file: dt=31/x has the column dt.
 
-  First come those of folders below the pass; then its own, and those directly above it. Names and
-  texts are decoded as Hive encodes them, which also has a name for a missing value.
+  First come those of folders below the pass; then those of the pass itself, if it is a folder, and
+  of the folders directly above it. Names, texts and missing values are encoded as Hive does.
   """
   folders = os.path.dirname(absolute(file.path)).split('/')
   own = len(absolute(file.below).split('/')) if file.below else len(folders)

@@ -169,7 +169,7 @@ def in_order(all_passes: Iterable[Pass]) -> list[Pass]:
 def _good_passes(
   paths: Iterable[str], pass_of: Callable[[str], Pass], wrong: dict[str, str] | None
 ) -> list[Pass]:
-  """Makes the passes at `paths`; `wrong` collects mistakes, {path: text}; None: one is raised."""
+  """Makes the passes at `paths`; `wrong` collects mistakes, {path: text}, which else are raised."""
   good = []
   for path in paths:
     try:
@@ -193,7 +193,7 @@ def passes(
   would have the same name.
 
   Args:
-    wrong: receives mistakes in individual passes, {path: text}; None: the first is raised.
+    wrong: receives mistakes in individual passes, {path: text}; if None, the first is raised.
   Raises:
     UserError: if a pattern matches nothing, two passes have the same name, a training file has no
       day, or a directory is not a prepared pass.

@@ -72,7 +72,8 @@ def is_prepared(data: config.Data, path: str) -> bool:
 class PreparedPass:
   """A prepared pass, mapped into memory; opening it verifies the checksums.
 
-  UserError: the directory is none, or has another `schema` than `cfg`. BadPass: files are damaged.
+  UserError if the directory is no such pass, or has another `schema` than `cfg`; BadPass if files
+  are damaged.
   """
 
   def __init__(self, path: str, cfg: config.Config | None = None):
@@ -168,7 +169,7 @@ class PreparedPass:
   def fields(self, chunk: int, slot: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns what the samples of a chunk hold in a slot, without gathering each sample.
 
-    A sample holds a field there: no feature, one or several. The chunk has C distinct fields.
+    What a sample holds there is a *field*: no feature, one or several. C of them are distinct.
 
     Returns:
       How many samples hold each field, int64 [C].
@@ -216,7 +217,7 @@ class PreparedPass:
     return label[known], weight[known]
 
   def mean_labels(self) -> np.ndarray:
-    """Returns each task's weighted mean label, float64 [T], blank ones apart; NaN for weight 0."""
+    """Returns each task's weighted mean label, float64 [T], without blanks; NaN for weight 0."""
     means = np.full([self._label.shape[1]], np.nan)
     for task in range(len(means)):
       label, weight = self.labels(task)
@@ -225,7 +226,7 @@ class PreparedPass:
     return means
 
   def click_rate(self, shares: Sequence[float]) -> float:
-    """Returns the mean number of clicks of a sample; `shares` are those of each task's positive."""
+    """Returns the mean clicks of a sample; `shares` are how many each task's positive counts as."""
     return float(np.mean((self._label > 0.5) @ np.array(shares))) if self.num_samples else 0.0
 
   def num_batches(self, batch_size: int) -> int:
@@ -330,7 +331,7 @@ class PreparedPass:
 
 
 def same_samples(pairs: Iterable[tuple[PreparedPass, PreparedPass]]) -> Iterator[tuple[str, str]]:
-  """Yields the paths of those pairs of passes that hold the same samples, some, by two paths."""
+  """Yields the paths of each pair of passes that differ in path, but hold the same samples."""
   for one, other in pairs:
     paths = one.meta['source']['path'], other.meta['source']['path']
     if one.num_samples and one.meta['arrays'] == other.meta['arrays'] and paths[0] != paths[1]:

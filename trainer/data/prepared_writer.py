@@ -175,7 +175,7 @@ class Writer:
       self._waiting, self._num_waiting = [rest] if len(rest.label) else [], len(rest.label)
 
   def append(self, prepared: PreparedPass) -> None:
-    """Appends samples of a prepared pass of the same schema; copies full chunks if none waits."""
+    """Appends a prepared pass of the same schema; copies its full chunks if no samples wait."""
     samples = prepared.num_samples
     copied = 0 if self._num_waiting else samples // CHUNK * CHUNK
     if copied:

@@ -62,7 +62,7 @@ def reading(cfg: config.Config) -> JsonObject:
 def wanted_columns(cfg: config.Config, labelled: bool = True) -> dict[str, str]:
   """Returns the columns of the log to read, {column: the config key that needs it}.
 
-  `labelled`, for training and evaluation, has labels, weights and groups too; prediction none of
+  Training and evaluation (`labelled`) read labels, weights and groups too; prediction reads none of
   these, except groups with model.retrieval.
   """
   data, columns = cfg.data, []

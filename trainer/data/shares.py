@@ -37,7 +37,7 @@ def shareable(data: config.Data, raw_path: str) -> LogFile | None:
 
 
 def count_lines(data: config.Data, file: LogFile, rank: int, size: int) -> list[int]:
-  """Counts line ends in the blocks (SCAN_BYTES) rank, rank + size, … of a text; [] if none."""
+  """Counts line ends in the blocks (SCAN_BYTES) rank, rank + size, … of a file; [] if no text."""
   if not FORMATS[format_of(data, file.path)].has_lines:
     return []
   with open_file(file.path) as f:
@@ -56,7 +56,7 @@ def _start_of(file: LogFile, counts: np.ndarray, line: int) -> int:
 
 
 def parts_of(data: config.Data, file: LogFile, counted: list[list[int]], size: int) -> list[Part]:
-  """Cuts a file, as `count_lines` counted on each rank, into `size` parts of whole chunks."""
+  """Cuts a file into `size` parts of whole chunks; `counted` has each rank's `count_lines`."""
   kind = format_of(data, file.path)
   is_text = FORMATS[kind].has_lines
   header = header_lines(file.path, data) if kind == 'csv' else 0

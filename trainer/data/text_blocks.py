@@ -19,7 +19,7 @@ def text_blocks(
   """Reads a text file, or a part of an uncompressed one, in blocks of whole lines, ended by LF.
 
   A byte-order mark at the beginning is left out. Yields the numbers of the block's lines, from 1 in
-  the file, and its bytes. BadPass: no text with line ends, or its compression is damaged.
+  the file, and its bytes. BadPass if it is no text with line ends, or its compression is damaged.
   """
   try:
     with open_stream(path) as f:

@@ -21,7 +21,8 @@ def texts_of(
 ) -> Iterator[dict[int, str]]:
   """Yields {key: text} for wanted keys that occur in raw passes; stops when all have been found.
 
-  `paths` that no longer exist are skipped. For the texts of groups, it is Slot(name=data.group).
+  `paths` that no longer exist are skipped. For the texts of groups, `slot` is
+  Slot(name=data.group).
   """
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids().get(slot.name, 0)
@@ -41,7 +42,7 @@ def texts_of(
 
 
 def _texts(data: config.Data, block: Block, slot: config.Slot) -> tuple[list[bytes], list[bytes]]:
-  """Returns a block's distinct texts that a slot hashes, and to show: for a cross 'a × b'."""
+  """Returns a block's distinct texts as a slot hashes them, and as shown: for a cross 'a × b'."""
   reader = ArrowReader(data, block.columns, len(block.lines))
   if isinstance(slot.made, config.SlotCross):
     texts, shown = cross.shown(slot.made, reader.of(slot.name))

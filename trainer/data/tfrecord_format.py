@@ -80,7 +80,11 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 
 
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
-  """Finds {name: dtype} of the features in `missing`; adds all that occur to `names`."""
+  """Returns {name: dtype} for the features in `missing` whose dtype the records tell.
+
+  `records` are serialized tf.Examples. The names of all features in the records that it parses are
+  added to `names`.
+  """
   kinds: dict[str, tf.DType] = {}
   for record in records:
     if len(kinds) == len(missing):

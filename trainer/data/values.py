@@ -245,9 +245,9 @@ def floats(
   writing: Writing = Writing(),
   most: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Reads numbers: float64 [n], NaN where missing; bool [n], true where none of at most `most`.
+  """Reads numbers: float64 [n], NaN where missing; and bool [n], true where a value is wrong.
 
-  `most` is MOST by default.
+  A value is wrong if it is no number, or beyond ±`most`, by default MOST.
   """
   if pa.types.is_dictionary(array.type):
     array = array.dictionary_decode()

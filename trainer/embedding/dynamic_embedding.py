@@ -14,13 +14,13 @@ from trainer.runtime import HOST
 
 
 class DynamicEmbedding(tf.keras.layers.Layer):
-  """A Keras layer with the weights of features that nobody lists beforehand, on one or N ranks.
+  """A Keras layer with weights of features that need not be listed beforehand, on one or N ranks.
 
-  In a forward pass with `training=True`, features that the store does not have get their rows: a
-  linear weight at once, factors as soon as `policy` admits them. When a tape then computes the
-  gradients of the model's `trainable_variables`, the rows take one step of `optimizer`. Their
-  gradients are summed over all ranks, so a loop divides its loss by the samples of all ranks, and
-  sums dense gradients too. Every rank makes each of these calls, even one without samples.
+  Call it with `training=True` within a tape. When the tape computes the gradients of the model's
+  `trainable_variables`, the rows of the features take one step of `optimizer`; new features get
+  rows: a linear weight at once, factors as soon as `policy` admits them. Row gradients are summed
+  over all ranks, so a loop divides its loss by the number of samples of all ranks, and sums dense
+  gradients too. Every rank makes each of these calls, even one without samples.
 
   The weights are not variables of Keras. `store.export_state` and `import_state` save and load the
   rows of this rank; `store.decay`, `evict` and `age` are the end of a day.
@@ -28,7 +28,8 @@ class DynamicEmbedding(tf.keras.layers.Layer):
   Args:
     slots: the number of slots, F.
     width: the number of factors of a row, D.
-    optimizer: of linear weights and factors.
+    policy: says when a feature gets factors, and when it is evicted.
+    optimizer: the row optimizer of linear weights and of factors.
     communicator: connects the ranks of the job; trainer.comm.horovod.communicator makes it.
   """
 

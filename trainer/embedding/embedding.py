@@ -22,7 +22,7 @@ def _size(batch: SlotBatch) -> tf.Tensor:
 def table_specs(
   tables: Mapping[str, Table], slots: int, needs: Collection[str]
 ) -> list[row_store.TableSpec]:
-  """Returns the layout of each table's rows; `needs`: those of layer_inputs.NEEDS that are read."""
+  """Returns the layout of each table's rows, for layers that read `needs` (layer_inputs.NEEDS)."""
   specs = []
   for name, table in tables.items():
     parts = []
@@ -93,7 +93,7 @@ class Embedding:
     self.stats = tf.Variable(stats, trainable=False, name='dense_stats', dtype=tf.float32)
 
   def hyper(self, rate: TensorLike) -> tf.Tensor:
-    """Returns ops.row_optimizers.hyper of the tables; `rate` multiplies their learning rates."""
+    """Returns the tables' hyperparameters for `RowStore.push`; `rate` multiplies learning rates."""
     return row_optimizers.hyper(self._optimizers, rate)
 
   def dedupe(self, batch: SlotBatch) -> Deduped:
@@ -145,9 +145,9 @@ class Embedding:
   def _histories(
     self, batch: SlotBatch, deduped: Deduped, rows: row_store.PulledRows, sums: list[tf.Tensor]
   ) -> dict[str, HistoryVectors]:
-    """Returns {slot: its histories' factors}, whose gradients flow to `rows.factors`.
+    """Returns {name of a history's slot: its HistoryVectors}; gradients flow to `rows.factors`.
 
-    `sums` has the slot sums of each table, float32 [B, F_t, D_t].
+    `sums`, the slot sums of each table, float32 [B, F_t, D_t], give each history its `candidate`.
     """
     histories = {}
     for name, field, table, candidate in self._history_slots:

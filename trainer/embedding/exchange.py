@@ -18,7 +18,7 @@ class Routed(NamedTuple):
 
   sent: tf.Tensor  # int32 [N], how many keys went to each owner
   received: tf.Tensor  # int32 [N], how many keys came from each rank
-  owned: Deduped  # the distinct keys of all received keys
+  owned: Deduped  # the distinct ones among the received keys
   weights: tf.Tensor  # float32 [N] or [N, T], the summed weight of each rank's samples
   samples: tf.Tensor  # int64 [N], the number of samples of each rank
 
@@ -28,7 +28,7 @@ class ShardedPull(NamedTuple):
 
   linear: tf.Tensor  # float32 [u]
   factors: tf.Tensor  # float32 [offsets[u]]
-  offsets: tf.Tensor  # int32 [u + 1]
+  offsets: tf.Tensor  # int32 [u + 1]; key j has factors[offsets[j]:offsets[j + 1]]
   routed: Routed
   owned: PulledRows  # the rows of routed.owned, which this rank owns
   show_click: tf.Tensor | tuple[()]  # float32 [u, 2], if a slot has `counts`
@@ -73,17 +73,17 @@ class LocalRows:
   def weight_and_samples(
     self, weight: tf.Tensor, routed: Routing
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns the weight and the number of the samples of all ranks in this step.
+    """Returns the weight of all ranks' samples, the number on lower ranks, and that on all ranks.
 
-    The weight, float32 [] ([T] with several tasks); the samples of lower ranks, and of all, int64
-    [].
+    `weight`, of this rank's samples, is float32 [B] or, with T tasks, [B, T]; the returned weight
+    is [] or [T]. The numbers are int64 [].
     """
     return tf.reduce_sum(weight, 0), tf.zeros([], tf.int64), tf.shape(weight, tf.int64)[0]
 
   def pull(self, deduped: Deduped, routed: Routing, train: bool) -> PulledRows | ShardedPull:
     """Reads the rows of the unique keys without changing them; every rank calls it.
 
-    If `train` and admission is `none`, the factors of new features are their initial ones, else 0.
+    New features have initial factors if `train` and admission is 'none'; else they have none.
     """
     return self._pull(deduped.unique, train)
 

@@ -18,7 +18,7 @@ class HistoryVectors(NamedTuple):
   mask: tf.Tensor
   """bool [B, L], true where there is a feature and it has factors."""
   candidate: tf.Tensor
-  """float32 [B, D]: Σ x·v of the slot that the history's `shares` names."""
+  """float32 [B, D]: the slot sum of the slot that the history's slot `shares`."""
 
 
 class LayerInputs(NamedTuple):
@@ -42,7 +42,7 @@ class LayerInputs(NamedTuple):
   field_squares: tf.Tensor | None
   """float32 [B]: Σ x²·‖v‖² over all features, v being a feature's factors for its own field."""
   norm: tf.Tensor | None
-  """float32 [B, F]: the divisors of slot sums (`pooling`); None: 1 everywhere."""
+  """float32 [B, F]: the divisors of slot sums (`pooling`); None if all are 1."""
   dense: tf.Tensor
   """float32 [B, Dn + 2·Fc]: the Dn dense columns, transformed, with numbers in place of missing
   ones; then, for the Fc slots with `counts`, the shows of each, and after these the log-odds of a
@@ -65,7 +65,7 @@ class LayerInputs(NamedTuple):
 
 
 def with_fields(inputs: LayerInputs, vectors: tf.Tensor) -> LayerInputs:
-  """Appends C slots with one feature of value 1 each, whose factors are float32 [B, C, D]."""
+  """Adds C slots, each with one feature of value 1 that has the factors `vectors` [B, C, D]."""
   factors, totals, squares, norm = inputs.factors, inputs.totals, inputs.squares, inputs.norm
   if factors:
     factors = [*factors, vectors]
@@ -95,7 +95,7 @@ def slot_vectors(inputs: LayerInputs) -> list[tf.Tensor]:
 
 
 def history_places(samples: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-  """Returns the places of each sample's features in a flat list, [B, L], padded with −1."""
+  """Returns where each of B = `size` samples stands in `samples` [n], [B, L], padded with −1."""
   places = tf.RaggedTensor.from_value_rowids(
     tf.range(tf.size(samples)), tf.cast(samples, tf.int64), tf.cast(size, tf.int64), validate=False
   )

@@ -16,9 +16,9 @@ _DEAD = 1e-3
 
 
 def shards_to_read(features: int, own: range) -> tuple[range, float]:
-  """Chooses the logical shards that this process reads; returns them and their share of `own`.
+  """Chooses which of its logical shards, `own`, this process reads; returns them and their share.
 
-  All processes, with nearly as many shards each, together read about MOST_FEATURES of all
+  Each process owns nearly as many shards, and all together read about MOST_FEATURES of all
   `features`. A hash spreads the keys, so the features in some shards are a fair sample.
   """
   share = min(1.0, MOST_FEATURES / max(features, 1))
@@ -85,9 +85,9 @@ class SlotStatistics:
   def result(
     self, state: Mapping[str, np.ndarray], share: float = 1.0
   ) -> dict[str, dict[str, Figure]]:
-    """Returns {slot: figures} from a `state`, or a sum of several, of this `share` of all features.
+    """Returns {slot: figures} from a `state`, or a sum of several, of a `share` of all features.
 
-    They are features, admitted, shows, clicks, ctr, norm (the mean norm of a feature's factors),
+    These are features, admitted, shows, clicks, ctr, norm (the mean norm of a feature's factors),
     effective_rank, width, dead_columns (those of the factors that are almost 0 in all rows) and
     bytes_share (of the bytes of all slots).
     """
@@ -129,7 +129,7 @@ class SlotStatistics:
 
 
 def effective_rank(gram: np.ndarray) -> float:
-  """Returns exp of the entropy of singular values (Roy and Vetterli 2007) of Σ v vᵀ, [D, D]."""
+  """Returns the effective rank (Roy and Vetterli 2007) of vectors v, of which `gram` is Σ v vᵀ."""
   values = np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0))
   if not values.sum():
     return 0.0

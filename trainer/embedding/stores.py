@@ -5,7 +5,7 @@ from trainer.errors import UserError
 
 
 def store_class(name: str) -> type[RowStore]:
-  """Returns the class of a `sparse.store`; UserError if it is tfra, and not installed."""
+  """Returns the class for a value of `sparse.store`; UserError if TFRA is not installed for it."""
   if name == 'rows':
     return RowStore
   try:
@@ -22,7 +22,7 @@ def store_class(name: str) -> type[RowStore]:
 
 
 def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> RowStore:
-  """Makes the store that `sparse.store` names; the v1 graphs of workers share it by `name`."""
+  """Makes the store that `sparse.store` names; v1 graphs that pass the same `name` share it."""
   return store_class(cfg.sparse.store)(
     cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name
   )

@@ -230,7 +230,7 @@ class TfraStore(FeatureLifecycle):
   def _with_factors(
     self, offsets: tf.Tensor, places: tf.Tensor, t: int
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Finds the m keys of a table that have factors, among the n `places` of the table's keys.
+    """Finds the m keys of table t that have factors; `places` [n] are its keys' places in a pull.
 
     Returns their indices in `places`, int32 [m], and those of their factors in the pull's, [m, D].
     """

@@ -91,8 +91,8 @@ class Evaluation(Evaluator):
   def tell_unknown(self) -> JsonObject:
     """Warns of slots in which unknown features have become far more frequent.
 
-    A feature is unknown if it has no row. The samples that `predict` has scored
-    since the last call are compared with earlier evaluations. Returns the figure `slots`.
+    A feature is unknown if it has no row. The samples that `predict` has scored since the last call
+    are compared with earlier evaluations. Returns the figure `slots`.
     """
     by_slot = self._slots.result(self._communicator.sum_arrays(self._slots.state()))
     self._begin()
@@ -151,9 +151,9 @@ class Evaluation(Evaluator):
     yield from values.items()
 
   def _with_group(self, columns: list[tuple[np.ndarray, ...]]) -> list[tuple[np.ndarray, ...]]:
-    """Leaves out the samples without a group, which are no group together; tells their share once.
+    """Leaves out the samples without a group, and warns of their share once.
 
-    Each batch has its group in the first column.
+    `columns` has, for each batch, arrays [B], the first of which is the samples' groups.
     """
     known = [group != BLANK_GROUP for group, *_ in columns]
     counts = np.array([sum(k.sum() for k in known), sum(k.size for k in known)], np.float64)
@@ -186,9 +186,9 @@ def group_auc(
 ) -> float | None:
   """Returns GAUC: the mean of the groups' own AUC, weighted by impressions, over all processes.
 
-  All samples of a group are sent to one process, so its AUC is exact. None: no group has both a
-  positive and a negative. Every process calls it; `columns` are, for each of its batches, group
-  (int64), label, probability and weight (float32), each [B].
+  All samples of a group are sent to one process, so its AUC is exact. The result is None if no
+  group has both a positive and a negative. Every process calls it; `columns` are, for each of its
+  batches, group (int64), label, probability and weight (float32), each [B].
   """
   size = communicator.size
   empty = [np.zeros([0], np.int64)] + [np.zeros([0], np.float32)] * 3

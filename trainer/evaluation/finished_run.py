@@ -39,7 +39,7 @@ class FinishedRun:
   checkpoint: str  # which one the caller asked for, 'best' or 'last'
 
   def texts(self, slot: str, keys: np.ndarray) -> dict[int, str]:
-    """Returns what CheckpointReader.texts does, of this checkpoint."""
+    """Returns {key: text} of a slot's features, as CheckpointReader.texts finds them."""
     return CheckpointReader(self.cfg.run_dir, self.checkpoint).texts(slot, keys)
 
 

@@ -23,7 +23,7 @@ TextsOf = Callable[[str, np.ndarray], Mapping[int, str]]
 class Task:
   """To predict labels, such as clicks; wings derive other tasks from it.
 
-  With model.tasks, it is one task all the same, of several labels.
+  A config with model.tasks has one such Task too, of several labels.
   """
 
   # The kinds of the exports of its models; the first is the one that begins a chain.
@@ -39,7 +39,7 @@ class Task:
     return TrainStep(cfg, communicator, dense)
 
   def items(self, inputs: Inputs, texts: TextsOf) -> Items | None:
-    """Returns, on process 0, the items that exports hold beside rows; None: it finds none.
+    """Returns, on process 0, the items that exports hold beside rows; None if it finds no items.
 
     Every process calls it, and calls `texts`, whose result on process 0 counts.
     """
@@ -48,7 +48,7 @@ class Task:
   def recommendations(
     self, inputs: Inputs, texts: TextsOf, prepared: Sequence[PreparedPass], k: int
   ) -> Iterator[pa.Table] | None:
-    """Yields, on rank 0, tables of the best k items of each sample; None: it finds none.
+    """Yields, on rank 0, tables of the best k items of each sample; None if it finds no items.
 
     Every process calls it; rank 0 calls `texts`. The columns are `sample` (from 0, in input order),
     `item` and `score`.

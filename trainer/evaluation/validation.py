@@ -43,7 +43,7 @@ class Validation:
   def judge(self, prepared: PreparedPass, name: str) -> None:
     """Evaluates the next pass before the model trains on it.
 
-    If a listener objects, exports are withheld after it.
+    If a listener objects, exports are withheld after this pass.
     """
     values = self._evaluate([prepared], 'next', name)
     if self._step.steps:
@@ -86,7 +86,7 @@ class Validation:
     return values
 
   def _undo(self) -> None:
-    """Lets training go on from the best state, if it goes on."""
+    """Goes back to the best state, unless the training ends now."""
     progress = self._state.progress
     if not progress.finished and progress.epoch + 1 < self._cfg.train.epochs:
       self._state.back_to_best()
@@ -134,7 +134,8 @@ class Validation:
     """Evaluates data.test with the state that the run keeps, and tells the listeners.
 
     `took_best` says that this state is an earlier one than the last. Returns the metrics of
-    data.test or, without it, those of data.valid for this state; {} if not evaluated here.
+    data.test or, without it, those of data.valid for this state; {} if only an earlier start of the
+    run evaluated it.
     """
     valid, test = self._passes['valid'], self._passes['test']
     values = self._valid_of_best if took_best else self._valid_of_last

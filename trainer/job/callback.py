@@ -25,6 +25,6 @@ class Callback:
     """Called after the last epoch.
 
     `logs` has the metrics of data.test for the state that the run keeps or, if the config has no
-    data.test, those of data.valid. It is empty if it has neither, or if an earlier start of the run
-    had evaluated data.valid.
+    data.test, those of data.valid. It is empty if the config has neither, or if an earlier start of
+    the run had evaluated data.valid.
     """

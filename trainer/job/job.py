@@ -44,8 +44,7 @@ class Job:
 
   Args:
     step: the training step of ranks, or of workers on parameter servers.
-    figures: told of each step, each chunk of slow work and what the job does; None: nobody reads
-      them.
+    figures: told of each step, each chunk of slow work and what the job does, if anybody asks.
     init_from: the run_dir of another run, whose model a new run takes over.
     bucket: where the run_dir is copied to.
   """

@@ -1,4 +1,4 @@
-"""Keeps the figures of a job up to date, of which process 0 answers for all processes."""
+"""Keeps the figures of a job up to date; process 0 reports them for all processes."""
 
 import shutil
 import time
@@ -18,7 +18,7 @@ class JobStatus:
     self._status, self._since = status, None  # monotonic, when the oldest pass or message came
 
   def begin(self, fates: dict[str, int]) -> None:
-    """Begins once the run_dir is open and the checkpoint restored; `fates` are of its ledger."""
+    """Called once a checkpoint is restored; `fates` is {fate: number of passes} of its ledger."""
     status, events, run_dir = self._status, self._log.events, self._run_dir
     status.set(**{f'passes_{fate}': fates.get(fate, 0) for fate in PASS_FATES})
     status.set(
@@ -40,7 +40,7 @@ class JobStatus:
       )
 
   def next(self, action: Action) -> None:
-    """Notes what the job does next; `Stream.next` has just said so."""
+    """Notes what the job does next: `action`, which `Stream.next` has just returned."""
     self._status.progress()
     if not (self._follows and self._log.events.active):
       return

@@ -28,7 +28,8 @@ def presence(
 ) -> dict[str, float]:
   """Returns {slot: share of a pass's samples that have a feature in the slot}.
 
-  It reads at most `most_chunks` chunks of samples, from the first on. `slots` is ordered_slots.
+  It reads at most `most_chunks` chunks of samples, from the first on. `slots` are
+  Config.ordered_slots.
   """
   present, samples = collections.Counter(), 0
   for chunk in range(prepared.num_chunks)[:most_chunks]:

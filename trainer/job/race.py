@@ -19,8 +19,8 @@ from trainer.training.save_policy import SavePolicy
 def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) -> float | None:
   """Trains in this process alone; returns how well data.valid judges the model.
 
-  That is the metric by which the best epoch is chosen, negated where less is better. None: it has
-  no value, or a pass cannot be read, of which the run itself will speak.
+  That is the metric by which the best epoch is chosen, negated where less is better. It is None if
+  the metric has no value, or if a pass cannot be read, which the run itself will report.
   """
   folder = os.path.join(cfg.run_dir, 'prepared', 'race', f'log{UNFINISHED}')
   communicator, never = SingleProcess(), lambda: False

@@ -24,7 +24,7 @@ DURATIONS_BETWEEN_LOOKS = 50
 
 
 class Source:
-  """What a run follows beside data.train. This one has nothing; a wing has that of a topic.
+  """What a run follows beside data.train: here nothing, in subclasses a directory or a topic.
 
   Only process 0 calls `look`, `since`, `figures` and `messages`.
 
@@ -42,7 +42,7 @@ class Source:
     self._said: set[str] = set()
 
   def look(self) -> list[Pass] | None:
-    """Returns passes in order, the ledger's too; None: it cannot be reached, so none is ready."""
+    """Returns the passes in order, also those in the ledger; None if it cannot be reached."""
     return []
 
   def since(self, ready: Sequence[Pass]) -> float | None:
@@ -58,7 +58,7 @@ class Source:
     return None
 
   def figures(self, data_pass: Pass) -> JsonObject:
-    """Returns fields of the event of a pass."""
+    """Returns fields that the source adds to the event of a pass."""
     del data_pass
     return {}
 
@@ -69,7 +69,7 @@ class Source:
     """Called by every process with the meta.json of a pass that was trained on."""
 
   def forget(self) -> None:
-    """Forgets what it has read in the ledger, which has changed: a new epoch or an old state."""
+    """Forgets what it has read in the ledger, which a new epoch or a restored state replaces."""
 
   def say(self, text: str) -> None:
     """Warns, once in a run."""

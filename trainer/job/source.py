@@ -39,8 +39,8 @@ class Source:
   def cfg(self) -> config.Config:
     """The config, checked also against the files that it names.
 
-    UserError: such a file or directory does not exist, a setting needs days but the config has
-    none, or MLflow is not installed.
+    Raises a UserError if such a file or directory does not exist, a setting needs days but the
+    config has none, or MLflow is not installed.
     """
     cfg, where = self._given, self._where()
     if self.bucket:

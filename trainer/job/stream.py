@@ -167,7 +167,8 @@ class Stream:
   def went_back(self, unsaved: Ledger, error: BadPass, in_pass: bool) -> bool:
     """Refuses the pass that ruined the state, after an earlier state was restored.
 
-    Every process calls it. BadPass, on all of them, ends the run if none or too many were refused.
+    Every process calls it. BadPass, on all of them, ends the run if no pass can be refused, or if
+    too many were.
 
     Args:
       unsaved: the ledger before the restoration.
@@ -254,7 +255,7 @@ class Stream:
   def lag(self) -> JsonObject:
     """Returns the fields `waiting` and `seconds_behind` of an event.
 
-    They say how many passes wait behind the last action, and since when the oldest was announced.
+    They say how many passes wait behind the last action, and how long ago the first was announced.
     """
     behind = self._waiting()
     return {
@@ -328,7 +329,7 @@ class Stream:
     return decided(End(is_finished=True))
 
   def _renewed(self, data_pass: Pass, begun: Entry) -> JsonObject:
-    """Returns the fields of the entry of a pass that was begun, with what the pass holds now."""
+    """Returns the fields of `begun`, a pass's entry, with the content that the pass has now."""
     with contextlib.suppress(OSError, UserError):  # who reads it next will tell
       if not begun.is_of(stamp(data_pass)):
         begun = dataclasses.replace(entry_of(data_pass, begun.epoch), reason=begun.reason)

@@ -21,7 +21,7 @@ PASSED = ('name', 'seed', 'sum_across_ranks', 'tasks', 'multiply', 'table_width'
 def layer_class(kind: str, key: str) -> type[tf.keras.layers.Layer]:
   """Returns the class of a layer, whose `kind` is built in or the dotted path of a user's class.
 
-  UserError, with `key`: it cannot be imported, is no Keras layer, or has no valid set `needs`.
+  Raises a UserError with `key` if it cannot be imported, is no Keras layer, or lacks valid `needs`.
   """
   module_name, _, name = (BUILT_IN[kind].path if kind in BUILT_IN else kind).rpartition('.')
   try:
@@ -65,13 +65,13 @@ def layer_name(key: str, kind: str) -> str:
 
 
 def _place(key: str) -> str:
-  """Returns a text that no other layer has: '0' of model.interactions.0, 'buy/1' of a task's."""
+  """Returns a layer's key in short: '0' for model.interactions.0, 'buy/1' for one of task buy."""
   place = key.removeprefix('model.').removeprefix('interactions.').removeprefix('tasks.')
   return place.replace('.interactions.', '/')
 
 
 def check_layers(model: Model) -> None:
-  """Raises the errors of `layer_class` for the layers that a model names; reads no arguments."""
+  """Raises the errors of `layer_class` for the layers that a model names; ignores arguments."""
   for key, interaction in model.all_interactions().items():
     layer_class(interaction.kind, key)
 

@@ -22,8 +22,8 @@ def logit_of_product(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
 def first_biases(model: Model, labels: Sequence[Label], means: np.ndarray) -> np.ndarray:
   """Returns the biases with which a model without features predicts labels' `means`, float64 [T].
 
-  A task that is `given` another begins at its share of the other's positives. NaN: labels unknown
-  or all equal.
+  A task that is `given` another begins at its share of the other's positives. The bias is NaN where
+  labels are unknown or all equal.
   """
   names, biases = [label.name for label in labels], means.copy()
   smoothing = model.label_smoothing
@@ -84,7 +84,7 @@ class CTRModel(tf.keras.Model):
     self.bias = self.add_weight('bias', [len(self._names)], initializer='zeros')
 
   def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the logits, float32 [B, T]; in training [B, T · members], a label's side by side."""
+    """Returns logits, float32 [B, T]; in training [B, T · members], those of a label in a row."""
     if self.dense_embedding is not None:
       inputs = with_fields(inputs, self.dense_embedding(inputs, training=training))
     common = [layer(inputs, training=training) for layer in self.interactions]

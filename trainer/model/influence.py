@@ -1,7 +1,8 @@
 """Metrics with the influence of each sample, from which confidence intervals are computed.
 
-It is how far the sample moves a metric from its expectation. The variance is the sum of the squared
-influences. For a difference of two metrics on the same samples, influences are subtracted.
+A sample's influence is how far it moves a metric from its expectation. The metric's variance is the
+sum of the squared influences. For a difference of two metrics on the same samples, influences are
+subtracted.
 """
 
 from typing import NamedTuple
@@ -21,8 +22,8 @@ class Measured(NamedTuple):
 def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Measured | None:
   """Returns the AUC with the influences of DeLong et al. 1988.
 
-  All arguments are float [n]; the labels are 0 or 1, and the weights above 0. None: a class has
-  fewer than LEAST_OF_A_CLASS samples.
+  All arguments are float [n]; the labels are 0 or 1, and the weights above 0. The result is None if
+  a class has fewer than LEAST_OF_A_CLASS samples.
   """
   clicked = labels > 0.5
   classes = np.where(clicked, weights, 0), np.where(clicked, 0, weights)

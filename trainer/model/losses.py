@@ -1,4 +1,4 @@
-"""Losses of the samples of a batch, which the caller weights, and divides by all weights."""
+"""Losses of a batch's samples; the caller multiplies them by weights, and divides by their sum."""
 
 from collections.abc import Callable, Sequence
 
@@ -61,9 +61,9 @@ def per_sample_loss(model: Model) -> SampleLoss:
 
 
 def sample_losses(model: Model, labels: Sequence[Label]) -> SampleLoss:
-  """Returns `per_sample_loss` or, if there are `labels` (data.labels), the losses of their T tasks.
+  """Returns `per_sample_loss(model)` or, with `labels` (data.labels), a function for all T tasks.
 
-  Those, [B, T], are of labels [B, T] and logits [B, T · members], times the weight of each label.
+  It maps labels [B, T] and logits [B, T · members] to losses [B, T], times the labels' weights.
   """
   if not labels:
     return per_sample_loss(model)

@@ -56,7 +56,7 @@ class MetricSums:
 
   A state is {name: float64 array}:
     histogram [2, buckets], for clicks: the weight of negatives, and of positives, in each bucket of
-      the predicted probability, from which AUC is computed; their number is even
+      the predicted probability, from which AUC is computed; `buckets` is even
     sums [8], for clicks: Σ weight, the number of samples, Σ weight·log loss, Σ weight·predicted,
       Σ weight·clicked, the number of samples of weight above 0, Σ weight², Σ weight²·clicked
     errors [4], for squared error: Σ weight, the number of samples, Σ weight·error², the number of

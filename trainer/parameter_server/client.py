@@ -112,9 +112,11 @@ class CoordinatorClient(Communicator):
     return state
 
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
-    """Begins a pass, whose units workers then claim; `work` has arguments of WorkQueue.
+    """Begins a pass; after it the worker claims the pass's units.
 
-    All workers call it, and wait for one another; one that has called `enter` has `state` already.
+    All workers call it and wait for one another, except a worker that came late and has joined the
+    pass by `enter`: it does not wait. `work` has the arguments of WorkQueue (slices, first, total,
+    pause_after); `state` is what `enter` returns to workers that join the pass later.
     """
     if self._entered:
       self._entered = False

@@ -8,7 +8,7 @@ from trainer.plain_data import Plain
 
 
 def _sums(values: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
-  """Sums in the order of ranks, and so to the same bits."""
+  """Returns the sums, for each rank; they are added in the order of ranks, so to the same bits."""
   layouts = [{k: (str(v.dtype), v.shape) for k, v in value.items()} for value in values]
   for layout in layouts:
     if layout != layouts[0]:

@@ -53,7 +53,7 @@ class Coordinator:
 
   Args:
     settings: {name: value}; all processes must have the same.
-    host: the address at which the others reach it. UserError: it has no free port of sync.ports.
+    host: the address at which the others reach it; UserError if no port of sync.ports is free.
     secret: what all processes know; random by default.
   """
 
@@ -198,7 +198,7 @@ class Coordinator:
     return ''
 
   def _missing(self) -> list[str]:
-    """Returns who is missing before the job can form; to form again it needs only who lives."""
+    """Returns who must still join before the job can form; but for mode ps, not lost workers."""
     servers = [f'ps {i}' for i in range(1, len(self._cluster.servers))]
     workers = [f'worker {i}' for i in range(len(self._cluster.workers))]
     if self._generation and self._sync.mode != 'ps':

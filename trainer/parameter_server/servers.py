@@ -55,7 +55,7 @@ class Servers:
   """Reads and updates the state on the servers, for one worker.
 
   `target` is the address of this worker's tf.distribute.Server. The servers' dense variables have
-  the shapes of `dense`, this worker's part.
+  the shapes of those of `dense`, this worker's dense part.
   """
 
   def __init__(
@@ -288,7 +288,7 @@ class Servers:
   # A step
 
   def start(self, state: Sequence[np.ndarray]) -> None:
-    """Initialises the servers' variables and, in mode ps, the queues; only the first worker calls.
+    """Initialises the servers' variables and, in mode ps, queues; only the first worker calls it.
 
     `state` has the values of the dense variables, then those of the optimizer's variables.
     """
@@ -404,7 +404,7 @@ class Servers:
     """Runs an op, which `function` makes, on a server, and returns its outputs as eager tensors.
 
     An op that `only_reads` may run again if it gets no answer. Arguments that are arrays are fed at
-    each call; others become part of the graph, which gets one op for each function and set of them.
+    each call; others become part of the graph, with one op for each function and set of these.
     """
     arrays = [np.asarray(a) for a in tf.nest.flatten((args, kwargs)) if _is_array(a)]
     signature = tf.nest.map_structure(lambda a: a.dtype if _is_array(a) else a, (args, kwargs))

@@ -46,8 +46,8 @@ def synced_step(
 ) -> SyncedStep:
   """Adds to a v1 graph a step that all workers take together.
 
-  `apply_sums` makes the op that takes the step, of the sums over all workers of what each of them
-  sends: `sums`, which have the shapes of `variables`.
+  Each worker sends `sums`, which have the shapes of `variables`. `apply_sums` makes the op that
+  takes the step, from the totals of these over all workers.
   """
   global_step = tf.Variable(0, dtype=tf.int64, trainable=False, name='tokens')
   logger = tf.get_logger()

@@ -90,7 +90,7 @@ class WorkerStep(Step):
     super().consolidate()
 
   def traffic(self) -> dict[str, float]:
-    """Returns the bytes per sample of all workers since the last call; every worker calls it."""
+    """Returns the bytes per sample that all workers exchanged since the last call of each."""
     own = np.array([self.servers.bytes, self._samples], np.int64)
     sent, samples = self._communicator.sum_arrays({'bytes': own})['bytes']
     self.servers.bytes = self._samples = 0
@@ -146,7 +146,7 @@ class WorkerStep(Step):
     return [self.dense.embedding.stats, *self.dense.model.non_trainable_variables]
 
   def local_state(self) -> dict[str, np.ndarray]:
-    """Returns what only workers have, which a late worker loads."""
+    """Returns the variables that no server has, {name: array}, which a late worker loads."""
     return {v.name: v.numpy() for v in self._local_variables()}
 
   def load_local_state(self, arrays: dict[str, np.ndarray]) -> None:
@@ -230,9 +230,9 @@ class ServerStep(WorkerStep):
     """Computes this worker's gradients, with the servers' values of its dense variables.
 
     `sent`, int32 [servers], is how many keys go to each server; `lower`, int64 [], how many samples
-    of the step are on workers of lower rank; `total_weight` (float32 [], or [T] with several tasks)
-    that of all. Returns Σ weight·loss, Σ weight, the dense gradients, the packed gradients of rows,
-    and how many of the packed values go to each server.
+    of the step are on workers of lower rank; `total_weight`, float32 [], or [T] with several tasks,
+    is the weight of all samples. Returns Σ weight·loss, Σ weight, the dense gradients, the packed
+    gradients of rows, and how many of the packed values go to each server.
     """
     for variable, value in zip(self.dense.trainable, dense):
       variable.assign(value)

@@ -106,7 +106,7 @@ class EventLog:
         self._cut(keep_bytes)
 
   def _cut(self, keep_bytes: int | None) -> None:
-    """Raises OSError if no line ends there, because something else has changed the file."""
+    """Does what `cut` does; OSError if no line ends there, as something else changed the file."""
     size = self.position
     if keep_bytes is None or size == keep_bytes:
       return

@@ -33,14 +33,14 @@ class Listener:
     """Called with {name: float64 [n, 3]}: the left edge, right edge and count of each bin."""
 
   def predicted(self, prepared: 'PreparedPass', values: Mapping[str, Json]) -> str | None:
-    """Called before a pass is trained on, with the metrics of its predictions by then.
+    """Called before the model trains on a pass, with the metrics of its predictions for this pass.
 
-    Only train.progressive_validation measures them, once the model has taken a step. Returns why
-    nothing may be exported until the next pass, or None.
+    It is called only with train.progressive_validation, and not before the model's first step.
+    Returns why exports must be withheld until the next pass is judged; None if they need not be.
     """
 
   def trained(self, prepared: 'PreparedPass', name: str) -> None:
-    """Called after a pass."""
+    """Called after the model has trained on a pass, whose name is `name`."""
 
   def day_ended(self, day: int, is_empty: bool) -> None:
     """Called after the end of a day; an empty one had no pass."""

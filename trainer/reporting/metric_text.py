@@ -1,4 +1,4 @@
-"""What metrics say, and as text: with digits that suit their size, with ± if clicks are few."""
+"""Judges metrics, and writes them as text: with suitable digits, and with ± if clicks are few."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -69,7 +69,7 @@ def auc_interval(
 def class_sizes(values: Mapping[str, Json]) -> tuple[float, float] | None:
   """Returns the effective numbers of samples with and without a click in an evaluation.
 
-  None if they are unknown. Events of version 0.2 have the number of samples, of whatever weight.
+  None if they are unknown. For events of version 0.2 they are the plain numbers of samples.
   """
   ctr, examples = values.get('ctr'), values.get('examples')
   sizes = values.get('effective_clicks'), values.get('effective_others')
@@ -119,7 +119,7 @@ def is_miscalibrated(values: Mapping[str, Json], tolerance: float) -> bool:
 
 
 def half_interval(values: Mapping[str, Json]) -> float | None:
-  """Returns half the width of the 95 % interval of an AUC from fewer than FEW_CLICKS; else None."""
+  """Returns half the width of AUC's 95 % interval; None if it is unknown, or clicks are not few."""
   interval = auc_interval_of(values)
   few = interval is not None and clicks_of(values) < FEW_CLICKS
   return (interval[1] - interval[0]) / 2 if few else None

@@ -1,7 +1,7 @@
 """What a trainer or publisher tells of itself while it runs: figures, on a page and as heartbeats.
 
-A new figure is an entry of FIGURES, with the events of metrics.jsonl that set it; or else whoever
-knows it calls `Status.set`.
+A new figure needs an entry in FIGURES, with the events of metrics.jsonl that set it or, if none
+does, a caller of `Status.set`.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ class Status:
     self.also()
 
   def set(self, **values: float | Callable[[], float | None] | None) -> None:
-    """Sets figures; a function is called whenever they are read, and None is no figure."""
+    """Sets figures: a number, a function that gives it at each reading, or None for unknown."""
     self._values |= values
 
   def add(self, name: str, value: float = 1) -> None:

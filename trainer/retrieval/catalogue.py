@@ -32,7 +32,7 @@ class Catalogue:
   Attributes:
     keys: the keys of the items, int64 [C], ascending.
     shows: float64 [C], in the order of `keys`.
-    table: the content of data.items; the owner sets it. None if the config has no data.items.
+    table: the content of data.items, which RetrievalPart sets; None without data.items.
     field: the index in Config.ordered_slots of the slot that holds the items.
   """
 
@@ -54,7 +54,7 @@ class Catalogue:
     """Rebuilds the catalogue from the rows of all ranks. Every rank calls it.
 
     The items of `prepared`, the next pass to train on, are added. It raises BadPass if no item has
-    a row or occurs there, or if data.items lacks all items in it.
+    a row or occurs in that pass, or if data.items lacks all items of the pass.
     """
     own = np.asarray(store.select('all'))
     own = own[own >> HASH_BITS == self._slot_id]

@@ -57,7 +57,11 @@ class RetrievalPart(DensePart):
   def _loss_of(
     self, batch: SlotBatch, inputs: LayerInputs, weights: tf.Tensor, samples: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns Σ weight·loss over this process's samples, and each sample's loss, float32 [B]."""
+    """Returns Σ weight·loss over this process's B samples, and each sample's loss, float32 [B].
+
+    `weights`, float32 [B], has the weight of each sample; `samples`, int64 [], is the number of the
+    step's samples on all ranks.
+    """
     size, (step, before) = tf.shape(batch.label)[0], tf.unstack(inputs.position)
     own, drawn = retrieval.split(inputs, size)
     queries, positives = self.model.queries(own, True), self.model.items(own, True)

@@ -25,9 +25,9 @@ class _Index(NamedTuple):
 class ItemSearch:
   """Searches the C items of one version, with vectors of width d. Threads may share it.
 
-  If there are more than `exact_up_to` items and their base has an index, that is searched, which is
-  approximate; items that deltas have changed since are searched exactly. Once deltas have replaced
-  or removed more than a quarter of its items, all are searched exactly, until the next base.
+  If there are more than `exact_up_to` items and their base has an index, the index is searched,
+  approximately, and the items that deltas have changed since, exactly. Once deltas have replaced or
+  removed more than a quarter of the index's items, all are searched exactly, until the next base.
 
   Attributes:
     items: in ascending order of their keys.
@@ -48,7 +48,7 @@ class ItemSearch:
 
   @classmethod
   def of_base(cls, export: RowExport, exact_up_to: int = EXACT_UP_TO) -> 'ItemSearch':
-    """Returns the ItemSearch of a base export; its index is left out without faiss."""
+    """Returns the ItemSearch of a base export, with its index if needed and faiss is installed."""
     unsorted = read(export).items
     items, data = unsorted.by_key(), None
     if has_faiss() and len(items.keys) > exact_up_to:
@@ -68,21 +68,21 @@ class ItemSearch:
     return ItemSearch(items, index, self._exact_up_to)
 
   def searched(self, k: int) -> int:
-    """Returns the number of items whose scores `best` computes for a query, about."""
+    """Returns about how many items' scores `best` computes for a query."""
     if not self.by_index:
       return len(self.items.keys)
     lists = self._index.lists
     return self._lists_to_search(k) * len(self._number) // lists.nlist + len(self._others)
 
   def _lists_to_search(self, k: int) -> int:
-    """Returns as many lists of the index as hold 8·k items on average, but at least PROBES."""
+    """Returns how many lists of the index hold 8·k items on average, but at least PROBES."""
     lists = self._index.lists.nlist
     return min(lists, max(PROBES, 8 * k * lists // len(self._number)))
 
   def best(self, query: np.ndarray, k: int, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the best k <= C items for one query, float32 [d], but `seen`, or fewer if not found.
+    """Finds the best k <= C items for a query, float32 [d], other than those with indices `seen`.
 
-    Indices in `items`, int64 [r], and scores, float32 [r], descending; `seen` has such indices.
+    Returns their indices in `items`, int64 [r], and scores, float32 [r], descending; r <= k.
     """
     if not self.by_index:
       return _best(self.items.vectors, query, k, seen)
@@ -105,7 +105,7 @@ class ItemSearch:
 
 
 def search_after(export: RowExport, before: ItemSearch | None) -> ItemSearch:
-  """Returns the search of the items after an export, which follows `before` or is a base."""
+  """Returns the ItemSearch after an export, which is a base, or a delta that changes `before`."""
   return ItemSearch.of_base(export) if export.begins_chain else before.changed(read(export))
 
 

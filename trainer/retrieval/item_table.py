@@ -48,8 +48,8 @@ class ItemTable:
   def columns(self, keys: np.ndarray) -> tuple[np.ndarray, SlotBatch]:
     """Looks up items' columns by their keys, int64 [n].
 
-    Returns the indices in `keys` of the m items that the table has, int64 [m], ascending; their
-    batch.
+    Returns the indices in `keys` of the m items that the table has, int64 [m], ascending, and a
+    batch of these items.
     """
     place = arrays.places(self.keys, keys)
     known = np.flatnonzero(place >= 0)

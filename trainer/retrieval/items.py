@@ -60,7 +60,7 @@ class Items(NamedTuple):
     return has_faiss()
 
   def since(self, links: Sequence[str], replay: Replay) -> 'Change':
-    """Returns the change from the items of a chain; all items if `links` is empty."""
+    """Returns how the items differ from those of the chain `links`; all items if it is empty."""
 
     def added(items: Items | None, export: RowExport) -> Items:
       change = read(export)
@@ -89,7 +89,7 @@ class Change(NamedTuple):
 
   @classmethod
   def between(cls, before: Items, now: Items) -> 'Change':
-    """Returns the change from `before`, ascending by key, to `now`, whose order it has."""
+    """Returns the change from `before`, ascending by key, to `now`, in the order of `now`."""
     place = places(before.keys, now.keys)
     same = place >= 0
     same[same] = (before.vectors[place[same]] == now.vectors[same]).all(1)

@@ -72,8 +72,9 @@ def own_positives(
 ) -> tf.Tensor:
   """Finds accidental hits: negatives of a sample that are positives of its user in this step.
 
-  `users` are int64 [B], of this process; `all_users` and `all_items` [G], of all. Returns int64 [n,
-  2]: for each hit, the index of the sample and the index of the negative.
+  `users`, int64 [B], are those of this process's samples; `all_users` and `all_items`, [G], are the
+  users and positive items of all processes' samples; `negatives`, [C], are items. Returns int64
+  [n, 2]: for each hit, the index of the sample and the index of the negative.
   """
   any_sample, negative = _equal_pairs(all_items, negatives)
   pair, sample = _equal_pairs(tf.gather(all_users, any_sample), users)

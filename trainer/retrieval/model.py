@@ -47,8 +47,8 @@ class RetrievalModel(tf.keras.Model):
   def items(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
     """Returns the vectors of items, float32 [B, d].
 
-    If an item's features have no factors, its vector comes from the tower's dense columns and
-    biases (of two or more layers) alone; without these it is 0.
+    If none of an item's features has factors, only dense columns and biases contribute to its
+    vector. A tower has biases only if it has two or more layers. With neither, the vector is 0.
     """
     return self._scaled(self.item_tower(inputs, training=training))
 
@@ -96,7 +96,7 @@ def build_retrieval(cfg: Config) -> RetrievalModel:
 
 
 def split(inputs: LayerInputs, size: tf.Tensor) -> tuple[LayerInputs, LayerInputs]:
-  """Splits the inputs that towers read, `linear` not: the first `size` samples, and the rest."""
+  """Splits layer inputs, without `linear`, into those of the first `size` samples and the rest."""
 
   def cut(t: tf.Tensor | None) -> list[tf.Tensor | None]:
     # The gradient of tf.split joins both parts; slices would each pad theirs with zeros.

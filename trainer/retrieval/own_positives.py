@@ -22,7 +22,7 @@ class OwnPositives:
     """Finds the drawn negatives, int64 [N], that are positives of a sample's user.
 
     `negatives` may have an item twice; `users`, int64 [B], are those of the samples. Returns int64
-    [n, 2]: for each negative to leave out, the index of the sample, then its own in `negatives`.
+    [n, 2]: for each negative to leave out, the sample's index, then the index in `negatives`.
     """
     place = arrays.places(self._users, users)
     counts = np.append(self._counts, 0)[place]  # a user without positives has place -1, so 0

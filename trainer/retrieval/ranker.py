@@ -38,7 +38,7 @@ class Ranker:
     self._pairs_by_path: dict[tuple[str, bool], pd.DataFrame] = {}
 
   def refresh(self, key: str | None = None, k: int = 0) -> None:
-    """Reads the catalogue anew; a UserError names `key` if it has fewer than k items."""
+    """Reads the catalogue anew; UserError about the config's `key` if it has fewer than k items."""
     self._inputs.items()  # which also hands them to the catalogue
     self.catalogue.refresh(self._step.store, self._communicator)
     if k > (count := len(self.catalogue.keys)):
@@ -49,10 +49,10 @@ class Ranker:
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the best k items of each sample, in the order of samples, for n samples at a time.
 
-    Items that the sample's user has as positives in data.train or data.valid, or has at all there
-    (model.retrieval.leave_out), are left out. In a run that follows a stream (data.watch), no items
-    are left out. A sample gets no items if none of its query's features has a row and the query's
-    vector is 0. A warning tells how many samples get none.
+    Items that the sample's user has in data.train or data.valid, with a positive label or, by
+    model.retrieval.leave_out: seen, with any, are left out; in a run that follows a stream
+    (data.watch), none are. A sample gets no items if none of its query's features has a row and the
+    query's vector is 0. A warning tells how many samples get none.
 
     Yields:
       The keys of the items, int64 [n, k], −1 where there are fewer than k items, and their scores,
@@ -210,7 +210,7 @@ class Ranker:
     return vectors[:, 0], self._known(batch, has_factors, self._cfg.model.retrieval.query)
 
   def left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Returns which items the user of each query, int64 [Q], has in a table of pairs.
+    """Returns which items the user of each query, `users`, int64 [Q], has in the pairs `seen`.
 
     These are indices of queries and indices in the catalogue, both int64 [n], sorted by query.
     """

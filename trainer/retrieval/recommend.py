@@ -34,9 +34,10 @@ class Answer(NamedTuple):
 
 
 class Recommender:
-  """Finds items with one model, and may rank them with another. Refused: one has no version yet.
+  """Finds items with the model of `finder`, and may rank them with that of `ranker`.
 
-  The first task's scores of `ranker` rank at least `candidates` found items; None: the finder's do.
+  A ranker is given at least `candidates` items and sorts them by the scores of its first task. The
+  methods raise Refused while a model has no version yet.
   """
 
   def __init__(self, finder: Service, ranker: Service | None = None, candidates: int = 0):
@@ -86,7 +87,7 @@ class Recommender:
   def recommend(self, request: Recommend) -> Answer:
     """Finds items for the queries of a request, and ranks them if there is a ranker.
 
-    Refused if the finder's model has no model.retrieval, or the ranker's has one.
+    It raises Refused if the finder's model has no model.retrieval, or the ranker's has one.
     """
     queries, k, seen = request
     if self._ranker is None:

@@ -45,9 +45,10 @@ def items_of(inputs: Inputs, texts: TextsOf) -> Items | None:
 def recommendations(
   inputs: Inputs, texts: TextsOf, prepared: Sequence[PreparedPass], k: int
 ) -> Iterator[pa.Table]:
-  """Yields what Task.recommendations says, a table for each block of samples.
+  """Yields, on rank 0, the best k items of each sample: a table for each block of samples.
 
-  What Ranker.recommend says of a user's items in data.train and data.valid is left out.
+  Its columns are `sample` (from 0, in input order), `item` (its text) and `score`. Items that the
+  sample's user already has in data.train or data.valid are left out, as Ranker.recommend says.
   """
   ranker, slot, done, few = Ranker(inputs), inputs.cfg.item_slot.name, 0, 0
   keys, names = np.zeros([0], np.int64), np.zeros([0], object)

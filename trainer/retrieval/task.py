@@ -1,4 +1,4 @@
-"""The task to find items for queries, of a config with model.retrieval."""
+"""The task of a config with model.retrieval: to find items for queries."""
 
 from trainer.comm.communicator import Communicator
 from trainer.config import Config

@@ -30,7 +30,7 @@ class VectorTower(DNN):
     slots: the slots that the tower reads, other than `history`.
     dense: the indices, in LayerInputs.dense, of the dense columns that the tower reads.
     hidden: widths of the layers, the last of which is d; [] for no layers.
-    history: the name of the slot that `encoder` maps to float32 [B, D]; None: there is none.
+    history: the name of the slot that `encoder` maps to float32 [B, D]; None without an encoder.
   """
 
   needs = {'factors'}

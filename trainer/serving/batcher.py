@@ -86,7 +86,7 @@ class Batcher:
   async def _answered(
     self, message: bytes, short: Callable[[], Awaitable[bytes]], long: Callable[[], bytes]
   ) -> bytes:
-    """Returns the answer of `long` if the message is or `short` raises _Long, else of `short`."""
+    """Returns `short`'s answer, or `long`'s if the message is long or `short` raises _Long."""
     with self.gate.under_way():
       if len(message) <= _SHORT_BYTES:
         with contextlib.suppress(_Long):

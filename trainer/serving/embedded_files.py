@@ -1,8 +1,8 @@
 """The files of an LMDB store, and whether they are whole.
 
-LMDB has no checksums, and ends its process on some kinds of damage. So each value carries one, of
-its key too, and the store is read through once in a process of its own before others open it: its
-keys must ascend, be as many as LMDB counts, and be found by a search.
+LMDB has no checksums, and ends its process on some kinds of damage. So each value carries a
+checksum of its key and itself, and the store is read through once in a process of its own before
+others open it: its keys must ascend, be as many as LMDB counts, and be found by a search.
 """
 
 import contextlib
@@ -138,7 +138,7 @@ def is_of_the_machine(error: object) -> bool:
 
 
 def check(path: str) -> None:
-  """Checks a store in a process of its own; Damaged if it is not whole, UserError if it cannot."""
+  """Checks a store in its own process; Damaged if it is not whole, UserError if none can tell."""
   program = f'import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()'
   words = [sys.executable, '-c', program, path]
   patience = SECONDS_TO_CHECK + os.path.getsize(f'{path}/data.mdb') / _BYTES_A_SECOND

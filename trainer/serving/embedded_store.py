@@ -84,7 +84,7 @@ def _keys(keys: np.ndarray) -> list[bytes]:
 class EmbeddedStore(VersionedStore):
   """Keeps one version of a model in the directory `path`, which a writer makes.
 
-  A reader may start before; it opens the store at the first use, so any method may raise a
+  A reader may start before that; it opens the store at the first use, so any method may raise a
   UserError.
   """
 
@@ -340,7 +340,7 @@ class _EmbeddedView(View):
       self._follow(before)
 
   def _changed_since(self, before: Version) -> np.ndarray | None:
-    """Returns the keys of all rows that differ from those of `before`; None: unknown."""
+    """Returns the keys of all rows that differ from those of `before`; None if unknown."""
     version, keys = self.version, [np.zeros([0], np.int64)]
     while version != before:
       name = _CHANGED if version == self.version else _changed_to(version.sequence)

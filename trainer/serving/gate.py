@@ -18,7 +18,7 @@ _SECONDS = 60  # between two lines of the log about refusals of one kind
 
 
 class Gate:
-  """Lets in requests for the model `name` within the limits, counts all, and tells of the refused.
+  """Lets in requests for the model `name` within the limits, counts all, and logs the refused.
 
   Clients must send `token`, unless it is None, in a header `Authorization: Bearer TOKEN`.
   """
@@ -45,7 +45,7 @@ class Gate:
 
   @contextlib.contextmanager
   def arriving(self) -> Iterator[Callable[[int], None]]:
-    """Yields a function that is told of each piece's bytes of a body that arrives."""
+    """Yields a function to call with the number of bytes of each piece of a body that arrives."""
     limit, total = self.limits.body_bytes, 0
 
     def add(count: int) -> None:
@@ -117,13 +117,13 @@ class Gate:
 
 
 class SparingLog:
-  """Logs a kind's first line at once, then one a minute, which counts; within an event loop."""
+  """Logs the first line of a kind at once, then how many came in each minute, in an event loop."""
 
   def __init__(self):
     self._left_out: dict[Hashable, tuple[int, str]] = {}  # kind -> the lines' number, the last one
 
   def log(self, kind: Hashable, level: int, text: str, error: BaseException | None = None) -> None:
-    """Logs a line and `error`'s trace, unless one of its (few) kinds was within a minute."""
+    """Logs a line and `error`'s trace, unless one of the same kind was within the last minute."""
     if kind in self._left_out:
       self._left_out[kind] = self._left_out[kind][0] + 1, text
       return

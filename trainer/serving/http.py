@@ -24,8 +24,8 @@ from trainer.wings import wing
 class App:
   """The HTTP application of one model, or of two: one that finds items and one that ranks them.
 
-  `name` and `token` are as in Gate. `recommender` finds items that `service` ranks; None: `service`
-  finds them, if it can. `member` is this process among those that serve; None: it is alone.
+  `name` and `token` are as in Gate. `recommender` finds items that `service` ranks; without it,
+  `service` finds them, if it can. `member` is this process, if several serve together.
   """
 
   def __init__(

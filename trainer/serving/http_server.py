@@ -34,9 +34,10 @@ def most_connections() -> int:
 
 
 class _Protocol(HttpToolsProtocol):
-  """HTTP/1.1 with limits for the number of connections, the size of a request's head and its time.
+  """HTTP/1.1 that limits the number of connections, and the bytes and seconds of a request's head.
 
-  `idle` has the connections on which no request is under way, the longest idle one first.
+  `idle` holds the connections whose next request has not come, or not with its whole head; the one
+  that has waited longest is first, and is closed when there are too many connections.
   """
 
   def __init__(self, gate: Gate, turns: Turns, idle: 'dict[_Protocol, None]', **settings: object):

@@ -107,7 +107,7 @@ def _checked(rows: ServedRows, export: RowExport) -> Iterator[Rows]:
 
 
 def _items(exports: Sequence[RowExport], before: Any) -> Any:
-  """Returns the items, if any, of exports after those `before`, None where the first is a base."""
+  """Returns the search, if any, of the items after exports that follow `before`, or begin anew."""
   for export in exports if exports[-1].has_items else ():
     before = wing('retrieval.search')(export, before)
   return before

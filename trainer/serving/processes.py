@@ -99,7 +99,7 @@ class Member:
 def fork(count: int, listener: socket.socket) -> Member:
   """Forks `count` processes and returns in each; the calling process ends when they have ended.
 
-  A signal to stop is passed on. If a process ends before, so do the others, with status 1.
+  A signal to stop is passed on. If a process ends without one, so do the others, with status 1.
   """
   folder, pids, asked = tempfile.mkdtemp(prefix='ctr-serve-'), [], []
   told, started = os.pipe()
@@ -156,8 +156,8 @@ def _begin(handlers: Mapping[int, object], parent: int, last: signal.Signals) ->
 def crash_alone(store: str) -> None:
   """Returns in a new process; if it crashes, the calling one says so and starts another one.
 
-  To read the files of a store that is damaged may crash a process; MARKER then says so, too. The
-  calling process passes signals on, and ends with the status of the new one.
+  Reading the files of a damaged store may crash a process; the file MARKER in `store` then says so
+  too. The calling process passes signals on, and ends with the status of the new one.
   """
   child, parent, pause = 0, os.getpid(), 1
 

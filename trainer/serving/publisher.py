@@ -18,8 +18,8 @@ from trainer.storage.chain import ROW_KINDS, RowExport
 class Applied(NamedTuple):
   """What a publisher applied to a store.
 
-  `replaced` is the version that a base has replaced, if it is of no export that the run has now: it
-  is of another run, or the run has begun anew or removed that export.
+  `replaced` is the version that a base has replaced, if the run has no export of it now: it is of
+  another run, or the run has begun anew or removed that export.
   """
 
   version: Version
@@ -73,7 +73,7 @@ class Publisher:
       return None
 
   def figures(self) -> dict[str, Callable[[], float | None]]:
-    """Returns functions for the figures of trainer.reporting.status; None: not known."""
+    """Returns functions for the figures of trainer.reporting.status, which give None if unknown."""
     return {
       'version': lambda: self.held and self.held.sequence,
       'version_age_seconds': lambda: self.held and time.time() - self.held.done_at,

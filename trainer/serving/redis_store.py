@@ -96,7 +96,7 @@ def _names(generation: int, keys: np.ndarray) -> list[bytes]:
 
 
 def _parse(what: str, data: bytes | None) -> tuple[Version | None, int]:
-  """Returns the version in a value of `ctr:version`, and its rows' generation; of None, 0."""
+  """Returns the version in a value of `ctr:version` and its rows' generation, or None and 0."""
   if data is None:
     return None, 0
   with _ours(what):
@@ -108,7 +108,7 @@ def _parse(what: str, data: bytes | None) -> tuple[Version | None, int]:
 class RedisStore(VersionedStore):
   """Keeps one version of a model in a database of Redis that nothing else uses.
 
-  `url` is redis://HOST:PORT[/DATABASE]. Every method may raise a UserError: no answer or a refusal.
+  `url` is redis://HOST:PORT[/DATABASE]. UserError, from any method, if Redis is silent or refuses.
   """
 
   def __init__(self, url: str, password: str | None = None):
@@ -163,7 +163,7 @@ class RedisStore(VersionedStore):
 
   @contextlib.contextmanager
   def _writing(self) -> Iterator[bytes]:
-    """Deletes what killed publishers left; holds `ctr:writer`, and yields it, or a UserError."""
+    """Deletes what killed publishers left; holds and yields `ctr:writer`, UserError if taken."""
     newest = int(self._redis.get(_GENERATION) or 0)
     # A base that begins from here on gets a newer generation, which the sweep spares.
     is_free, name = not self._redis.exists(_WRITER), uuid.uuid4().bytes

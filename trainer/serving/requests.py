@@ -82,5 +82,5 @@ def check_cost(size: int, shared: int, max_instances: int) -> None:
 
 
 def weight(value: Json) -> int:
-  """Returns the bytes of a value, about."""
+  """Returns about how many bytes a value takes."""
   return 8 + len(value if isinstance(value, str) else str(value))

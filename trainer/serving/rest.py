@@ -43,7 +43,7 @@ _PLAIN = {str, int, float, bool, type(None)}
 
 
 def decoded(value: Json, lists: int = 0) -> Json:
-  """Returns a value with each {"b64": …} decoded, within as many `lists` around it."""
+  """Returns a value with each {"b64": …} decoded; `lists` is how many lists it lies in."""
   if isinstance(value, list):
     if _PLAIN.issuperset(map(type, value)):
       return value
@@ -197,7 +197,8 @@ def status(version: int) -> bytes:
 def metadata(name: str, predict: Signature | None, recommend: Signature | None) -> bytes:
   """Returns the body that describes a model, with examples of requests.
 
-  `predict` is the signature of requests for scores, `recommend` of those for items; None: refused.
+  `predict` is the signature of requests for scores, `recommend` of those for items; None if these
+  are refused.
   """
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:

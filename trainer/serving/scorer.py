@@ -69,8 +69,8 @@ class Scorer:
   def _outputs(self, *tensors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Computes the outputs, {name: float32 [B]}, of samples and of rows.
 
-    The tensors: segments, values; the dense columns; `places`; and of the rows of the u keys:
-    offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
+    `tensors` are `segments`, `values`, `dense` and `places` of Samples; then, of the rows of the u
+    keys, offsets, linear weights, factors and, if a slot has `counts`, shows and clicks.
     """
     segments, values, dense, inverse, *rows = tensors
     size = tf.zeros([tf.shape(dense)[0]])

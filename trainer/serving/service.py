@@ -44,7 +44,7 @@ class Service:
   A new version is loaded while the old one is served. A request keeps the version that it began
   with; if the store no longer holds that, it begins again with the new one. Methods that answer
   requests raise Refused if there is no version yet. `advance` is called before each refresh to
-  update the store; None: another process does. `own_layers` are as in Scorer.
+  update the store, unless another process does so. `own_layers` are as in Scorer.
   """
 
   def __init__(
@@ -113,7 +113,7 @@ class Service:
 
     Args:
       k: how many items to find for each query; BadRequest above the number of items.
-      seen: for each query, the items to leave out; None: the items in its histories.
+      seen: for each query, the items to leave out; None for the items in its histories.
       candidates: if larger than k, how many items to find instead; at most all items are found.
     """
     with self._use() as served:
@@ -175,7 +175,7 @@ class Service:
     """Switches to the store's version; on a UserError the earlier one is still served.
 
     `gone` is a served version that a request no longer found in the store: another thread may have
-    replaced it already. None: switch if the store has another version.
+    replaced it already. Without it, it switches if the store has another version.
     """
     with self._refreshing:
       if gone is not None and self._served is not gone:

@@ -1,5 +1,4 @@
-"""Finds the store of an address: a directory, redis://HOST:PORT[/DATABASE] or, to write it,
-kafka://BROKERS/TOPIC."""
+"""Opens the store of an address: a directory, Redis or, to write it, a topic of Kafka."""
 
 import os
 from collections.abc import Mapping

@@ -64,7 +64,7 @@ def await_run_dir(
 
 @contextlib.contextmanager
 def copy_of(run_dir: str, parts: Iterable[str]) -> Iterator[str]:
-  """Yields the run_dir or, if it is in a bucket, a local copy of some parts of it."""
+  """Yields the run_dir or, if it is in a bucket, a local copy of its `parts`, such as EXPORTS."""
   with followed(run_dir, parts) as (directory, look):
     look()
     yield directory
@@ -74,8 +74,8 @@ def copy_of(run_dir: str, parts: Iterable[str]) -> Iterator[str]:
 def followed(run_dir: str, parts: Iterable[str]) -> Iterator[tuple[str, Callable[[], None]]]:
   """Yields a local directory that holds a run_dir, and a function that updates this directory.
 
-  If the run_dir is a URL, its `parts`, such as EXPORTS, are copied by the first call into a
-  directory that is empty before, and again by a call if the last copy is a second old.
+  If the run_dir is a URL, the first call of the function copies the `parts`, such as EXPORTS, into
+  the empty directory; later calls do so again if the last copy is at least a second old.
   """
   if not file_system.is_remote(run_dir):
     yield run_dir, lambda: None
@@ -109,7 +109,7 @@ class Bucket:
     """Makes the directory equal to the bucket, before a job trains in the directory.
 
     A run's files that only the directory has are removed: a job may have been killed before it
-    copied them, and the run have continued elsewhere. A process that trains here is a UserError.
+    copied them, and the run have continued elsewhere. UserError if a process trains here.
     """
     names = file_system.listed(self.run_dir)
     if foreign := [name for name in names if not _NAME.fullmatch(name) and name != _OWNER]:
@@ -137,7 +137,7 @@ class Bucket:
     self._copy_here(there, [name for name in self._names() if name.split('/')[0] in parts])
 
   def _copy_here(self, there: Iterable[str], here: Iterable[str]) -> None:
-    """Copies the files `there` of a run from the bucket, and removes others of those `here`."""
+    """Copies the files `there` from the bucket, and removes those of the files `here` not there."""
     remote, local = _grouped(there), _grouped(here)
     reports = remote.pop('', []), local.pop('', [])
     self._markers = {}
@@ -268,7 +268,7 @@ class Bucket:
       files.remove(self._path(folder))
 
   def _twin_here(self, name: str) -> str | None:
-    """Returns a local file with the same rows as a checkpoint's: their index has checksums."""
+    """Returns a local file equal to a checkpoint's file of rows, by their indices; None if none."""
     if not name.endswith('.bin'):
       return None
     folder, file = os.path.split(self._path(name))
@@ -299,7 +299,7 @@ class Bucket:
 
 
 def _grouped(names: Iterable[str]) -> dict[str, list[str]]:
-  """Returns {directory of a checkpoint or export, '' for none: paths of its files of a run}."""
+  """Returns {directory of a checkpoint or export, '' for none: paths of a run's files in it}."""
   found: dict[str, list[str]] = {}
   for name in names:
     if match := _NAME.fullmatch(name):

@@ -134,7 +134,7 @@ def exports(directory: str) -> list[StoredExport]:
 class RowExport:
   """A base (of kind 'base' or 'items') or a delta; its checksums are verified as it is read.
 
-  It and its methods that read files raise DataLoss if the export is damaged.
+  The constructor, and each method that reads files, raises DataLoss if the export is damaged.
   """
 
   def __init__(self, path: str):
@@ -382,8 +382,9 @@ class Replay:
   ) -> Result:
     """Replays a chain: calls `added` with each export in order, and returns the last result.
 
-    The result is kept under `name`; if the next chain begins with the same exports, only those
-    after them are read. `shards` are those that the result covers, None for all.
+    `empty` makes the result of no exports. The result is kept under `name`; if the next chain
+    begins with the same exports, only those after them are read. `shards` are those that the result
+    covers, None for all.
     """
     known = self._known  # empty except on process 0
     exports = [(shards, p, known[p][0] if p in known else _done_at(p)) for p in links]

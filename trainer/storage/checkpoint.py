@@ -82,9 +82,9 @@ def candidates(directory: str) -> dict[str, int | None]:
 
 
 def _intact(found: Mapping[str, int | None], damaged: Container[str]) -> dict[str, set[str]]:
-  """Returns the names of the layers of each of some `candidates` that is intact, by path.
+  """Returns {path: the names of its layers} for those of the `candidates` that are intact.
 
-  One that shares a layer with a damaged one counts as damaged.
+  A checkpoint that shares a layer with one of the `damaged` ones counts as damaged.
   """
   readable = [path for path, serial in found.items() if serial]
   layers = {path: {name for name, *_ in files.read_manifest(path)['layers']} for path in readable}
@@ -93,7 +93,7 @@ def _intact(found: Mapping[str, int | None], damaged: Container[str]) -> dict[st
 
 
 def _apart(intact: Mapping[str, set[str]], layers: set[str]) -> str | None:
-  """Returns the newest of some checkpoints that has none of these layers."""
+  """Returns the newest of the checkpoints `intact` that has none of `layers`; None if all have."""
   return next((path for path, own in intact.items() if not own & layers), None)
 
 
@@ -114,9 +114,9 @@ class Checkpoints:
     directory: on a file system that all processes share.
     keep: how many to keep. The newest one between two passes is kept in any case, because a bad
       pass brings the state back there; with 2 or more, so is the newest one that shares no file
-      with the last. Damaged ones stay until there are so many others.
+      with the last. Damaged ones stay until there are `keep` intact ones.
     most_layers: how many saves the rows of a checkpoint may come from.
-    merger: of process 0: works on them in the background.
+    merger: on process 0, merges the rows of saves in the background.
   Attributes:
     latest: the path of the one that was saved or restored last, from which the store has noted
       changes; '' if there is none.
@@ -147,8 +147,8 @@ class Checkpoints:
   ) -> str:
     """Writes a checkpoint, and returns its path.
 
-    It writes only the rows that changed since `latest`, if that is less to read later: the rows of
-    all increments then are at most half of those of the table. Process 0 writes all but rows.
+    It writes only the rows that changed since `latest`, unless the increments would hold more than
+    half as many rows as the table. Process 0 writes all but rows.
 
     Args:
       step: the number in its name; a second checkpoint at the same step is named `ckpt-STEP-2`.
@@ -339,7 +339,7 @@ def _make(directory: str, step: int, other: int) -> tuple[str, int]:
 
 
 def link(path: str, directory: str, copied: bool = False) -> None:
-  """Makes `directory` hold a checkpoint alone, with links to its files or, if `copied`, copies."""
+  """Puts a checkpoint alone into `directory`, by links to its files or, if `copied`, by copies."""
   os.makedirs(directory, exist_ok=True)
   final = os.path.join(directory, os.path.basename(path))
   done = os.path.join(final, files.DONE)

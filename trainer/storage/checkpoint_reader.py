@@ -202,7 +202,7 @@ class CheckpointReader:
     return self._with_texts(slot, table.nlargest(k, 'cosine').reset_index(drop=True))
 
   def _near(self, slot: str, text: str) -> JsonObject:
-    """Returns {'near': up to three similar texts}; {} if there is none, or of many features."""
+    """Returns {'near': up to three similar texts}; {} if there is none, or too much to compare."""
     keys = self.features(slot)['key'].to_numpy()
     if len(keys) > MOST_COMPARED:
       return {}
@@ -257,7 +257,7 @@ class CheckpointReader:
     return told
 
   def counted(self) -> str | None:
-    """Returns what shows and clicks count; None if it is one epoch's samples, without a decay."""
+    """Returns a text on what shows and clicks count; None if simply the samples of one epoch."""
     progress = self.progress
     # An epoch that has just begun has no samples yet.
     epochs = max(1, progress['epoch'] + bool(progress['done'] or progress['batch']))

@@ -55,7 +55,7 @@ def _bytes_of(array: np.ndarray) -> memoryview:
 def write_rows(path: str, chunks_of_rows: Iterable[Chunk], shards: range, step: int) -> int:
   """Writes rows, as they are after a step, into the files `path`.bin and `path`.json.
 
-  Returns how many. A value that is not finite is BadPass, a row outside of `shards` a ValueError.
+  Returns how many. BadPass if a value is not finite, ValueError if a row is not of `shards`.
   """
   columns: list[Json] = []
   blocks: list[Json] = []
@@ -117,7 +117,7 @@ def read_layer(
 ) -> Iterator[Chunk]:
   """Yields those blocks of one save that may hold rows of some logical shards.
 
-  With `most_columns`, only the first columns, unchecked.
+  With `most_columns`, it reads only so many columns, and does not check them.
   """
   for rank in owners_with(shards, layer.parts):
     part = part_name(layer.name, rank, layer.parts)

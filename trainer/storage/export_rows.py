@@ -43,7 +43,7 @@ class Part(NamedTuple):
 
 
 def _of(slot_ids: Sequence[int] | None, keys: np.ndarray) -> np.ndarray:
-  """Returns the keys of these slots; None: of all."""
+  """Returns those of the keys that belong to the slots; all of them if `slot_ids` is None."""
   return keys if slot_ids is None else keys[np.isin(keys >> HASH_BITS, slot_ids)]
 
 

@@ -99,10 +99,10 @@ class Change(Protocol):
 
 
 class Items(Protocol):
-  """The items of a model that finds some, which exports hold beside rows.
+  """The items that a model recommends, which exports hold beside rows.
 
-  `told` says to the user what a base has of them; `since` returns how they differ from those of a
-  chain, all of them if `links` is empty; `save_index` writes what finds them, if `has_index`.
+  `told` tells the user what a base has of them; `since` returns how they differ from those of a
+  chain, or all if `links` is empty; `save_index` writes an index to find them, if `has_index`.
   """
 
   told: str
@@ -196,7 +196,7 @@ def _begin(
 
 
 def _retire(directory: str, kind: str, keep: int) -> None:
-  """Keeps the newest `keep` exports of a kind; with old bases go the deltas before the kept."""
+  """Removes all but the newest `keep` exports of a kind, and the deltas before the oldest base."""
   done = chain.exports(directory)
   same = [export for export in done if export.kind == kind]
   if kind == 'delta' or len(same) < keep:
@@ -239,7 +239,7 @@ def write(
       them, 'delta' those that changed.
     ancestors: what led to the exported state, as this module's docstring says; those of process 0
       count. A delta that follows none of them has all rows.
-    checkpoint: the checksum of the checkpoint that is exported; None: the state of a trainer.
+    checkpoint: the checksum of the checkpoint that is exported; None for the state of a trainer.
     replay: the caller's cache of earlier exports; None: they are read again.
   Raises:
     UserError: on every process, if any cannot write, or an integer slot does not exist; no
@@ -289,7 +289,7 @@ def write(
     def attempt(links: list[str], unchanged: bool) -> tuple[str | None, dict[str, np.ndarray]]:
       """Writes the export as one that continues a chain; returns its path and `Selection.commits`.
 
-      The path may be its twin's, if that is the same; None if not and another chain is to be tried.
+      The path is its twin's if that is the same; None if not and another chain is to be tried.
       """
 
       changed = none

@@ -21,7 +21,7 @@ class KeptTexts:
   """The texts of the admitted features that a process owns, for the slots in data.keep_texts.
 
   They are read from each pass after the model has trained on it; `dump` removes those of evicted
-  features. A text takes 16 bytes of memory in addition to its own bytes. `ids` are of these slots.
+  features. A text takes 16 bytes of memory in addition to its own bytes. `ids` is {slot: its id}.
   """
 
   def __init__(self, ids: Mapping[str, int], communicator: Communicator, store: RowTable):
@@ -62,7 +62,7 @@ class KeptTexts:
     return np.asarray(self._store.lookup(keys)['admitted'], bool)
 
   def dump(self) -> bytes | None:
-    """Returns the texts of features still admitted, as a Parquet file's bytes; None: none are kept.
+    """Returns the texts of features still admitted, as a Parquet file; None if no slot keeps texts.
 
     It holds the names of slots, because their ids may change.
     """

@@ -18,7 +18,7 @@ _BYTES_PER_SECOND = 32e6  # that Scrub reads; some 3 % of a core
 
 
 class Scrub:
-  """Verifies checkpoints in the background, all files of all once in a round; in process 0."""
+  """Verifies checkpoints in the background, on process 0; a round reads each of their files once."""
 
   THREAD = 'verify checkpoints'  # its name
 
@@ -52,7 +52,7 @@ class Scrub:
 
 
 def _verify(path: str, read: set[int]) -> None:
-  """Reads a checkpoint, without the layers whose inodes are in `read`, and adds these."""
+  """Reads a checkpoint except layers whose inodes are in `read`; adds the others' inodes to it."""
   manifest = files.read_manifest(path)
   listed = manifest['files']
   files.check_listed(path, listed)
@@ -111,7 +111,7 @@ class Merger:
       self.source = None
 
   def merged(self, layers: Sequence[Layer]) -> list[Layer]:
-    """Returns the layers with those in one that have been merged since."""
+    """Returns `layers`, with the merged one in place of those merged, if the merge has finished."""
     count = len(self._before)
     if self._thread.is_alive():
       return list(layers)

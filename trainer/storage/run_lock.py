@@ -40,7 +40,7 @@ class RunLock:
     self._own: JsonObject | None = None
 
   def acquire(self) -> None:
-    """Makes this process the owner, once it is sure that the last one is dead; or a UserError."""
+    """Makes this process the owner once the last owner is dead; UserError if that one lives."""
     own = _this_process() | {'id': secrets.token_hex(8)}
     seen: tuple[str, int] | None = None  # the owner and the time of its file
     while True:
@@ -136,7 +136,7 @@ class RunLock:
 
 
 def in_words(run_dir: str) -> str:
-  """Says whether a trainer is at work in a run_dir. It writes nothing and takes no lock."""
+  """Returns a text on whether a trainer is at work in a run_dir. It writes and locks nothing."""
   try:
     with open(os.path.join(run_dir, FILE), encoding='utf-8', errors='replace') as f:
       owner, silent = _read(f), time.time() - os.fstat(f.fileno()).st_mtime

@@ -1,8 +1,8 @@
 """Writes the whole model as a SavedModel, which computes predictions from the columns of the log.
 
 The rows of features are variables, sorted by key; a look-up is a binary search (`tf.searchsorted`).
-The weight and the factors of an unknown feature are 0, as in evaluation; one without factors whose
-other values are all 0 is left out. There are two signatures:
+The weight and the factors of an unknown feature are 0, as in evaluation; a known one without
+factors whose other values are all 0 is left out. There are two signatures:
 
 - `serving_default` takes one tensor for every column of the log, under the name that `input_name`
   gives it. A slot's tensor has strings, written as in the log: with the slot's separators, and

@@ -65,7 +65,7 @@ def no_help(
   """Yields a finding if all labels are alike, or predicting their mean for all would be better.
 
   Args:
-    code: that of the finding in the second case, which has `figures` too.
+    code: the finding's code if predicting the mean would be better; `figures` are added to it.
   """
   if (label := values.get('ctr')) in (0, 1):
     yield found('one_class', split, label=label, task=task)

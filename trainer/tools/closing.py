@@ -72,7 +72,7 @@ def write_report(run_dir: str) -> None:
 
 
 def print_table(run: RecordedRun) -> None:
-  """Prints a table of the metrics on each split, and of those of a constant on its last pass."""
+  """Prints a table of each split's metrics, beside those of a constant prediction."""
   of_rankings = [(name, name, '.4f') for name in run.cfg.ranking_metrics]
   fields = [*TABLE_COLUMNS, *of_rankings]
   names = [field for _, field, _ in fields]

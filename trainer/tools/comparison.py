@@ -73,7 +73,11 @@ def _shortened(row: list[str]) -> list[str]:
 
 
 def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
-  """Yields the keys of a config with their values; an entry of a list is a key, too: _THERE."""
+  """Yields each key of a config, joined by dots, and its value as text.
+
+  An entry of a list of slots, columns or interactions goes by its name or kind. It also has a key
+  of its own, with the value _THERE, by which a run that lacks the entry is found.
+  """
   if isinstance(tree, list) and tree and isinstance(tree[0], dict):
     named: dict[str, Json] = {}
     for entry in tree:

@@ -41,9 +41,9 @@ class Drift(Listener):
   def _count(self, prepared: 'PreparedPass') -> None:
     """Adds a pass to the counts of the day: samples by bin, and dense values that are cut.
 
-    The first are of each slot made of bins, the others of each dense column with a bound. Only the
-    samples in the first chunks of the pass are counted. Every process calls it, reads the same
-    samples, and keeps the same counts in `Progress.bins`.
+    Counted are, for each slot made of bins, the samples in each bin, and, for each dense column
+    with a bound, the values cut to it; of a long pass, only in its first chunks. Every process
+    calls it, reads the same samples, and keeps the same counts.
     """
     from trainer.data.columns import bins
     from trainer.data.features import hash_keys
@@ -85,7 +85,7 @@ def _count_beyond(
   prepared: 'PreparedPass',
   stats: np.ndarray,
 ) -> None:
-  """Adds a pass to `counts`, {column: [its values that are cut to its bound, all its values]}.
+  """Adds a pass to `counts`, {column: [number of values cut to its bound, number of all values]}.
 
   `stats` is float32 [3, >= Dn], a result of `dense_stats`.
   """

@@ -166,7 +166,7 @@ def _by_slot(cfg: config.Config, prepared: list[PreparedPass], known: np.ndarray
 
 
 def _pass_lines(data: config.Data, split: str, rows: list) -> Iterator[str]:
-  """Yields lines on passes; `rows` has their name, day, samples, sum and number of first labels."""
+  """Yields lines on passes; a row is (name, day, samples, sum of first labels, labels known)."""
   if not rows:
     return
   total, labels, known = (sum(row[i] for row in rows) for i in (2, 3, 4))

@@ -1,4 +1,7 @@
-"""The figures of a report, drawn by Plotly; None or empty if the run has no data for one yet."""
+"""The figures of a report, drawn by Plotly.
+
+If the run has no data for a figure yet, its function returns None or a figure without curves.
+"""
 
 import os
 from collections.abc import Callable, Sequence
@@ -180,7 +183,7 @@ def lift(run: RecordedRun) -> go.Figure | None:
 
 
 def spread(run: RecordedRun) -> go.Figure | None:
-  """Draws the distribution of the predictions with and without a click, of test, valid or next."""
+  """Draws how the predictions are distributed, for samples with a click and for all others."""
   tables = {split: table for split, table in run.of_scores('spread').items() if table}
   if not tables:
     return None
@@ -299,7 +302,7 @@ def funnel(run: RecordedRun) -> go.Figure | None:
 
 
 def unknown(run: RecordedRun) -> go.Figure | None:
-  """Draws the share of samples with unknown features, by slot and pass, as `next` or as kept."""
+  """Draws, for each slot and pass evaluated, the share of samples whose feature is unknown."""
   shares = run.by_slot('eval', 'unknown')
   if not len(shares):
     return None

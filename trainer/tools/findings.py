@@ -220,7 +220,7 @@ def _large_columns(run: RecordedRun, first: pd.Series) -> dict[str, float]:
 
 
 def _row_rates(run: RecordedRun) -> dict[str, float]:
-  """Returns {key of the config: learning rate of rows}, those that the model has."""
+  """Returns {config key: learning rate} of the row optimizers that this run's layers use."""
   rules = [(f'{key}.learning_rate', rule) for key, rule, _ in run.cfg.sparse.optimizers()]
   if {i.kind for i in run.cfg.model.all_interactions().values()} == {'linear'}:
     rules = [(key, rule) for key, rule in rules if key.endswith('.linear.learning_rate')]
@@ -243,7 +243,7 @@ _check()(harmful)
 
 
 def _rare_values(run: RecordedRun) -> Iterator[Finding]:
-  """Yields a finding on the slots of many rare values without `counts`, if they can have them."""
+  """Yields a finding on the slots with many rare values that should set the key `counts`."""
   kept, chosen = run.kept_slots(), {}
   for i, slot in enumerate(run.cfg.data.slots):
     features, shows = (kept.get(slot.name, {}).get(name, 0) for name in ('features', 'shows'))

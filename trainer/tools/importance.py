@@ -24,7 +24,7 @@ _LEAST_BATCH = 1024
 
 
 class Importance(Listener):
-  """Measures the kept state of a run."""
+  """At the end of a run, writes the permutation importance of each column for the kept state."""
 
   def __init__(self, inputs: Inputs, log: RunLog):
     self._inputs, self._log = inputs, log

@@ -14,7 +14,7 @@ from trainer.training.run_state import RunState
 
 
 def listeners(inputs: Inputs, state: RunState, log: RunLog, shown: str) -> list[Listener]:
-  """Returns those that a config asks for; `shown` is that of Closing."""
+  """Returns the listeners that the config asks for; `shown` is the run_dir as the user gave it."""
   cfg = inputs.cfg
   return [
     *([ExportGate(cfg.export.gate, cfg.ordered_slots, state)] if cfg.export.gate else ()),

@@ -16,7 +16,7 @@ Scored = dict[tuple[str, bool], np.ndarray]
 
 
 def scored(run: FinishedRun, prepared: Sequence[PreparedPass]) -> Scored:
-  """Returns {(task, whether it is of numbers): its labels, predictions and weights [3, n]}."""
+  """Returns {(task, whether its loss is squared_error): labels, predictions and weights [3, n]}."""
   labels, columns = run.cfg.labels, []
   for batch, predictions in (pair for p in prepared for pair in run.evaluation.predict(p)):
     arrays = (np.asarray(a, np.float64) for a in (batch.label, predictions, batch.weight))

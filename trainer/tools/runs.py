@@ -119,7 +119,7 @@ class RecordedRun:
 
   @functools.cached_property
   def scores(self) -> dict[str, pd.Series]:
-    """The evaluations of the kept state on valid and test or, without them, the last of next.
+    """{split: evaluation} of the kept state on valid and test or, without them, the last of next.
 
     If the last state is kept, evaluations from before the last trained pass do not count.
     """
@@ -170,22 +170,22 @@ class RecordedRun:
     return self.of('train').drop_duplicates('pass')['samples'].sum()
 
   def by_slot(self, event: str, field: str, columns: str = 'slots') -> pd.DataFrame:
-    """Returns a statistic of the slots that have it: a row for each event, a column for each slot.
+    """Returns the statistic `field`: a row for each event, a column for each slot that has it.
 
-    `columns` is 'slots' or 'dense'.
+    `columns` is 'slots', or 'dense' for dense columns in place of slots.
     """
     of_slots = self.of(event)[columns].dropna()
     rows = [{slot: values.get(field) for slot, values in slots.items()} for slots in of_slots]
     return pd.DataFrame(rows, of_slots.index).dropna(axis=1, how='all')
 
   def of_scores(self, field: str) -> dict[str, Mapping[str, Json]]:
-    """Returns a field of the evaluations in `scores`, {split: value}, where it is a dict."""
+    """Returns {split: value} of the field in `scores`, without splits whose value is no dict."""
     return {s: row[field] for s, row in self.scores.items() if isinstance(row.get(field), dict)}
 
   def kept_slots(self) -> dict[str, dict]:
     """Returns statistics of each slot's rows in the kept state, {slot: {name: value}}.
 
-    `shows` and `clicks` are those of one epoch; of a run that began with another, of all of both.
+    `shows` and `clicks` are of one epoch; if the run began with another's model, of all epochs.
     """
     trained = self.of_kept('train')
     statistics = trained['slots'].dropna()
@@ -200,7 +200,7 @@ class RecordedRun:
     }
 
   def undecayed(self) -> float:
-    """Returns how many impressions there were for each that the decay of days has left."""
+    """Returns by which factor the days' decay has reduced the number of impressions; >= 1."""
     trained = self.of_kept('train')
     if self.cfg.counted_fields():  # shows are reset at the start of each epoch
       trained = trained[trained['epoch'] == trained['epoch'].iloc[-1]]
@@ -209,7 +209,7 @@ class RecordedRun:
     return trained['samples'].sum() / left.sum()
 
   def reachable(self, name: str, metric: str) -> float | None:
-    """Returns the metric of the true click probabilities; None if unknown, as of most logs."""
+    """Returns the metric that the true click probabilities have on the pass `name`, or None."""
     return self.truth.get('passes', {}).get(name, {}).get(metric)
 
 

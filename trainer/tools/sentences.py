@@ -73,7 +73,7 @@ def _large_columns(where: str, logloss: float, base: float, sizes: Mapping[str, 
 
 
 def _long_steps(where: str, logloss: float, base: float, rates: Mapping[str, float]) -> str:
-  """Tells each learning rate with its half, and settings to copy if they are one table's."""
+  """Advises to halve the learning `rates`, {config key: rate}; if at most two, as --set to copy."""
   pairs = [(key, f'{rate / 2:.2g}', f'{rate:.3g}') for key, rate in rates.items()]
   if len(pairs) > 2:
     halves = listed([f'{key} {half} in place of {rate}' for key, half, rate in pairs])

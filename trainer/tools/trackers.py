@@ -34,7 +34,7 @@ class MlflowTracker:
   """Reports to MLflow: settings as params, metrics as SPLIT/NAME, and files as artifacts.
 
   MLFLOW_TRACKING_URI and MLFLOW_EXPERIMENT_NAME say to which server and experiment. One thread
-  makes all calls; they may raise any error. `known` is the id of a run to continue.
+  makes all calls, and any may raise any error. `known` is the id of a run to continue.
   """
 
   def __init__(self, run_dir: str, settings: JsonObject, known: str | None):
@@ -90,7 +90,7 @@ class MlflowStudy:
       self.id, self._mlflow = run.info.run_id, mlflow
 
   def of_trial(self, settings: Mapping[str, Json]) -> list[str]:
-    """Returns words before a trial's command that make its run a child, tagged with settings."""
+    """Returns words to put before a trial's command: its run is a child, tagged with `settings`."""
     tags = {'mlflow.parentRunId': self.id} | _searched(settings)
     return ['env', f'MLFLOW_RUN_CONTEXT={json.dumps(tags)}'] if self.id else []
 

@@ -108,7 +108,7 @@ def tune(
 def _parent(
   study: optuna.Study, study_dir: str, to: Sequence[str], space: Mapping[str, Choices | Range]
 ) -> contextlib.AbstractContextManager[trackers.MlflowStudy | None]:
-  """Opens the study's own run in MLflow, if `to` names it."""
+  """Opens the study's own run in MLflow if `to`, the targets of figures, has 'mlflow'."""
   if 'mlflow' not in to:
     return contextlib.nullcontext()
   trackers.check_mlflow()
@@ -263,7 +263,7 @@ def _ask(study: optuna.Study, distributions: Distributions, seed: int) -> optuna
 
 
 def _done(study: optuna.Study) -> list[FrozenTrial]:
-  """Returns the trials that have ended or failed. A trial of a killed search has not ended."""
+  """Returns the trials that have ended or failed; a killed search's last trial has not ended."""
   ended, trials = (TrialState.COMPLETE, TrialState.PRUNED), study.get_trials(deepcopy=False)
   return [t for t in trials if t.state in ended or 'failed' in t.user_attrs]
 
@@ -278,8 +278,8 @@ def _run(
 ) -> tuple[TrialState, float | None, str | None]:
   """Trains a trial, which the pruner may end early; returns its state, best metric and error.
 
-  If this process is asked to end, the trial saves its state first, and a UserError is raised. The
-  trial holds `lock` too, so that no search begins beside one whose search was killed.
+  If this process is asked to end, the trial saves its state first, and UserError is raised. The
+  trial's process inherits `lock`: if this process is killed, no new search begins beside it.
   """
   run_dir = trial.user_attrs['run_dir']
   prepared = os.path.join(os.path.dirname(run_dir), 'prepared')  # shared by all trials

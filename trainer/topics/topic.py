@@ -45,7 +45,7 @@ class Away(UserError):
 
 
 class Expired(UserError):
-  """The cluster has deleted messages that a run wants; `there` are the messages that it has."""
+  """The cluster has deleted messages that a run wants; `there` is the span that it still has."""
 
   there: Span = Span(0, 0)
 
@@ -64,7 +64,7 @@ class Known(NamedTuple):
 
 
 def another(topic: str, what: str) -> UserError:
-  """Returns the error that a topic is not the one whose offsets a run has; `what` shows it."""
+  """Returns the error that a topic is not the one of the run; `what` says how that shows."""
   wanted = 'a new run, which --init_from lets begin with the model of this one'
   return UserError(
     f'topic {topic}, {what}; wanted the topic that the run was trained on, or {wanted}'
@@ -72,7 +72,7 @@ def another(topic: str, what: str) -> UserError:
 
 
 def expired(topic: str, partition: str, wanted: int, there: Span) -> UserError:
-  """Returns the error that a partition has no message of the offset `wanted`."""
+  """Returns the error that offset `wanted` is not in `there`, the messages of a partition."""
   what = f'partition {partition}: wanted offset {wanted}'
   if wanted > there.end:
     return another(topic, f'{what}, beyond its end {there.end}: the topic was made anew')
@@ -102,7 +102,7 @@ def client(what: str) -> ModuleType:
 def raise_error(what: str, error: 'confluent_kafka.KafkaError') -> None:
   """Raises the UserError for an error of the client; its message begins with `what`.
 
-  It is Away, which may pass, unless the cluster refuses us or a setting is wrong.
+  The error is an Away, which may pass, unless the cluster refuses us or a setting is wrong.
   """
   text = f'{what}: {" ".join(error.str().split())}'
   raise UserError(text) if error.name() in _REFUSALS else Away(text)
@@ -152,7 +152,7 @@ class Topic:
     self._errors.clear()
 
   def bounds(self) -> dict[str, Span]:
-    """Returns {partition: its oldest message and its end}; {} if there is no such topic."""
+    """Returns {partition: the span of its messages}; {} if there is no such topic."""
     try:
       with plain_kafka(self.what):
         found = self._consumer.list_topics(self._name, timeout=SECONDS_TO_ANSWER)
@@ -198,9 +198,9 @@ class Topic:
   ) -> Iterator[list['confluent_kafka.Message']]:
     """Yields the messages of a partition in order, some at a time.
 
-    If the cluster does not answer, it waits, tells of it and calls `waits`, until the process is
-    asked to stop (Stopped); without `waits`, it is Away. Expired, a UserError, says that the first
-    of them has been deleted at the cluster.
+    If the cluster does not answer, it raises Away; with `waits`, it warns instead, and calls
+    `waits` again and again until the cluster answers or the process is asked to stop (Stopped). It
+    raises Expired if the cluster has deleted the next message to yield.
     """
     place, since, is_told = span.start, time.monotonic(), False
     self._consumer.assign([self._at(partition, place)])
@@ -268,7 +268,7 @@ class _PassReader:
   Attributes:
     lost: how many messages had expired (data.topic.on_expired: skip).
     late: how many messages are of a day before that of the pass.
-    absent: how many offsets have no message, as where a compacted topic has newer ones.
+    absent: how many offsets have no message, as in a compacted topic.
     known: {partition: the last message that was read of it}.
   """
 
@@ -316,7 +316,7 @@ class _PassReader:
         span = span._replace(start=start)
 
   def _in_time(self, messages: list['confluent_kafka.Message']) -> list['confluent_kafka.Message']:
-    """Returns those of the messages that data.late takes, and counts those of an earlier day."""
+    """Returns the messages that data.late lets in; counts those of a day before the pass's."""
     begin, late = self._spans.time // DAY_MS * DAY_MS, self._data.late
     of_before = [message for message in messages if 0 <= message.timestamp()[1] < begin]
     self.late += len(of_before)

@@ -1,10 +1,10 @@
 """Cuts a topic into passes, which are spans of offsets of each partition.
 
-`Progress.topics`, and so each checkpoint, has the offsets of the next messages: every message is
-trained on once, as the state sees it. It also has the last message that was read of each partition,
-by which a topic that was made anew under the same name is told from the one that was trained on.
-Each cut lies in cuts.json before anyone trains on it, so that a run which goes on from an earlier
-state cuts the same passes again.
+`Progress.topics`, and so each checkpoint, has the offset of each partition's next message, so that
+every message is trained on once. It also has the last message read of each partition, by which a
+topic that was made anew under the same name is told from the one that was trained on. Each cut is
+in cuts.json before the pass is trained on, so that a run that goes on from an earlier checkpoint
+cuts the same passes again.
 """
 
 import contextlib
@@ -53,9 +53,10 @@ def shared(available: Mapping[str, int], total: int) -> dict[str, int]:
 
 
 class _Place(NamedTuple):
-  """Where a pass begins: the next offset of each partition, and the window of the pass before.
+  """Where a pass begins: the next offset of each partition, and when the last window began.
 
-  `known` are the last messages that were read, by partition, and `cluster` is the id of theirs.
+  `known` has, by partition, the last message that was read, as a Known; `cluster` is the id of the
+  cluster that it came from.
   """
 
   offsets: dict[str, int]
@@ -72,7 +73,7 @@ class _Ahead(NamedTuple):
   times: np.ndarray = np.zeros([0], np.int64)
 
   def within(self, low: float, high: float) -> 'list[tuple[int, int]]':
-    """Returns offset and time of the first message in [low, high), and of the earliest one."""
+    """Returns (offset, time) of the first and of the earliest message with low <= time < high."""
     chosen = np.flatnonzero((self.times >= low) & (self.times < high))
     both = chosen[[0, self.times[chosen].argmin()]] if len(chosen) else chosen
     return [(int(self.offsets[i]), int(self.times[i])) for i in both]
@@ -151,7 +152,7 @@ class TopicPasses(Source):
     return sum(left) if left else None
 
   def figures(self, data_pass: Pass) -> JsonObject:
-    """Returns fields of the event of a pass: messages behind it, as last seen, and lost before."""
+    """Returns fields of a pass's event: how many messages follow it, and were lost before it."""
     if (spans := data_pass.spans) is None:
       return {}
     offsets = self._place().offsets
@@ -161,7 +162,7 @@ class TopicPasses(Source):
     return {'lag': sum(lag.values()), 'lag_by_partition': lag, 'lost_messages': lost}
 
   def settled(self) -> None:
-    """Moves the next offsets behind the passes that were trained on, refused or left out."""
+    """Moves the run's offsets past the passes that were trained on, refused or left out."""
     topics, topic = self._state.progress.topics, self._topic.topic
     place = topics.setdefault(topic, {'offsets': {}, 'time': None})
     settled = {e.name: e.data_pass for e in self._state.ledger if e.fate != 'entered'}
@@ -171,13 +172,13 @@ class TopicPasses(Source):
     topics[topic] = place
 
   def trained(self, meta: Mapping[str, Json]) -> None:
-    """Notes what later shows whether the topic is still the same one."""
+    """Notes, from a pass's `meta`, what later shows whether the topic is still the same one."""
     topics, topic = self._state.progress.topics, self._topic.topic
     known = topics[topic].get('known', {}) | meta.get('known', {})  # a pass of 0.2.0 has none
     topics[topic] = topics[topic] | {'known': known, 'cluster': meta.get('cluster')}
 
   def _place(self) -> _Place:
-    """Returns the place in the topic behind the passes that have their fate."""
+    """Returns the place after the passes that were trained on, refused or left out (`settled`)."""
     place = self._state.progress.topics.get(self._topic.topic)
     return _Place(**place) if place else _Place({}, None)
 
@@ -225,7 +226,11 @@ class TopicPasses(Source):
     return self._spans(place, starts, {p: span.end for p, span in self._bounds.items()})
 
   def _starts(self, place: _Place) -> dict[str, int]:
-    """Returns {partition: the offset with which a pass begins at a place}."""
+    """Returns {partition: the first offset of the pass that begins at `place`}.
+
+    A run without offsets yet begins as data.topic.start says; cuts.json keeps where. If messages
+    have expired, data.topic.on_expired decides: an error, or the oldest message that is left.
+    """
     topic, starts, begin = self._topic, {}, place.offsets
     if not begin:  # a run begins with the same offsets, however often it is started
       if self._cuts()['begin'] is None:
@@ -252,9 +257,9 @@ class TopicPasses(Source):
     time: int | None = None,
     is_complete: bool = False,
   ) -> Spans | None:
-    """Returns the pass of messages from `starts` to at most `ends`, or None: too few, too early.
+    """Returns the pass of messages from `starts` to at most `ends`; None if it is not due yet.
 
-    `is_complete`: no others will come that belong to its window, which begins at `time`.
+    `is_complete` says that the window that begins at `time` gets no more messages.
     """
     cut, available = self._topic.cut, {p: ends[p] - start for p, start in starts.items()}
     found, topic = sum(available.values()), self._topic.topic
@@ -271,9 +276,9 @@ class TopicPasses(Source):
     return Spans(topic, time, parts)
 
   def _cut_by_time(self, place: _Place, starts: Mapping[str, int]) -> Spans | None:
-    """Returns what `_cut` does, for passes of messages whose timestamps lie in one window or day.
+    """Does what `_cut` does, for passes whose messages have timestamps in one window or day.
 
-    A partition has passed a moment once it has a message that is `lateness_seconds` newer.
+    A window ends for a partition with a message that is `lateness_seconds` newer than its end.
     """
     cut, time = self._topic.cut, place.time
     length = round(1000 * cut.seconds) if cut.by == 'time' else DAY_MS
@@ -307,7 +312,7 @@ class TopicPasses(Source):
       time = max(until, min(times) // length * length)  # no message is of the windows before
 
   def _read_ahead(self, partition: str, start: int) -> _Ahead:
-    """Returns what was read of a partition from an offset on, as much as a pass may need."""
+    """Reads a partition's messages ahead from offset `start` on, as many as a pass may need."""
     read, topic = self._ahead.get(partition, _Ahead(start)), self._topic
     kept = read.offsets >= start
     read = _Ahead(max(start, read.end), read.offsets[kept], read.times[kept])
@@ -356,9 +361,9 @@ class TopicPasses(Source):
       self._wait_for_it(e)
 
   def _check_same(self, place: _Place, most: int | None = None) -> None:
-    """Raises a UserError if the topic is another one than that of the offsets of a place.
+    """Raises a UserError if the topic is not the one whose messages `place` knows.
 
-    It compares the newest messages of at most so many partitions, or of all.
+    It compares the last message read, of all partitions or of the `most` with the newest ones.
     """
     topic, cluster, same = self._topic.topic, self._client.cluster(), 0
     newest = sorted(place.known.items(), key=lambda item: -item[1][1])

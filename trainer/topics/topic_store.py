@@ -2,9 +2,9 @@
 
 The key of a message is that of a row, 8 bytes, big-endian. Its value is the row as versioned_store
 encodes it, or null if the row is gone. Behind its last row, a version has a marker in each
-partition, whose key is `ctr:version` and whose value is the Version as JSON. Who reads a partition
-collects messages up to the next marker, and then applies them. A publisher that was killed before
-it wrote the markers writes the version again.
+partition, whose key is `ctr:version` and whose value is the Version as JSON. A reader of a
+partition collects messages up to the next marker, and then applies them. A publisher that was
+killed before it wrote the markers writes the version again.
 """
 
 import json

@@ -37,7 +37,7 @@ def huge_value(cfg: config.Config, batch: 'SlotBatch') -> str | None:
 
 
 def placed(error: BadPass, prepared: 'PreparedPass') -> BadPass:
-  """Returns an error of training on a pass; it names the record of a huge value to blame."""
+  """Returns an error of training on a pass, with the record of a huge value if that is to blame."""
   value, place = prepared.meta['bad'].get('largest', (0.0, ''))  # 0.2.0 wrote none
   is_to_blame = value > HUGE_VALUE and ' up to ' in str(error)
   return BadPass(f'{error}; {value:.3g} is in {place}') if is_to_blame else error

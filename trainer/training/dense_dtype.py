@@ -18,7 +18,7 @@ FILE = 'dense_dtype'  # the file in the run_dir that holds the choice
 
 
 def chosen(wanted: str, run_dir: str, communicator: Communicator) -> str:
-  """Returns the dtype of matrix products, where the config has `wanted`. Every process calls it."""
+  """Returns the dtype of matrix products if the config wants `wanted`. Every process calls it."""
   if wanted == 'float32':
     return wanted
   everywhere = all(communicator.gather(bfloat16.available()))

@@ -57,7 +57,7 @@ class DensePart:
   Args:
     sum_across_ranks: returns the sum of a float32 tensor over ranks, and is differentiable; sync
       batch norm uses it.
-    dense_dtype: the dtype of matrix products in training steps; None: `train.dense_dtype`.
+    dense_dtype: the dtype of matrix products in training steps; None for `train.dense_dtype`.
 
   Attributes:
     device: the TensorFlow device of the layers and their optimizer.
@@ -92,7 +92,7 @@ class DensePart:
     return self.model.trainable_variables
 
   def read_items(self, table: PreparedPass) -> None:
-    """Is told the content of data.items, which a subclass reads."""
+    """Called with the content of data.items, which a subclass reads."""
 
   def begin_pass(self, prepared: PreparedPass, store: RowTable, is_new: bool) -> None:
     """Prepares for training on a pass, from its first batch on if `is_new`.
@@ -214,7 +214,7 @@ class DensePart:
     variable.assign(value)
 
   def row_hyperparameters(self, steps: TensorLike) -> tf.Tensor:
-    """Returns ops.row_optimizers.hyper of the tables after `steps` steps."""
+    """Returns the tables' hyperparameters for `RowStore.push`, after `steps` steps."""
     return self.embedding.hyper(self.rates.at(steps))
 
   def _variables(self) -> dict[str, tf.Variable]:

@@ -307,8 +307,8 @@ class Inputs:
   ) -> Iterator[Staged]:
     """Yields this process's share of each global batch from `start` on, as tensors.
 
-    Another thread makes them, of what `ready` returns for a batch of NumPy arrays and the number of
-    its step. The order of shuffled samples depends on seed, epoch and pass.
+    Another thread makes them. `ready(batch, step)`, if given, prepares a batch of NumPy arrays for
+    the step of this number. The order of shuffled samples depends on seed, epoch and pass.
     """
     batches = prepared.batches(
       self.cfg.train.batch_size,

@@ -96,7 +96,7 @@ def stamp(data_pass: Pass) -> Stamp:
 
 
 def stamp_if_any(data_pass: Pass) -> Stamp:
-  """Returns the `stamp` of a pass; one of None if nothing is there, of 0 if it is unreadable."""
+  """Returns the `stamp` of a pass; with None in it if nothing is there, with 0 if unreadable."""
   try:
     return stamp(data_pass)
   except (OSError, UserError):

@@ -18,9 +18,9 @@ class RunLog:
 
   Attributes:
     events: writes metrics.jsonl.
-    listeners: who hears of the run.
+    listeners: are told what happens in the run.
     clock: measures the seconds that each part of the work takes.
-    status: the figures that the run tells from outside.
+    status: the figures of the run, which others may ask for.
   """
 
   def __init__(self, run_dir: str, step: Step, status: Status, most_bytes: int | None = None):

@@ -140,7 +140,7 @@ class RunState:
     return {'progress': progress, 'saved': saved, 'ledger': ledger, 'latest': latest}
 
   def take_over(self, state: Mapping[str, Json]) -> None:
-    """Sets the place in the data, and which checkpoint was the last one, to those of others."""
+    """Sets the place in the data, and the last checkpoint, to those of the other workers."""
     self.progress, self._saved = Progress(**state['progress']), Progress(**state['saved'])
     self.ledger, self._checkpoints.latest = Ledger(state['ledger']), state['latest']
 
@@ -191,9 +191,9 @@ class RunState:
   def keep_best(self) -> None:
     """Keeps the checkpoint that was written or read last in run_dir/best too, if it is the best.
 
-    If there is no best state, it removes run_dir/best; predictions then use the last state. If the
-    state there is not the best of this run, because the run went back to an earlier checkpoint, or
-    is damaged and no longer among the checkpoints, there is none. The scrub begins a round.
+    If there is no best state, it removes run_dir/best; predictions then use the last state. It
+    forgets the best state if run_dir/best does not hold it, because the run went back to an earlier
+    checkpoint, or holds it damaged, and no checkpoint does. Then the scrub begins a round.
     """
     best_step, scrub = self.progress.best_step, self._checkpoints.scrub
     folder, best = self._checkpoints.directory, self._best.directory

@@ -35,7 +35,7 @@ class SavePolicy:
     return seconds is not None and time.monotonic() - self._state.last_save > seconds
 
   def step_ended(self, number: int, is_asked: bool) -> bool:
-    """Whether to save after a step of a pass that goes on; `is_asked`: a process `asks`."""
+    """Whether to save after step `number`, if the pass goes on; `is_asked` if a process `asks`."""
     every = self._every.every_steps
     return is_asked or (every is not None and number % every == 0)
 

@@ -111,7 +111,7 @@ def _histories(slots: Sequence[config.Slot]) -> list[str]:
 
 
 def _inputs(cfg: config.Config) -> dict[str, list[str]]:
-  """Returns {tensor that `axes` of layers name, such as 'dense': its entries' names, in order}."""
+  """Returns {a layer input as layers' `axes` name it, such as 'dense': its entries' names}."""
   slots, dense = [s.name for s in cfg.ordered_slots], cfg.dense_inputs()
   histories = _histories(cfg.data.slots)
   widths = {s.name: cfg.sparse.tables[s.table].width for s in cfg.ordered_slots}
@@ -142,9 +142,9 @@ def _inputs(cfg: config.Config) -> dict[str, list[str]]:
 
 
 def _followed(axes: Mapping[str, Sequence[str | None]], variable: str) -> Sequence[str | None]:
-  """Returns, for the first axes of a variable, which of `_inputs` each has an entry for.
+  """Returns, for each of a variable's first axes, the key in `_inputs` of what it follows.
 
-  `axes` is that of the layer's class, {pattern of variables' names: the result}.
+  `axes` is that of the layer's class, {pattern of variables' names: such keys}.
   """
   for pattern, inputs in axes.items():
     if match := re.fullmatch(rf'(?:{pattern})(?:/\w+)?:0', variable):

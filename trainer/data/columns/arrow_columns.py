@@ -42,7 +42,7 @@ class Features(NamedTuple):
   counts: np.ndarray | None  # int64 [n]; None: each record has one, or none (NO_FEATURE)
 
   def by_record(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the features' hashes, int64 [m], but NO_FEATURE, and each record's count, [n]."""
+    """Returns the hashes of all features, int64 [m], and how many each record has, int64 [n]."""
     if self.counts is not None:
       return self.hashes, self.counts
     present = self.hashes != NO_FEATURE
@@ -71,7 +71,7 @@ class ArrowReader:
     self._results: dict[object, object] = {}
 
   def of(self, own: str) -> 'ArrowReader':
-    """Returns a reader, with the same results, that takes the name `own` for the log's column."""
+    """Returns a reader to which `own` is the log's column of that name; it shares the results."""
     reader = copy.copy(self)
     reader._own = own
     return reader
@@ -104,7 +104,7 @@ class ArrowReader:
     return self._log[column], column, self._data.missing_values
 
   def single(self, name: str, wanted: str) -> tuple[pa.Array, str, list[str]]:
-    """Returns a column of one value a record, else dropped, its name, and its texts for missing."""
+    """Returns a column, its name, and its texts for missing; drops records with several values."""
     array, column, markers = self._array(name)
     array, several = one_each(array)
     self.drop(several, column, wanted)

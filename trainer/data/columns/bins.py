@@ -37,7 +37,11 @@ def texts(made: config.Bins) -> list[str]:
 
 
 def _bins(bounds: np.ndarray, numbers: TensorLike, xp: ModuleType) -> TensorLike:
-  """Returns the index in `texts` of each number's bin; `xp` is NumPy or TensorFlow."""
+  """Returns the index of each number's bin, which is also that of the bin's text in `texts(made)`.
+
+  Bin i holds bounds[i - 1] <= number < bounds[i]; NaN, for missing, has the index after the last
+  bin. `xp` is NumPy or TensorFlow, whichever `numbers` belongs to.
+  """
   bins = xp.searchsorted(bounds, numbers, side='right')
   return xp.where(numbers != numbers, len(bounds) + 1, bins)  # NaN: missing
 

@@ -49,7 +49,7 @@ def shown(made: config.SlotCross, reader: ArrowReader) -> tuple[pa.Array, pa.Arr
 
 
 def _mixture(parts: Sequence[TensorLike]) -> TensorLike:
-  """Hashes c combinations, int64 [c], each of a feature's hash from every column, int64 [c]."""
+  """Hashes c combinations, to int64 [c]; `parts` has each column's hash in each, int64 [c]."""
   return functools.reduce(lambda h, hashes: (h * _M + hashes) & _POSITIVE, parts, parts[0] * 0)
 
 
