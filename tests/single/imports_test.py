@@ -42,10 +42,10 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 BUDGETS = {
   'core': 28_010,
   'serving': 4_280,
-  'tools': 5_103,
+  'tools': 5_098,
   'parameter_server': 2_312,
   'retrieval': 1_800,
-  'topics': 872,
+  'topics': 871,
 }
 
 
