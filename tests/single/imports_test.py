@@ -43,7 +43,7 @@ BUDGETS = {
   'core': 28_010,
   'serving': 3_830,
   'tools': 5_460,
-  'parameter_server': 2_308,
+  'parameter_server': 2_313,
   'retrieval': 1_830,
   'topics': 872,
 }

@@ -18,7 +18,7 @@ _BYTES_PER_SECOND = 32e6  # that Scrub reads; some 3 % of a core
 
 
 class Scrub:
-  """Verifies checkpoints in the background, on process 0; a round reads each of their files once."""
+  """Verifies checkpoints in the background, on process 0: in a round, each file once."""
 
   THREAD = 'verify checkpoints'  # its name
 

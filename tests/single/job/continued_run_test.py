@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 import tempfile
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -15,12 +16,13 @@ import tensorflow as tf
 from trainer import api
 from trainer.data.features import hash_keys
 from trainer.evaluation.finished_run import open_run
-from trainer.reporting.events import read_events
+from trainer.reporting.events import EventLog, read_events
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.requests import Request
 from trainer.serving.service import Service
 from trainer.storage import chain, export_writer
+from trainer.training import run_log
 
 USERS = [f'u{i}' for i in range(12)]
 
@@ -85,6 +87,24 @@ class ContinuedRunTest(tf.test.TestCase):
         ancestors=run.progress.ancestors,
         checkpoint=run.progress.ancestors[-1],
       )
+
+  def test_it_goes_on_when_older_events_were_dropped(self):
+    class Bounded(EventLog):
+      def __init__(self, run_dir, active, keep_bytes=0, most_bytes=None):
+        super().__init__(run_dir, active, keep_bytes, 8_000)
+
+    with mock.patch.object(run_log, 'EventLog', Bounded), self.assertLogs() as logged:
+      for day in (1, 2, 3):
+        self.write(f'day_{day}', seed=day, clicking=USERS[:6])
+        printed = self.fit()
+        metrics = pathlib.Path(self.run_dir, 'metrics.jsonl')
+        self.assertLess(metrics.stat().st_size, 8_000)
+        events = read_events(self.run_dir)
+        self.assertEqual([*events['event'].iloc[[0, -1]]], ['start', 'end'])
+        self.assertIn('kept: ', printed)
+    self.assertNotIn('cannot write', ' '.join(logged.output))
+    self.assertGreater(events['dropped'].iloc[0], 8_000)
+    self.assertIn('(report.keep_mb)', pathlib.Path(self.run_dir, 'report.html').read_text())
 
   def chain(self) -> list[str]:
     return [done.name for done in chain.chain(os.path.join(self.run_dir, 'exports'))]
