@@ -66,7 +66,8 @@ def main(_) -> None:
     return
   with tempfile.TemporaryDirectory() as folder:
     path = write(folder)
-    subprocess.run([sys.executable, '-m', 'trainer.run', '--config', path, '--dry_run'], check=True)
+    dry_run = '-m', 'trainer.run', '--config', path, '--dry_run', '--run_dir', f'{folder}/dry'
+    subprocess.run([sys.executable, *dry_run], check=True)
     for line in try_columns(path, f'{folder}/columns', None, (), ()):
       print(line, flush=True)
     for finding in faults(read_run(f'{folder}/columns/all-0')):
