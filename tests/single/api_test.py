@@ -77,7 +77,7 @@ class ApiTest(tf.test.TestCase):
     self.assertEqual(repr(run), f"Run(run_dir='{run.run_dir}', checkpoint='best')")
     self.assertContainsSubset({'event', 'auc', 'pass'}, run.metrics)
     self.assertNotIn('slots', run.metrics, 'what is nested is left out')
-    self.assertEqual(dir(trainer), ['Callback', 'Run', 'fit', 'load', 'tune'])
+    self.assertEqual(dir(trainer), ['Callback', 'Run', 'compare', 'fit', 'load', 'tune'])
     self.assertIn('Mapping[str, Json]', str(inspect.signature(trainer.fit)))
 
   def test_a_regression_has_the_mean_as_its_yardstick(self):
