@@ -172,6 +172,8 @@ class RequestColumns:
         numbers[name] = found
         dense[i] = found[shared] if isinstance(columns[name], Shared) else found
     keys, places, segments = self._features(columns, numbers, shared, left)
+    if left and not len(segments):  # one feature in each slot
+      segments = np.arange(len(places), dtype=np.int32)
     values = np.ones([len(segments)], np.float32)
     if not left:
       return Samples(keys, places, values, segments, np.ascontiguousarray(dense.T))

@@ -68,6 +68,10 @@ CONFIGS = {
     ],
     'data.missing_values': ['NA', '-1'],
   },
+  'made_dense': {
+    'data.slots': [{'name': 'item'}, {'name': 'user'}],
+    'data.dense': [{'name': 'price'}, {'name': 'twice', 'from': {'expression': 'price * 2'}}],
+  },
   'made_alone': {
     'data.slots': [{'name': 'a', 'from': {'text': 'b', 'lower': True}}],
     'data.dense': [],
