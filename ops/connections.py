@@ -15,8 +15,7 @@ class Connections:
   An all-to-all raises AbortedError if a connection ended, and DataLossError if a rank runs another
   operation; the message names the rank.
 
-  Args:
-    fds: for each rank, a connected stream socket, -1 at `rank`. This object closes them.
+  `fds` has, for each rank, a connected stream socket, -1 at `rank`. This object closes them.
   """
 
   def __init__(self, fds: Sequence[int], rank: int):
