@@ -55,8 +55,7 @@ class Evaluator(abc.ABC):
 class Evaluation(Evaluator):
   """Predicts the labels of samples, and measures the predictions.
 
-  Args:
-    slots_before: the figure `slots` of earlier evaluations, oldest first.
+  `slots_before` has the figure `slots` of earlier evaluations, oldest first.
   """
 
   scores_samples = True
