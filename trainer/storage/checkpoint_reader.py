@@ -158,8 +158,7 @@ class CheckpointReader:
   def feature(self, slot: str, text: str) -> JsonObject:
     """Returns what the checkpoint has of a feature; `known` is False if it has no row for it.
 
-    Args:
-      text: the feature's value, as written in the log; for a cross its parts, 'a × b'.
+    `text` is the feature's value, as written in the log; for a cross its parts, 'a × b'.
     """
     key, made = self._key(slot, text), self.cfg.data.made.get(slot)
     shard = int(shard_of(np.array([key]))[0])
@@ -328,8 +327,7 @@ def _days_left(policy: Policy, limits: Policy, row: JsonObject) -> int | None:
 def _linear_weights(chunks: Iterator[Chunk], shards: range, ids: Mapping[int, int]) -> pd.Series:
   """Returns the linear weights of all rows in these shards, by key.
 
-  Args:
-    ids: {slot id of a row: slot id in the returned key}; other slots are left out.
+  `ids` is {slot id of a row: slot id in the returned key}; other slots are left out.
   """
   new_id = np.full([config.MAX_SLOTS + 2], -1, np.int64)
   new_id[list(ids)] = list(ids.values())
