@@ -1,7 +1,6 @@
 """What the core asks of the tools.
 
-Each method imports its own tool, so that a mistake in a config is told before the long import of
-TensorFlow.
+Each method imports its own tool, so that a mistake in a config is told before TensorFlow loads.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,6 @@
 """Writes report.html: what is known about a run, on one page (page.html) that needs no network.
 
-It is made from config.yaml and metrics.jsonl alone, so also of a run that is at work, was killed or
-has lost its data.
+It is made from config.yaml and metrics.jsonl alone, so also if the run is at work or was killed.
 """
 
 import gzip
@@ -228,8 +227,7 @@ def write(
 ) -> None:
   """Writes the report of a run, or the comparison of several, to `path`.
 
-  Args:
-    paired: {run_dir: the result of Run.compare with the first run}, to be shown too.
+  `paired` is {run_dir: the result of Run.compare with the first run}, to be shown too.
   """
   runs = [read_run(directory) for directory in run_dirs]
   if len(runs) == 1:

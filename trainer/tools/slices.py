@@ -24,8 +24,7 @@ def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray,
     slot: the index of the slot; None for the column data.group in place of a slot.
     slots: the number of slots.
   Returns:
-    The key of each value, and the index of the sample that has it, both int64 [m]. A sample without
-    a value has the key BLANK.
+    The key and the sample's index of each value, int64 [m]; the key BLANK for samples without one.
   """
   if slot is None:
     group = np.asarray(batch.group)
