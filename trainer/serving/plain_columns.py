@@ -193,9 +193,8 @@ class PlainColumns:
   def read(self, columns: Mapping[str, Sequence[Json]], shared: np.ndarray) -> Samples | None:
     """Reads B samples of `columns`, {name: B values, or Shared ones}.
 
-    `shared`, int32 [B], is which of the Shared values each sample has. The result is None if the
-    log's reader must read them: a value is wrong or of a type that this class does not read, or
-    there are so many samples that Arrow is faster.
+    `shared`, int32 [B], says which Shared value a sample has. Returns None, so that the log's
+    reader reads them, if a value is wrong or of a type unknown here, or if samples are many.
     """
     size = len(shared)
     if self._computed and size > _MOST:

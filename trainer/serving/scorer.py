@@ -48,8 +48,7 @@ class Scorer:
   """A model that computes scores; `load` sets its dense variables.
 
   `text` is an export's resolved config. `own_layers` are dotted paths of layers that it may import;
-  others than built-in ones and these are a UserError. With model.retrieval, the columns are a
-  query's.
+  others that are not built in are a UserError. With model.retrieval, the columns are a query's.
   """
 
   def __init__(self, text: str, own_layers: Collection[str] = ()):
@@ -144,11 +143,7 @@ class Scorer:
     return [name for name in names if self._column(name) is None and name not in heads]
 
   def _flat(self, columns: Mapping[str, Sequence[Json]]) -> dict[str, Sequence[Json]]:
-    """Returns those of a request's columns that the model reads.
-
-    If the request lacks a column such as ctx.os, and its column ctx holds objects, the values are
-    taken from the key `os` of these.
-    """
+    """Returns the columns that the model reads; ctx.os may be the key `os` of objects in ctx."""
     heads = {n: n.partition('.')[0] for n in self._columns if n not in columns}
     inner = {
       name: type(columns[head])(value_at({head: v}, name) for v in columns[head])
