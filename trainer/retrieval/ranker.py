@@ -27,8 +27,7 @@ class Ranker:
   its share of the items. It receives the vectors of all queries, and ranks its items for each. The
   best items of all processes then make the ranking.
 
-  Pairs of a user and an item are tables with int64 columns `user` and `item`, sorted by user and
-  without duplicates.
+  Pairs of user and item are tables of distinct rows, int64 `user` and `item`, sorted by user.
 
   Attributes:
     catalogue: the items at the time of the last ranking.
@@ -150,8 +149,7 @@ class Ranker:
   def all_item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys of the trained items, int64 [n], and their vectors, float32 [n, d].
 
-    Items with a vector of 0 are left out. The item with the most shows comes first. The result is
-    the same on every process.
+    Every process gets the same: items by falling shows, without those whose vector is 0.
     """
     self.refresh()
     vectors = np.concatenate(self._communicator.gather(self.item_vectors()))
