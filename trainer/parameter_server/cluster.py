@@ -43,8 +43,7 @@ class Cluster:
   def from_tf_config(cls, tf_config: Json, mode: str) -> 'Cluster':
     """Returns the cluster that `tf_config`, the parsed TF_CONFIG, describes.
 
-    Raises a UserError if it is None, as the variable is not set, or describes no cluster with
-    servers and workers; the message names `mode`, the value of sync.mode.
+    Raises a UserError that names `mode`, the value of sync.mode, if it is None or not as wanted.
     """
     if tf_config is None:
       raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
