@@ -41,10 +41,7 @@ class Cluster:
 
   @classmethod
   def from_tf_config(cls, tf_config: Json, mode: str) -> 'Cluster':
-    """Returns the cluster that `tf_config`, the parsed TF_CONFIG, describes.
-
-    Raises a UserError that names `mode`, the value of sync.mode, if it is None or not as wanted.
-    """
+    """Returns the cluster of the parsed TF_CONFIG, or raises UserError; `mode` is sync.mode."""
     if tf_config is None:
       raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
     if not isinstance(tf_config, dict):
