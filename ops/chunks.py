@@ -1,8 +1,7 @@
 """Chunks, the parts in which a feature table is exported.
 
 A chunk is a dict {column: array} of some of a table's features, ordered by the table's shards. It
-has the `COLUMNS`; a chunk of a `RowStore` has more columns. (A chunk of a prepared pass is
-something else.)
+has the `COLUMNS`; that of a `RowStore` has more. (A chunk of a prepared pass is something else.)
 """
 
 from collections.abc import Collection, Mapping

@@ -84,8 +84,7 @@ def capacity_cut(capacity: int, histogram: Callable[[tf.Tensor], np.ndarray]) ->
 class Remote:
   """Lets code outside of a v1 graph call methods that add ops to the graph.
 
-  A call `m(…)` becomes `run(of.m, …)`, which adds the method's ops, if they are not there, and runs
-  them.
+  A call `m(…)` becomes `run(of.m, …)`, which adds the method's ops, if absent, and runs them.
   """
 
   def __init__(self, of: object, run: Callable):
@@ -99,8 +98,7 @@ class FeatureLifecycle:
   """A table of features, with the operations (verbs) of their lifecycle.
 
   Keys are int64 [n], >= 0, in any order, and may repeat. A verb that gets invalid input changes
-  nothing and raises `tf.errors.InvalidArgumentError`, whose message names the argument, the index
-  and the value.
+  nothing and raises `tf.errors.InvalidArgumentError`, which names argument, index and value.
 
   Args:
     name: objects with the same name on one device share one table, and must have equal policies.
@@ -148,8 +146,7 @@ class FeatureLifecycle:
     Args:
       keys: int64 [n]; if one repeats, its shows and clicks are summed first.
       shows: float64 [n], finite, >= 0.
-      clicks: float64 [n], finite, >= 0, at most shows, or any number where shows is 0: they came
-        late.
+      clicks: float64 [n], finite, >= 0; at most shows unless shows is 0, as if they came late.
       slots: int64 [n] in [0, 2047], for created features; None for bits 52 to 62 of the key.
     Returns:
       bool [n], whether the feature is admitted afterwards.

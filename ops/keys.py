@@ -30,8 +30,7 @@ class EncodedFields(NamedTuple):
 def text_keys(values: np.ndarray, offsets: np.ndarray, slot_id: int) -> np.ndarray:
   """Hashes strings to keys as `trainer.data.features.hash_keys` does; NO_FEATURE for blank ones.
 
-  `values`, uint8, are the bytes of one string after another; `offsets`, int32 [n + 1], say where
-  each begins, and the last ends.
+  `values`, uint8, are all strings' bytes; `offsets`, int32 [n + 1], say where they begin and end.
   """
   values, offsets = np.ascontiguousarray(values, np.uint8), np.ascontiguousarray(offsets, np.int32)
   n = len(offsets) - 1

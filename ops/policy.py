@@ -104,8 +104,7 @@ class Policy:
   def serialize(self) -> str:
     """Returns this policy as a text for the C++ table; equal policies give the same text.
 
-    A line of pairs `name=value`, then one, `slot name=value ...`, for each slot with its own
-    thresholds.
+    A line of pairs `name=value`, then `slot name=value ...` for each slot with its own thresholds.
     """
 
     def text(value: str | float | None) -> str:

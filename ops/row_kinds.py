@@ -152,8 +152,7 @@ def row_defaults(
   are scaled to match. There are two rules for the learning rate (docs/quality.md). Where steps are
   proportional to gradients, it is scaled inversely to them, and lowered for rows of more than 8
   weights, so that their step is as long as one on 8. Otherwise the first steps are about as long as
-  the rate, and the steps of a sample's features add up: it is lowered for more than TUNED_FEATURES
-  features.
+  the rate, and add up over a sample's features: it is lowered for more than TUNED_FEATURES of them.
   """
   rule = ROW_OPTIMIZERS[kind]
   if preset != 'tuned':

@@ -8,8 +8,7 @@ A training step calls, in this order (docs/architecture.md, "Features and rows")
   store.push(d.unique, rows, d.shows, d.clicks, …)       one optimizer step in place, then the
                                                          lifecycle's observation
 
-ops/packing.py carries rows and gradients between processes. ops/cc/rows/row_store.h states the
-contracts.
+ops/packing.py carries rows and gradients between processes. ops/cc/rows/row_store.h has contracts.
 """
 
 import dataclasses

@@ -134,10 +134,7 @@ class Run:
     return CheckpointReader(self.run_dir, self.checkpoint).most_shown(slot)[0]
 
   def embeddings(self, slot: str) -> pd.DataFrame:
-    """Returns the factors of a slot's admitted features.
-
-    Columns: text, key, and one for each dimension.
-    """
+    """Returns the factors of a slot's admitted features: columns text, key, and each dimension."""
     table = self.features(slot)
     table = table[table['admitted']] if 'factors' in table else table[:0]
     factors = pd.DataFrame(table['factors'].tolist() if len(table) else [], index=table.index)

@@ -7,8 +7,7 @@ other rank prints that and ends. Beats begin before TensorFlow and Horovod are i
 also limit the time of a start.
 
 Ranks find rank 0 through horovodrun's key-value store, which anyone may read: it holds the address
-but no secret. The scripts of launch/ pass a secret; without them it is a hash of the config, which
-a stranger does not know.
+but no secret. The scripts of launch/ pass one; else it is a hash of the config, which others lack.
 """
 
 import contextlib

@@ -77,8 +77,7 @@ def _of_bytes(rows: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 def communicator(runtime: Runtime, sync: Sync) -> Communicator:
   """Makes the communicator of the config; all ranks call it, after trainer.runtime.start.
 
-  It raises a UserError on every rank if one has no free port, and a ConnectionError that names a
-  rank that cannot be reached.
+  UserError, on all ranks, if one has no free port; ConnectionError names a rank out of reach.
   """
   if runtime.size == 1:
     return SingleProcess()

@@ -170,8 +170,7 @@ class MessageConnection:
   def receive(self) -> list[Plain]:
     """Waits for a message, which may be a beat; returns its kind and its arguments as a flat list.
 
-    Raises ConnectionError if the other side was silent for `lost_seconds`, hung up, or sent
-    something that is no message.
+    ConnectionError if the other side was silent for `lost_seconds`, hung up, or sent anything else.
     """
     try:
       # Several short waits: if this process itself was stopped for long, only one wait is used up,

@@ -31,8 +31,7 @@ def carried_tables(
   are texts where there is no other. All passes are read once before the first table: UserError if
   one does not have as many records as predictions.
 
-  Args:
-    passes: the path of each pass, and the number of its predictions.
+  `passes` has the path of each pass, and the number of its predictions.
   """
   is_typed, wanted = suffix in PARQUET_SUFFIXES, dict.fromkeys(columns, '--columns')
 
@@ -152,8 +151,7 @@ def beside(
   Args:
     tables: the copied columns, in the order of the predictions, of any size; None to copy none.
     predictions: batches [B] or [B, T].
-    names: of the T columns of predictions. One that a copied column has, such as that of a label,
-      becomes predicted_NAME.
+    names: of the T columns of predictions. One that a copied column has becomes predicted_NAME.
   """
   rest = None
   for batch in predictions:

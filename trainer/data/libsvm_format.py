@@ -85,8 +85,7 @@ def blocks_of(
 ) -> Iterator[Callable[[], Block]]:
   """Reads a file in blocks, as `csv_format.blocks` does.
 
-  `parts` is how many numbers a token has: 2 in libsvm (index:value), 3 in libffm
-  (field:index:value). `part` says which lines to read.
+  A token has 2 `parts` in libsvm, index:value, and 3 in libffm, field:index:value.
   """
   known = [data.label, *([FEATURES, QUERY] if parts == 2 else [])]
   for column, key in wanted.items():

@@ -218,8 +218,7 @@ def _label_hint(value: Json, positive: str, loss: str | None) -> str:
 def label_texts(array: pa.Array, column: str) -> tuple[list[str], np.ndarray]:
   """Returns the distinct label texts of a column, and each record's index into them, int64 [n].
 
-  A number or a boolean is written in one way only: 4.0 as 4, TRUE as true. A blank label has the
-  index len(texts).
+  Numbers and booleans have one text: 4 for 4.0, true for TRUE. A blank label's index is len(texts).
   """
   array, _ = one_each(array)
   if pa.types.is_floating(array.type):  # with their fractions, which a feature may not have

@@ -72,8 +72,7 @@ def is_prepared(data: config.Data, path: str) -> bool:
 class PreparedPass:
   """A prepared pass, mapped into memory; opening it verifies the checksums.
 
-  UserError if the directory is no such pass, or has another `schema` than `cfg`; BadPass if files
-  are damaged.
+  UserError if the directory is no such pass, or not of the `schema` of `cfg`; BadPass if damaged.
   """
 
   def __init__(self, path: str, cfg: config.Config | None = None):

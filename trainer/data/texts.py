@@ -21,8 +21,7 @@ def texts_of(
 ) -> Iterator[dict[int, str]]:
   """Yields {key: text} for wanted keys that occur in raw passes; stops when all have been found.
 
-  `paths` that no longer exist are skipped. For the texts of groups, `slot` is
-  Slot(name=data.group).
+  `paths` that no longer exist are skipped. For texts of groups, `slot` is Slot(name=data.group).
   """
   wanted = np.array(sorted(keys), np.int64)
   slot_id = cfg.slot_ids().get(slot.name, 0)

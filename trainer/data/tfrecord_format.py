@@ -82,8 +82,7 @@ def _block(records: tf.Tensor, first_record: int, kinds: dict[str, tf.DType]) ->
 def _kinds(records: np.ndarray, missing: set[str], names: set[str]) -> dict[str, tf.DType]:
   """Returns {name: dtype} for the features in `missing` whose dtype the records tell.
 
-  `records` are serialized tf.Examples. The names of all features in the records that it parses are
-  added to `names`.
+  `records` are serialized tf.Examples; the names of all features that it sees go into `names`.
   """
   kinds: dict[str, tf.DType] = {}
   for record in records:

@@ -112,11 +112,10 @@ class CoordinatorClient(Communicator):
     return state
 
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
-    """Begins a pass; after it the worker claims the pass's units.
+    """Begins a pass, whose units the worker then claims; `work` has the arguments of WorkQueue.
 
-    All workers call it and wait for one another, except a worker that came late and has joined the
-    pass by `enter`: it does not wait. `work` has the arguments of WorkQueue (slices, first, total,
-    pause_after); `state` is what `enter` returns to workers that join the pass later.
+    All workers call it and wait for one another, except one that has joined the pass by `enter`,
+    which returned the `state` given here.
     """
     if self._entered:
       self._entered = False

@@ -41,11 +41,7 @@ class Cluster:
 
   @classmethod
   def from_tf_config(cls, tf_config: Json, mode: str) -> 'Cluster':
-    """Returns the cluster that `tf_config`, the parsed TF_CONFIG, describes.
-
-    Raises a UserError if it is None, as the variable is not set, or describes no cluster with
-    servers and workers; the message names `mode`, the value of sync.mode.
-    """
+    """Returns the cluster of the parsed TF_CONFIG, or raises UserError; `mode` is sync.mode."""
     if tf_config is None:
       raise UserError(f'{_VARIABLE}: is not set; sync.mode={mode} needs it; {_EXAMPLE}')
     if not isinstance(tf_config, dict):

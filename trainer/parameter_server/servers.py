@@ -300,8 +300,7 @@ class Servers:
   def start_worker(self, failed: Callable[[Exception], None]) -> None:
     """Prepares this worker for the steps of mode ps, after `start`; does nothing in other modes.
 
-    On the first worker, a thread takes each step once all workers have sent their gradients; it
-    calls `failed` if a step fails.
+    On the first worker, a thread takes each step when all have sent gradients, or calls `failed`.
     """
     if not self._in_lockstep:
       return

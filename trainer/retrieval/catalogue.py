@@ -175,8 +175,7 @@ class Catalogue:
   def _with_columns(self, batch: SlotBatch, items: np.ndarray) -> SlotBatch:
     """Adds to a batch the columns that data.items has for each of its items.
 
-    `items`, int64 [B + negatives], are their keys; −1 for a sample without one. An item that is not
-    in data.items gets no columns.
+    `items`, int64 [B + negatives], are keys, −1 for none; those not in data.items get no columns.
     """
     if not self._of_table:
       return batch

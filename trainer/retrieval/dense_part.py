@@ -59,8 +59,7 @@ class RetrievalPart(DensePart):
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns Σ weight·loss over this process's B samples, and each sample's loss, float32 [B].
 
-    `weights`, float32 [B], has the weight of each sample; `samples`, int64 [], is the number of the
-    step's samples on all ranks.
+    `weights` are float32 [B]; `samples`, int64 [], is the number of samples that all ranks have.
     """
     size, (step, before) = tf.shape(batch.label)[0], tf.unstack(inputs.position)
     own, drawn = retrieval.split(inputs, size)

@@ -35,8 +35,7 @@ class RankingEvaluation(Evaluator):
     no effect.
 
     Raises:
-      UserError: if a K of model.retrieval.eval_at is above the size of the catalogue, or if no
-        positive is left.
+      UserError: if a K of model.retrieval.eval_at exceeds the catalogue, or no positive is left.
     """
     ranker, most = self._ranker, max(self._eval_at)
     ranker.refresh('model.retrieval.eval_at', most)

@@ -166,8 +166,7 @@ class Ranker:
   def all_item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys of the trained items, int64 [n], and their vectors, float32 [n, d].
 
-    Items with a vector of 0 are left out. The item with the most shows comes first. The result is
-    the same on every process.
+    Every process gets the same: items by falling shows, without those whose vector is 0.
     """
     self.refresh()
     vectors = np.concatenate(self._communicator.gather(self.item_vectors()))

@@ -17,8 +17,7 @@ on with the files that it has open until the new ones have a version.
 Rows have the same order as in exports, so those of a base can be appended. One write transaction
 applies all exports of a new version. A reader sees the version that the store held when its
 transaction began. It keeps the rows that it has read in a row store in memory, where a graph
-looks up those of a request at once. By the list of changed keys, a new version takes over the kept
-rows.
+looks up those of a request at once. A new version takes them over, and reads the changed ones.
 """
 
 import collections
@@ -84,8 +83,7 @@ def _keys(keys: np.ndarray) -> list[bytes]:
 class EmbeddedStore(VersionedStore):
   """Keeps one version of a model in the directory `path`, which a writer makes.
 
-  A reader may start before that; it opens the store at the first use, so any method may raise a
-  UserError.
+  A reader may start before that; it opens the store at the first use, which may raise a UserError.
   """
 
   def __init__(self, path: str, writable: bool = False):

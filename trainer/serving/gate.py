@@ -90,8 +90,7 @@ class Gate:
     """Counts a request that ends in an error, and logs it sparingly, in one line.
 
     `kind`, of which there are few, and `what`, such as a path, say what the client asked for.
-    Returns the HTTP status and the text for the client; only the log tells errors inside the
-    server.
+    Returns the HTTP status and the text for the client; only the log tells the server's own errors.
     """
     trace = None
     if isinstance(error, RecursionError):

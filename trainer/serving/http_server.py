@@ -36,8 +36,7 @@ def most_connections() -> int:
 class _Protocol(HttpToolsProtocol):
   """HTTP/1.1 that limits the number of connections, and the bytes and seconds of a request's head.
 
-  `idle` holds the connections whose next request has not come, or not with its whole head; the one
-  that has waited longest is first, and is closed when there are too many connections.
+  `idle` holds the connections that wait for a request's whole head, the longest waiting one first.
   """
 
   def __init__(self, gate: Gate, turns: Turns, idle: 'dict[_Protocol, None]', **settings: object):

@@ -197,8 +197,7 @@ def status(version: int) -> bytes:
 def metadata(name: str, predict: Signature | None, recommend: Signature | None) -> bytes:
   """Returns the body that describes a model, with examples of requests.
 
-  `predict` is the signature of requests for scores, `recommend` of those for items; None if these
-  are refused.
+  `predict` and `recommend` are the signatures of requests for scores and items, None if refused.
   """
 
   def tensor(column: str, dtype: str, *shape: str) -> dict[str, Json]:

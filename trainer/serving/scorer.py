@@ -38,8 +38,7 @@ class Scorer:
   """A model that computes scores; `load` sets its dense variables.
 
   `text` is an export's resolved config. `own_layers` are dotted paths of layers that it may import;
-  others than built-in ones and these are a UserError. With model.retrieval, the columns are a
-  query's.
+  others that are not built in are a UserError. With model.retrieval, the columns are a query's.
   """
 
   def __init__(self, text: str, own_layers: Collection[str] = ()):

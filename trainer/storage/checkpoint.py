@@ -321,8 +321,7 @@ def _fit(layers: Sequence[Layer], sizes: Sequence[Sequence[int]], most_layers: i
 def _make(directory: str, step: int, other: int) -> tuple[str, int]:
   """Makes a new checkpoint's directory, and removes what crashes have left.
 
-  Returns the path that the complete checkpoint will have, and its serial number, which is above
-  `other` too.
+  Returns the complete checkpoint's future path, and its serial number, which is above `other` too.
   """
   os.makedirs(directory, exist_ok=True)
   done = candidates(directory)
@@ -395,8 +394,7 @@ def restore(
   """Reads a checkpoint of any number of processes; returns `dense` and `progress`, as saved.
 
   `store` and `texts` receive what this process owns, in place of what they hold; after DataLoss,
-  the store may hold some rows. `adapt` converts rows that do not fit this run; None: they are taken
-  as is.
+  the store may hold some rows. `adapt`, if not None, converts rows that do not fit this run.
   """
   with plain_errors(f'cannot read {path}'):
     manifest = check(path)

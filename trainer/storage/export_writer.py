@@ -384,8 +384,7 @@ def _manifest(
 ) -> JsonObject:
   """Returns what an export's manifest says of its rows and files.
 
-  To the `entries` of files, {file: its size and checksum}, it adds the keys' checksum,
-  `keys_crc32`.
+  To the `entries` of files, {file: its size and checksum}, it adds `keys_crc32`, that of the keys.
   """
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:

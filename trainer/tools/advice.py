@@ -64,8 +64,7 @@ def no_help(
 ) -> Iterator[Finding]:
   """Yields a finding if all labels are alike, or predicting their mean for all would be better.
 
-  Args:
-    code: the finding's code if predicting the mean would be better; `figures` are added to it.
+  In the second case the finding has the code `code` and, beside its own figures, `figures`.
   """
   if (label := values.get('ctr')) in (0, 1):
     yield found('one_class', split, label=label, task=task)

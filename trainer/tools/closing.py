@@ -42,7 +42,7 @@ SHOWN_MEGABYTES = 0.05  # the smallest file or directory of the run_dir that is 
 class Closing(Listener):
   """Prints the closing table, and writes report.html, in a stream at the end of each day too.
 
-  `shown` is the run_dir as the user gave it: the URL of a bucket, of which run_dir is a copy.
+  `shown` is the run_dir as the user gave it: a URL if run_dir is the copy of one in a bucket.
   """
 
   what = 'report.html'

@@ -75,8 +75,7 @@ def _shortened(row: list[str]) -> list[str]:
 def _settings(tree: Json, prefix: str = '') -> Iterator[tuple[str, str]]:
   """Yields each key of a config, joined by dots, and its value as text.
 
-  An entry of a list of slots, columns or interactions goes by its name or kind. It also has a key
-  of its own, with the value _THERE, by which a run that lacks the entry is found.
+  An entry of a list goes by its name or kind, and is itself a key too, with the value _THERE.
   """
   if isinstance(tree, list) and tree and isinstance(tree[0], dict):
     named: dict[str, Json] = {}

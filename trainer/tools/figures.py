@@ -1,7 +1,4 @@
-"""The figures of a report, drawn by Plotly.
-
-If the run has no data for a figure yet, its function returns None or a figure without curves.
-"""
+"""Draws a report's figures with Plotly: None, or without curves, if the run has no data for one."""
 
 import os
 from collections.abc import Callable, Sequence

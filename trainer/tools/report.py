@@ -1,7 +1,6 @@
 """Writes report.html: what is known about a run, on one page (page.html) that needs no network.
 
-It is made from config.yaml and metrics.jsonl alone, so also of a run that is at work, was killed or
-has lost its data.
+It is made from config.yaml and metrics.jsonl alone, so also if the run is at work or was killed.
 """
 
 import gzip

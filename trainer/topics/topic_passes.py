@@ -2,9 +2,8 @@
 
 `Progress.topics`, and so each checkpoint, has the offset of each partition's next message, so that
 every message is trained on once. It also has the last message read of each partition, by which a
-topic that was made anew under the same name is told from the one that was trained on. Each cut is
-in cuts.json before the pass is trained on, so that a run that goes on from an earlier checkpoint
-cuts the same passes again.
+topic made anew under the same name is told from the one trained on. Each cut is in cuts.json before
+the pass is trained on, so that a run that goes on from an earlier checkpoint cuts the same passes.
 """
 
 import contextlib
@@ -55,8 +54,7 @@ def shared(available: Mapping[str, int], total: int) -> dict[str, int]:
 class _Place(NamedTuple):
   """Where a pass begins: the next offset of each partition, and when the last window began.
 
-  `known` has, by partition, the last message that was read, as a Known; `cluster` is the id of the
-  cluster that it came from.
+  `known` has each partition's last message that was read; `cluster` is the id of their cluster.
   """
 
   offsets: dict[str, int]

@@ -134,8 +134,7 @@ class Ledger:
   Old entries are folded: the ledger keeps only how many of them have each fate, and hashes of their
   paths, names and contents, by which it recognises a pass that arrives again.
 
-  Args:
-    state: the result of `state` of another ledger; None for an empty ledger.
+  `state` is the result of `state` of another ledger, or None for an empty one.
   """
 
   def __init__(self, state: Mapping[str, Json] | None = None):

@@ -59,8 +59,7 @@ def _parts(
   """Combines the features that a record has in several columns, and keeps its first `most`.
 
   A column has the hashes of all records' features, int64 [m], and how many a record has, int64 [n].
-  Returns each column's hashes in the c combinations, int64 [c], and how many a record has, int64
-  [n].
+  Returns each column's hashes in the c combinations, int64 [c], and how many a record has, [n].
   """
   take, total = np.take if xp is np else tf.gather, columns[0][1] * 0 + 1
   for _, counts in columns:

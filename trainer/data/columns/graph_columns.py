@@ -106,8 +106,7 @@ def repeated(samples: tf.Tensor, length: tf.Tensor, size: tf.Tensor) -> tuple[tf
     length: int64 [], the number of samples that the column has: B or 1.
     size: int64 [], B.
   Returns:
-    For each of the m features after repetition: the index of the original feature, and the sample;
-      int64 [m] each.
+    For each of the m repeated features: the index of the original, and the sample; int64 [m] each.
   """
   count, times = tf.size(samples, tf.int64), tf.where(tf.equal(length, 1), size, 1)
   places = tf.tile(tf.range(count), [times])

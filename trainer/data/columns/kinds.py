@@ -10,8 +10,7 @@ def module_of(made: config.Made) -> types.ModuleType:
 
   `arrow(made, reader)` computes the column [n] from those of an ArrowReader, as an Arrow array that
   a file of the log could hold; `graph(made, reader)` a GraphColumn from those of a GraphReader.
-  Both give the same keys and float32 numbers, to the bit. UserError: the config lacks a measured
-  value.
+  Both give the same keys and float32 numbers, to the bit. UserError if a measured value is missing.
   """
   if made.left_open:
     raise UserError(
