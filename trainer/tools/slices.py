@@ -20,8 +20,8 @@ BLANK, OTHER, ALL = -1, -2, -3
 def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the key of each value in one of `slots` slots, and its sample's index, int64 [m] each.
 
-  `slot` is the index of the slot; None for the column data.group in place of a slot. A sample without
-  a value has the key BLANK.
+  `slot` is the index of the slot; None for the column data.group. A sample without a value has the
+  key BLANK.
   """
   if slot is None:
     group = np.asarray(batch.group)
