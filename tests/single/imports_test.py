@@ -43,7 +43,7 @@ BUDGETS = {
   'core': 28_010,
   'serving': 4_280,
   'tools': 5_075,
-  'parameter_server': 2_312,
+  'parameter_server': 2_313,
   'retrieval': 1_800,
   'topics': 850,
 }
