@@ -144,7 +144,7 @@ class Sparse(Section):
       wanted = 'wanted it named by a slot or left out'
       yield f'tables.{name}', f'no slot uses this table; {wanted}'
     if self.memory_limit and self.cold_dir is None:
-      yield 'cold_dir', 'wanted a directory on a local disk, because there is a memory_limit'
+      yield 'memory_limit', 'wanted sparse.cold_dir too, a directory on a local disk'
     if self.memory_limit and self.store == 'tfra':
       yield 'memory_limit', "needs sparse.store 'rows'; found 'tfra'"
 
