@@ -198,6 +198,18 @@ void RowStore::CompactRows(int s, bool all) {
   }
 }
 
+std::vector<RowStore::Cold> RowStore::ColdAmong(int s, const int64_t* keys,
+                                                const ShardGroups& groups,
+                                                const std::vector<int32_t>& rows) const {
+  const FeatureTable::Shard& shard = table_->shard(s);
+  std::vector<Cold> cold;
+  for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
+    const int64_t i = groups.At(at);
+    if (rows[i] < -1) cold.push_back({shard.At(shard.Find(keys[i], Mix64(keys[i]))), i});
+  }
+  return cold;
+}
+
 Status RowStore::ReadCold(const std::vector<Cold>& rows,
                           const std::function<void(const Cold&, int, const char*)>& visit) const {
   if (rows.empty()) return Status();
@@ -353,11 +365,11 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
   const int64_t cost = 40 * n / kShards + 50;
   parallel_for(kShards, cost, [&](int64_t first, int64_t last) {
     uint64_t mixed[kGroup];
-    std::vector<Cold> cold;  // rows to bring back
     for (int64_t s = first; s < last; ++s) {
       if (groups.starts[s] == groups.starts[s + 1]) continue;
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
+      bool has_cold = false;
       for (int64_t begin = groups.starts[s]; begin < groups.starts[s + 1]; begin += kGroup) {
         const int count = static_cast<int>(std::min<int64_t>(kGroup, groups.starts[s + 1] - begin));
         for (int k = 0; k < count; ++k) {
@@ -378,12 +390,14 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;  // -0 + 0 is 0
           rows[i] = head == nullptr ? -1 : head->factor_row - 1;
           offsets[i + 1] = rows[i] != -1 || at_once ? layout_.tables[table].width : 0;
-          if (rows[i] < -1 && train) cold.push_back({shard.At(local), i});
+          has_cold |= rows[i] < -1;
         }
       }
-      if (!cold.empty()) error.Note(Warm(s, cold));
-      for (const Cold& row : cold) rows[row.index] = HeadOf(row.feature)->factor_row - 1;
-      cold.clear();
+      if (has_cold && train) {
+        const std::vector<Cold> cold = ColdAmong(s, keys, groups, rows);
+        error.Note(Warm(s, cold));
+        for (const Cold& row : cold) rows[row.index] = HeadOf(row.feature)->factor_row - 1;
+      }
       changes[s] = shards_[s].changes;
     }
   });
@@ -402,13 +416,13 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
   float* const factors = allocate_factors(total);
   if (factors == nullptr) return Status();
   parallel_for(kShards, cost, [&](int64_t first, int64_t last) {
-    std::vector<Cold> cold;
     for (int64_t s = first; s < last; ++s) {
       const int64_t begin = groups.starts[s], end = groups.starts[s + 1];
       if (begin == end) continue;
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
       const bool intact = changes[s] == shards_[s].changes;
+      bool has_cold = false;
       for (int64_t at = begin; at < end; ++at) {
         if (at + kAhead < end) {
           const int64_t next = groups.At(at + kAhead);
@@ -434,27 +448,26 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
           rows[i] = local < 0 ? -1 : reinterpret_cast<Head*>(shard.Payload(local))->factor_row - 1;
         }
-        if (rows[i] == -1) {
+        if (rows[i] < 0) {
+          has_cold |= rows[i] < -1;
           std::memset(to, 0, sizeof(float) * width);
-        } else if (rows[i] < 0) {
-          cold.push_back({shard.At(shard.Find(keys[i], Mix64(keys[i]))), i});
         } else if (layout_.tables[table].bfloat16) {
           Widen(Bits(Row(s, table, rows[i])), width, to);
         } else {
           std::memcpy(to, Row(s, table, rows[i]), sizeof(float) * width);
         }
       }
-      if (cold.empty()) continue;
-      error.Note(ReadCold(cold, [&](const Cold& row, int table, const char* bytes) {
-        float* const to = factors + offsets[row.index];
-        const RowTable& t = layout_.tables[table];
-        if (t.bfloat16) {
-          Widen(reinterpret_cast<const uint16_t*>(bytes), t.width, to);
-        } else {
-          std::memcpy(to, bytes, sizeof(float) * t.width);
-        }
-      }));
-      cold.clear();
+      if (!has_cold) continue;
+      error.Note(ReadCold(ColdAmong(s, keys, groups, rows),
+                          [&](const Cold& row, int table, const char* bytes) {
+                            float* const to = factors + offsets[row.index];
+                            const RowTable& t = layout_.tables[table];
+                            if (t.bfloat16) {
+                              Widen(reinterpret_cast<const uint16_t*>(bytes), t.width, to);
+                            } else {
+                              std::memcpy(to, bytes, sizeof(float) * t.width);
+                            }
+                          }));
     }
   });
   return error.status();

@@ -181,11 +181,14 @@ class RowStore {
   // For each table: if that frees over a third of its chunks in the shard, or any with `all`, moves
   // the rows in memory together.
   void CompactRows(int shard, bool all);
-  // The next four concern rows on disk; they want the lock of the shard, the last one none.
+  // The next five concern rows on disk; they want the lock of the shard, the last one none.
   struct Cold {  // a feature whose row is on disk
     Feature* feature;
     int64_t index;  // the caller's own
   };
+  // Returns the features of a shard's keys whose number in `rows` says that they are on disk.
+  std::vector<Cold> ColdAmong(int shard, const int64_t* keys, const ShardGroups& groups,
+                              const std::vector<int32_t>& rows) const;
   // Calls visit(cold, table, the row's bytes) for each.
   Status ReadCold(const std::vector<Cold>& rows,
                   const std::function<void(const Cold&, int, const char*)>& visit) const;
