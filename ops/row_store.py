@@ -107,6 +107,9 @@ class RowStore(FeatureLifecycle):
     slot_table: for each slot id, the index of its table in `tables`; -1 for unused ids.
     seed: of initial factors and of the random rounding to bfloat16.
     name: as in `FeatureLifecycle`. All stores of one name must have the same arguments.
+    memory_limit: how many bytes of memory features and rows may take, or, up to 1, what share of
+      the machine's; 0 is no limit. Beyond it, the factor rows not used for longest lie in
+      `cold_dir`, a directory on a local disk, in files without a name.
   """
 
   def __init__(
@@ -117,6 +120,8 @@ class RowStore(FeatureLifecycle):
     slot_table: Sequence[int],
     seed: int = 0,
     name: str | None = None,
+    memory_limit: float = 0,
+    cold_dir: str = '',
   ):
     self.tables = tuple(tables)
     self.slot_table = tuple(slot_table)
@@ -130,6 +135,8 @@ class RowStore(FeatureLifecycle):
       factors_optimizers=[t.factors for t in self.tables],
       factors_dtypes=[t.dtype for t in self.tables],
       seed=seed,
+      memory_limit=memory_limit,
+      cold_dir=cold_dir,
     )
     super().__init__(policy, name, create_handle=create_handle)
 

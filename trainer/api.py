@@ -361,6 +361,7 @@ def train_here(
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
     _start(cfg, here, heartbeat and heartbeat.end)
     from trainer.comm import horovod
+    from trainer.embedding.stores import plain_disk_errors
     from trainer.evaluation.task import task_of
     from trainer.job.job import Job
     from trainer.job.race import reached
@@ -368,6 +369,7 @@ def train_here(
     from trainer.storage.bucket import Bucket
     from trainer.training import dense_dtype
 
+    stack.enter_context(plain_disk_errors())
     communicator = horovod.communicator(here, cfg.sync)
     bucket = Bucket(source.bucket, cfg.run_dir) if source.bucket else None
     if bucket:

@@ -123,6 +123,13 @@ class Sparse(Section):
   history. mean: each of n features has 1/n of its value, so that a list weighs as much as one
   feature (Rendle 2010); sum: its whole value. Default: mean, which a run records when it begins.
   Runs that did not record it go on with sum."""
+  memory_limit: Annotated[float, pydantic.Field(gt=0, le=1e18)] | None = None
+  """How many bytes of memory the tables of each process may take; up to 1, a share of its machine's
+  memory. Above it, the factors of the features that were not seen for longest lie, with their
+  optimizer state, in scratch files in cold_dir, and come back before the step that needs them.
+  Keys, counts and linear weights stay in memory. The model is the same. Default: no limit."""
+  cold_dir: str | None = None
+  """A directory on a local disk (of parameter servers: on each server's) for these files."""
   tables: dict[str, Table] = {'default': Table()}
   """The tables by name."""
 
@@ -136,7 +143,13 @@ class Sparse(Section):
     for name in self.tables.keys() - {slot.table for slot in cfg.data.slots}:
       wanted = 'wanted it named by a slot or left out'
       yield f'tables.{name}', f'no slot uses this table; {wanted}'
+    if self.memory_limit and self.cold_dir is None:
+      yield 'memory_limit', 'wanted sparse.cold_dir too, a directory on a local disk'
+    if self.memory_limit and self.store == 'tfra':
+      yield 'memory_limit', "needs sparse.store 'rows'; found 'tfra'"
 
   def idle(self, cfg: Any) -> Rules:
     if not any(slot.is_list_of_another for slot in cfg.data.slots):
       yield 'shared_lists', "without a list of another slot's features"
+    if self.memory_limit is None:
+      yield 'cold_dir', 'without memory_limit'

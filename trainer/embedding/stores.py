@@ -1,3 +1,9 @@
+import contextlib
+import re
+from collections.abc import Iterator
+
+import tensorflow as tf
+
 from ops.row_store import RowStore
 from trainer.config import Config
 from trainer.embedding.embedding import Embedding
@@ -23,6 +29,23 @@ def store_class(name: str) -> type[RowStore]:
 
 def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> RowStore:
   """Makes the store that `sparse.store` names; v1 graphs that pass the same `name` share it."""
+  limit = {'memory_limit': cfg.sparse.memory_limit, 'cold_dir': cfg.sparse.cold_dir}
   return store_class(cfg.sparse.store)(
-    cfg.policy(), tables=embedding.tables, slot_table=embedding.slot_table, seed=cfg.seed, name=name
+    cfg.policy(),
+    tables=embedding.tables,
+    slot_table=embedding.slot_table,
+    seed=cfg.seed,
+    name=name,
+    **(limit if cfg.sparse.memory_limit else {}),
   )
+
+
+@contextlib.contextmanager
+def plain_disk_errors() -> Iterator[None]:
+  """Turns what a store says of its files in sparse.cold_dir, or of its limit, into a UserError."""
+  try:
+    yield
+  except tf.errors.OpError as e:
+    if said := re.search(r'\b(?:cold_dir|memory_limit): .*?(?= \[Op:|$)', e.message, re.MULTILINE):
+      raise UserError(f'sparse.{said[0]}') from e
+    raise

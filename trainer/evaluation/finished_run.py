@@ -12,6 +12,7 @@ from trainer.comm import horovod
 from trainer.comm.communicator import Communicator
 from trainer.comm.heartbeat import Heartbeat
 from trainer.data.file_system import is_remote
+from trainer.embedding.stores import plain_disk_errors
 from trainer.errors import OtherModel, UserError
 from trainer.evaluation.evaluators import Evaluator
 from trainer.evaluation.task import Task, task_of
@@ -73,6 +74,7 @@ def open_run(
       heartbeat = stack.enter_context(Heartbeat(here, cfg))
       progress_made, end = heartbeat.progress, heartbeat.end
     runtime.start(cfg, here, end)
+    stack.enter_context(plain_disk_errors())
     communicator = horovod.communicator(here, cfg.sync)
     where = here.host and run_dir
     folder = stack.enter_context(files.temporary_directory(where or None))

@@ -21,7 +21,7 @@ from trainer import command_line, runtime
 from trainer.comm.heartbeat import EXIT_STATUS
 from trainer.comm.messages import MessageConnection, address_text
 from trainer.config import Config, flatten
-from trainer.embedding.stores import store_class
+from trainer.embedding.stores import plain_disk_errors, store_class
 from trainer.errors import UserError, is_exhausted
 from trainer.job.job import Job
 from trainer.parameter_server import membership
@@ -74,8 +74,9 @@ def run(
     make_step = GeoStep if cfg.sync.mode == 'ps_geo' else ServerStep
     make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
     figures.also = client.progress
-    step = make_step(cfg, client, cluster, server.target)
-    return _work(make_job(cfg, client, step, figures), client)
+    with plain_disk_errors():
+      step = make_step(cfg, client, cluster, server.target)
+      return _work(make_job(cfg, client, step, figures), client)
   except UserError as e:
     client.end(str(e), EXIT_STATUS if is_exhausted(e) else 2)
   except Exception as e:

@@ -46,6 +46,7 @@ from trainer import config, files
 from trainer.comm.communicator import Communicator, SingleProcess
 from trainer.data.prefetch import prefetch
 from trainer.embedding.row_table import RowTable
+from trainer.embedding.stores import plain_disk_errors
 from trainer.errors import DataLoss, Exhausted, OtherModel, UserError, plain_errors
 from trainer.plain_data import Json, JsonObject
 from trainer.storage.checkpoint_rows import Layer, check_finite, part_name, read_rows, write_rows
@@ -412,7 +413,8 @@ def restore(
         rows = (store.within(chunk, own) for chunk in rows)
     try:
       # The next block is read and checked while this one goes into the table.
-      store.import_state(prefetch(rows, depth=1))
+      with plain_disk_errors():
+        store.import_state(prefetch(rows, depth=1))
     except tf.errors.OpError as e:
       raise DataLoss(
         f'{path}: its rows do not fit this table: {" ".join(e.message.split())}'

@@ -29,6 +29,7 @@ _MAY_CHANGE = (
   *('model.interactions.*', 'model.dense_embedding'),
   *('sparse.store', 'sparse.gradient_scale', 'sparse.exchange_dtype', 'sparse.tables.*.dtype'),
   *('sparse.features_per_sample', 'sparse.shared_lists'),
+  *('sparse.memory_limit', 'sparse.cold_dir'),
   *(f'sparse.tables.*.{o}.{k}' for o in ('linear', 'factors') for k in (*HYPERPARAMETERS, 'kind')),
 )
 

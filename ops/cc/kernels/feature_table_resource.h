@@ -58,6 +58,8 @@ inline absl::Status ToTensorFlow(const Status& status) {
       return absl::AbortedError(status.message());
     case Status::kOutOfRange:
       return absl::OutOfRangeError(status.message());
+    case Status::kResourceExhausted:
+      return absl::ResourceExhaustedError(status.message());
     case Status::kDataLoss:
       break;
   }

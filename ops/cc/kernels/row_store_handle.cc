@@ -1,4 +1,6 @@
 // Creates or finds a row store by name.
+#include <unistd.h>
+
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,6 +29,8 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
     OP_REQUIRES_OK(context, context->GetAttr("factors_optimizers", &factors));
     OP_REQUIRES_OK(context, context->GetAttr("factors_dtypes", &dtypes));
     OP_REQUIRES_OK(context, context->GetAttr("seed", &seed));
+    OP_REQUIRES_OK(context, context->GetAttr("memory_limit", &memory_limit_));
+    OP_REQUIRES_OK(context, context->GetAttr("cold_dir", &cold_dir_));
     const size_t tables = widths.size();
     OP_REQUIRES(context,
                 init_scales.size() == tables && linear.size() == tables &&
@@ -63,13 +67,23 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
                       factors[t], " ", dtypes[t]);
     }
     absl::StrAppend(&description_, "; ", seed);
+    if (memory_limit_ > 0) absl::StrAppend(&description_, "; ", memory_limit_, " ", cold_dir_);
   }
 
  private:
   absl::Status CreateResource(FeatureTableResource** resource) override {
-    *resource = new FeatureTableResource(policy_, RowStore::PayloadBytes(layout_), description_);
-    (*resource)->set_attachment(
-        std::make_unique<RowStoreAttachment>((*resource)->table(), layout_));
+    tensorflow::core::RefCountPtr<FeatureTableResource> created(
+        new FeatureTableResource(policy_, RowStore::PayloadBytes(layout_), description_));
+    auto rows = std::make_unique<RowStoreAttachment>(created->table(), layout_);
+    if (memory_limit_ > 0) {
+      // The process of the store counts, which may be a server on another machine.
+      const double machine = static_cast<double>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+      const double bytes = memory_limit_ > 1 ? memory_limit_ : memory_limit_ * machine;
+      TF_RETURN_IF_ERROR(
+          ToTensorFlow(rows->store.LimitMemory(static_cast<int64_t>(bytes), cold_dir_)));
+    }
+    created->set_attachment(std::move(rows));
+    *resource = created.release();
     return absl::OkStatus();
   }
 
@@ -82,6 +96,8 @@ class RowStoreHandleOp : public tensorflow::ResourceOpKernel<FeatureTableResourc
 
   Policy policy_;
   RowLayout layout_;
+  float memory_limit_ = 0.0f;
+  std::string cold_dir_;
   std::string description_;  // must be equal in all handles of one name
 };
 REGISTER_KERNEL_BUILDER(Name("CtrRowStoreHandle").Device(tensorflow::DEVICE_CPU), RowStoreHandleOp);

@@ -8,7 +8,7 @@ namespace ctr {
 
 class Status {
  public:
-  enum Code { kOk, kInvalidArgument, kOutOfRange, kDataLoss, kAborted };
+  enum Code { kOk, kInvalidArgument, kOutOfRange, kDataLoss, kAborted, kResourceExhausted };
 
   Status() = default;
   static Status InvalidArgument(std::string message) {
@@ -18,6 +18,11 @@ class Status {
   static Status OutOfRange(std::string message) { return Status(kOutOfRange, std::move(message)); }
   static Status DataLoss(std::string message) { return Status(kDataLoss, std::move(message)); }
   static Status Aborted(std::string message) { return Status(kAborted, std::move(message)); }
+
+  // For a full disk, or a limit that is too small.
+  static Status ResourceExhausted(std::string message) {
+    return Status(kResourceExhausted, std::move(message));
+  }
 
   bool ok() const { return code_ == kOk; }
   Code code() const { return code_; }

@@ -85,6 +85,8 @@ REGISTER_OP("CtrRowStoreHandle")
     .Attr("factors_optimizers: list(string)")
     .Attr("factors_dtypes: list(string)")
     .Attr("seed: int")
+    .Attr("memory_limit: float = 0.0")
+    .Attr("cold_dir: string = ''")
     .Attr("container: string = ''")
     .Attr("shared_name: string = ''")
     .Output("table: resource")
@@ -104,6 +106,9 @@ factors_optimizers: for each table, the row optimizer of factors.
 factors_dtypes: for each table, the dtype in which factors and their optimizer state are kept:
   float32 or bfloat16.
 seed: the seed of initial factors and of the random rounding to bfloat16.
+memory_limit: how many bytes of memory features and rows may take; up to 1: a share of the machine's
+  memory; 0: as many as they need.
+cold_dir: where further factor rows lie, in files that have no name.
 shared_name: if empty, no other node shares the store. All handles of one name must have the same
   attributes.
 )doc");

@@ -19,6 +19,7 @@ namespace {
 constexpr int kGroup = 64;
 constexpr int64_t kAhead = 20;  // rows between a prefetch and its copy
 constexpr int64_t kChunkBytes = 8 << 10;
+constexpr int kCooled = 16;  // shards that are cooled at a time
 
 void Prefetch(const char* begin, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(begin + i, 1);
@@ -29,6 +30,24 @@ uint16_t* Bits(char* row) { return reinterpret_cast<uint16_t*>(row); }
 float* Floats(char* row) { return reinterpret_cast<float*>(row); }
 
 int64_t IdOf(int shard, int64_t local) { return static_cast<int64_t>(shard) << 32 | local; }
+
+// The first error of several threads.
+class FirstError {
+ public:
+  void Note(Status status) {
+    if (status.ok()) return;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (status_.ok()) status_ = std::move(status);
+  }
+  Status status() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return status_;
+  }
+
+ private:
+  std::mutex mutex_;
+  Status status_;
+};
 
 // Returns the index of the first element that is not finite, or -1.
 int64_t FindNotFinite(const float* x, int64_t n) {
@@ -90,7 +109,17 @@ RowStore::RowStore(FeatureTable* table, RowLayout layout)
     FreeRow(shard, reinterpret_cast<Feature*>(payload - sizeof(Feature)),
             reinterpret_cast<Head*>(payload));
   };
-  table->on_evicted = [this](int shard) { CompactRows(shard); };
+  table->on_evicted = [this](int shard) { CompactRows(shard, false); };
+}
+
+Status RowStore::LimitMemory(int64_t limit, const std::string& dir) {
+  limit_ = limit;
+  for (const int64_t bytes : row_bytes_) {
+    cold_.emplace_back();
+    const Status status = ColdFile::Open(dir, bytes, &cold_.back());
+    if (!status.ok()) return status;
+  }
+  return Status();
 }
 
 int32_t RowStore::AllocateRow(int shard, int table) {
@@ -102,6 +131,7 @@ int32_t RowStore::AllocateRow(int shard, int table) {
   }
   if (rows.end == static_cast<int64_t>(rows.chunks.size()) << chunk_bits_[table]) {
     rows.chunks.push_back(arenas_[table]->Allocate());
+    hot_bytes_ += stride_[table] << chunk_bits_[table];
   }
   return rows.end++;
 }
@@ -118,29 +148,35 @@ void RowStore::InitialWeights(int64_t key, int table, float* w) const {
 void RowStore::FreeRow(int shard, const Feature* feature, Head* head) {
   if (head->factor_row == 0) return;
   const int table = layout_.TableOf(feature->key);
+  ++shards_[shard].changes;
+  if (head->factor_row < 0) {
+    cold_[table]->Release(~head->factor_row);
+    head->factor_row = 0;
+    return;
+  }
   FactorRows& rows = shards_[shard].tables[table];
   const int32_t row = head->factor_row - 1;
   std::memcpy(Row(shard, table, row), &rows.free, sizeof(rows.free));
   rows.free = row;
   head->factor_row = 0;
-  ++shards_[shard].changes;
 }
 
-void RowStore::CompactRows(int s) {
+void RowStore::CompactRows(int s, bool all) {
   const FeatureTable::Shard& shard = table_->shard(s);
   std::vector<std::vector<Head*>> heads(
-      layout_.tables.size());  // of the features that have factor rows
+      layout_.tables.size());  // of the features that have factor rows in memory
   for (int64_t local = 0; local < shard.end(); ++local) {
     const Feature* feature = shard.At(local);
     if (feature->key < 0) continue;
     Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
-    if (head->factor_row != 0) heads[layout_.TableOf(feature->key)].push_back(head);
+    if (head->factor_row > 0) heads[layout_.TableOf(feature->key)].push_back(head);
   }
   for (size_t t = 0; t < heads.size(); ++t) {
     FactorRows& rows = shards_[s].tables[t];
     const int bits = chunk_bits_[t];
     const size_t needed = (heads[t].size() + (size_t{1} << bits) - 1) >> bits;
-    if ((rows.chunks.size() - needed) * 3 <= rows.chunks.size()) continue;
+    const size_t spare = rows.chunks.size() - needed;
+    if (all ? spare == 0 : spare * 3 <= rows.chunks.size()) continue;
     // In the order of the rows, none is overwritten before it has moved.
     std::sort(heads[t].begin(), heads[t].end(),
               [](const Head* a, const Head* b) { return a->factor_row < b->factor_row; });
@@ -153,11 +189,154 @@ void RowStore::CompactRows(int s) {
       head->factor_row = ++to;
     }
     for (size_t i = needed; i < rows.chunks.size(); ++i) arenas_[t]->Release(rows.chunks[i]);
+    hot_bytes_ -= static_cast<int64_t>(spare) * (stride_[t] << bits);
     rows.chunks.resize(needed);
     rows.chunks.shrink_to_fit();
     rows.end = to;
     rows.free = -1;
     ++shards_[s].changes;
+  }
+}
+
+std::vector<RowStore::Cold> RowStore::ColdAmong(int s, const int64_t* keys,
+                                                const ShardGroups& groups,
+                                                const std::vector<int32_t>& rows) const {
+  const FeatureTable::Shard& shard = table_->shard(s);
+  std::vector<Cold> cold;
+  for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
+    const int64_t i = groups.At(at);
+    if (rows[i] < -1) cold.push_back({shard.At(shard.Find(keys[i], Mix64(keys[i]))), i});
+  }
+  return cold;
+}
+
+Status RowStore::ReadCold(const std::vector<Cold>& rows,
+                          const std::function<void(const Cold&, int, const char*)>& visit) const {
+  if (rows.empty()) return Status();
+  std::vector<std::vector<ColdFile::Row>> of_tables(layout_.tables.size());
+  for (size_t i = 0; i < rows.size(); ++i) {
+    Feature* const feature = rows[i].feature;
+    of_tables[layout_.TableOf(feature->key)].push_back(
+        {~HeadOf(feature)->factor_row, feature->key, static_cast<int64_t>(i)});
+  }
+  for (size_t t = 0; t < of_tables.size(); ++t) {
+    const Status status =
+        cold_[t]->Read(std::move(of_tables[t]), [&](const ColdFile::Row& row, const char* bytes) {
+          visit(rows[row.index], static_cast<int>(t), bytes);
+        });
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+Status RowStore::Warm(int s, const std::vector<Cold>& rows) {
+  return ReadCold(rows, [&](const Cold& cold, int table, const char* bytes) {
+    Head* const head = HeadOf(cold.feature);
+    if (head->factor_row > 0) return;  // the key repeats
+    cold_[table]->Release(~head->factor_row);
+    const int32_t row = AllocateRow(s, table);
+    std::memcpy(Row(s, table, row), bytes, row_bytes_[table]);
+    head->factor_row = row + 1;
+    ++shards_[s].changes;
+  });
+}
+
+Status RowStore::Cool(int s, int64_t most) {
+  const FeatureTable::Shard& shard = table_->shard(s);
+  const size_t tables = layout_.tables.size();
+  std::vector<std::pair<uint64_t, Feature*>> hot;  // with the time when it was last seen
+  std::vector<int64_t> counts(tables);             // of hot rows
+  std::vector<std::vector<Feature*>> leaving(tables);
+  std::vector<std::vector<std::pair<int32_t, Feature*>>> cold(tables);  // with the row's place
+  for (int64_t local = 0; local < shard.end(); ++local) {
+    Feature* const feature = shard.At(local);
+    if (feature->key < 0) continue;
+    Head* const head = HeadOf(feature);
+    const int table = head->factor_row == 0 ? -1 : layout_.TableOf(feature->key);
+    if (head->factor_row > 0) {
+      const uint64_t day = std::numeric_limits<uint16_t>::max() - feature->unseen_days;
+      hot.emplace_back(day << 32 | static_cast<uint32_t>(head->last_step), feature);
+      ++counts[table];
+    } else if (head->factor_row < 0) {
+      cold[table].emplace_back(~head->factor_row, feature);
+    }
+  }
+  int64_t bytes = 0;
+  for (size_t t = 0; t < tables; ++t)
+    bytes += ((counts[t] + (1 << chunk_bits_[t]) - 1) >> chunk_bits_[t]) *
+             (stride_[t] << chunk_bits_[t]);
+  std::sort(hot.begin(), hot.end());
+  for (size_t i = 0; i < hot.size() && bytes > most; ++i) {
+    const int table = layout_.TableOf(hot[i].second->key);
+    leaving[table].push_back(hot[i].second);
+    const int64_t in_chunk = --counts[table] & ((int64_t{1} << chunk_bits_[table]) - 1);
+    if (in_chunk == 0) bytes -= stride_[table] << chunk_bits_[table];
+  }
+  for (size_t t = 0; t < tables; ++t) {
+    if (leaving[t].empty()) continue;
+    const int64_t row_bytes = row_bytes_[t];
+    std::vector<char> rows(leaving[t].size() * row_bytes);
+    for (size_t i = 0; i < leaving[t].size(); ++i)
+      std::memcpy(&rows[i * row_bytes], Row(s, t, HeadOf(leaving[t][i])->factor_row - 1),
+                  row_bytes);
+    // Rows of chunks that are at most half full move along, so that the file does not grow for
+    // ever.
+    std::sort(cold[t].begin(), cold[t].end());
+    std::vector<Cold> moving;
+    for (size_t begin = 0, end; begin < cold[t].size(); begin = end) {
+      const int32_t chunk = cold_[t]->ChunkOf(cold[t][begin].first);
+      for (end = begin; end < cold[t].size() && cold_[t]->ChunkOf(cold[t][end].first) == chunk;)
+        ++end;
+      if (static_cast<int64_t>(end - begin) * 2 > cold_[t]->rows_per_chunk()) continue;
+      for (size_t i = begin; i < end; ++i) {
+        moving.push_back({cold[t][i].second, static_cast<int64_t>(leaving[t].size())});
+        leaving[t].push_back(cold[t][i].second);
+      }
+    }
+    rows.resize(leaving[t].size() * row_bytes);
+    Status status = ReadCold(moving, [&](const Cold& row, int, const char* from) {
+      std::memcpy(&rows[row.index * row_bytes], from, row_bytes);
+    });
+    std::vector<int64_t> keys;
+    for (const Feature* feature : leaving[t]) keys.push_back(feature->key);
+    std::vector<int32_t> places;
+    if (status.ok()) status = cold_[t]->Write(keys, rows.data(), &places);
+    if (!status.ok()) return status;
+    for (size_t i = 0; i < leaving[t].size(); ++i) {
+      FreeRow(s, leaving[t][i], HeadOf(leaving[t][i]));
+      HeadOf(leaving[t][i])->factor_row = ~places[i];
+    }
+  }
+  CompactRows(s, true);
+  return Status();
+}
+
+Status RowStore::KeepLimit(const ParallelFor& parallel_for) {
+  if (limit_ == 0) return Status();
+  std::lock_guard<std::mutex> cooling(cooling_);
+  for (int cooled = 0;; cooled += kCooled) {
+    const int64_t fixed = table_->Bytes();
+    if (fixed + hot_bytes_ <= limit_) return Status();
+    if (cooled == 2 * kShards) {
+      return Status::ResourceExhausted("memory_limit: found " + std::to_string(limit_) +
+                                       " bytes, while keys, counts and linear "
+                                       "weights of " +
+                                       std::to_string(table_->Size()) + " features take " +
+                                       std::to_string(fixed) +
+                                       ", which cannot lie on disk; wanted a higher limit");
+    }
+    // An eighth less than a shard's share, so that the next steps need not cool it again.
+    const int64_t share = std::max<int64_t>(0, limit_ - fixed) / kShards * 7 / 8;
+    FirstError error;
+    parallel_for(kCooled, 1000000, [&](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const int s = (next_cooled_ + static_cast<int>(i)) % kShards;
+        std::lock_guard<std::mutex> lock(table_->shard(s).mutex);
+        error.Note(Cool(s, share));
+      }
+    });
+    next_cooled_ = (next_cooled_ + kCooled) % kShards;
+    if (!error.status().ok()) return error.status();
   }
 }
 
@@ -182,6 +361,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
   const bool at_once = train && table_->policy().admission == Policy::Admission::kNone;
   std::vector<int32_t> rows(n);           // the factor row of each key, -1 if it has none
   std::vector<int64_t> changes(kShards);  // a shard's count when its rows were looked up
+  FirstError error;
   const int64_t cost = 40 * n / kShards + 50;
   parallel_for(kShards, cost, [&](int64_t first, int64_t last) {
     uint64_t mixed[kGroup];
@@ -189,7 +369,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
       if (groups.starts[s] == groups.starts[s + 1]) continue;
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
-      changes[s] = shards_[s].changes;
+      bool has_cold = false;
       for (int64_t begin = groups.starts[s]; begin < groups.starts[s + 1]; begin += kGroup) {
         const int count = static_cast<int>(std::min<int64_t>(kGroup, groups.starts[s + 1] - begin));
         for (int k = 0; k < count; ++k) {
@@ -209,12 +389,20 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           ids[i] = local < 0 ? -1 : IdOf(s, local);
           linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;  // -0 + 0 is 0
           rows[i] = head == nullptr ? -1 : head->factor_row - 1;
-          offsets[i + 1] = rows[i] >= 0 || at_once ? layout_.tables[table].width : 0;
+          offsets[i + 1] = rows[i] != -1 || at_once ? layout_.tables[table].width : 0;
+          has_cold |= rows[i] < -1;
         }
       }
+      if (has_cold && train) {
+        const std::vector<Cold> cold = ColdAmong(s, keys, groups, rows);
+        error.Note(Warm(s, cold));
+        for (const Cold& row : cold) rows[row.index] = HeadOf(row.feature)->factor_row - 1;
+      }
+      changes[s] = shards_[s].changes;
     }
   });
   if (!right) return CheckKeysAndTables(keys, n);
+  if (limit_ != 0 && !error.status().ok()) return error.status();
   int64_t total = 0;
   offsets[0] = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -234,6 +422,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
       const bool intact = changes[s] == shards_[s].changes;
+      bool has_cold = false;
       for (int64_t at = begin; at < end; ++at) {
         if (at + kAhead < end) {
           const int64_t next = groups.At(at + kAhead);
@@ -249,7 +438,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
         const int width = offsets[i + 1] - offsets[i];
         if (width == 0) continue;
         const int table = layout_.TableOf(keys[i]);
-        if (rows[i] < 0) {
+        if (rows[i] == -1) {
           InitialWeights(keys[i], table, to);
           continue;
         }
@@ -260,6 +449,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           rows[i] = local < 0 ? -1 : reinterpret_cast<Head*>(shard.Payload(local))->factor_row - 1;
         }
         if (rows[i] < 0) {
+          has_cold |= rows[i] < -1;
           std::memset(to, 0, sizeof(float) * width);
         } else if (layout_.tables[table].bfloat16) {
           Widen(Bits(Row(s, table, rows[i])), width, to);
@@ -267,9 +457,20 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           std::memcpy(to, Row(s, table, rows[i]), sizeof(float) * width);
         }
       }
+      if (!has_cold) continue;
+      error.Note(ReadCold(ColdAmong(s, keys, groups, rows),
+                          [&](const Cold& row, int table, const char* bytes) {
+                            float* const to = factors + offsets[row.index];
+                            const RowTable& t = layout_.tables[table];
+                            if (t.bfloat16) {
+                              Widen(reinterpret_cast<const uint16_t*>(bytes), t.width, to);
+                            } else {
+                              std::memcpy(to, bytes, sizeof(float) * t.width);
+                            }
+                          }));
     }
   });
-  return Status();
+  return error.status();
 }
 
 bool RowStore::LooksRight(const RowPush& push, const ParallelFor& parallel_for) const {
@@ -360,6 +561,7 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
   const int stride_end = static_cast<int>(sizeof(Feature) + table_->payload_bytes()) - 1;
   const int step = static_cast<int>(push.step);
   const uint64_t rounding_seed = RoundingSeed(layout_.seed, push.step);
+  FirstError error;
   parallel_for(kShards, 60 * n / kShards + 50, [&](int64_t first, int64_t last) {
     int64_t locals[kGroup];
     std::vector<float> wide(widest_bfloat16_);  // a row in float32
@@ -417,6 +619,10 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
           const float* const factors_grad = push.factors_grad + push.offsets[i];
           if (train_factors && at_once && head->factor_row == 0) give_factors(key, table, head);
           train_factors = train_factors && head->factor_row != 0;
+          if (train_factors && head->factor_row < 0) {  // it went since the pull
+            const Status warmed = Warm(s, {{feature, i}});
+            if (!warmed.ok()) return error.Note(warmed);
+          }
           char* const kept = train_factors ? Row(s, table, head->factor_row - 1) : nullptr;
           float* const w = t.bfloat16 ? wide.data() : Floats(kept);
           if (train_factors && t.bfloat16) Widen(Bits(kept), t.row_size(), w);
@@ -442,7 +648,8 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
       }
     }
   });
-  return Status();
+  status = error.status();
+  return status.ok() ? KeepLimit(parallel_for) : status;
 }
 
 Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor& parallel_for) {
@@ -455,11 +662,20 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
   const Status status = MakeSteps(hyper, step + 1, &steps);
   if (!status.ok()) return status;
   const uint64_t rounding_seed = RoundingSeed(layout_.seed, step);
+  FirstError error;
   parallel_for(kShards, 100000, [&](int64_t first, int64_t last) {
     std::vector<float> wide(widest_bfloat16_);
     for (int64_t s = first; s < last; ++s) {
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
+      std::vector<Cold> cold;
+      for (int64_t local = 0; limit_ != 0 && local < shard.end(); ++local) {
+        Feature* const feature = shard.At(local);
+        if (feature->key < 0 || HeadOf(feature)->factor_row >= 0) continue;
+        if (steps[2 * layout_.TableOf(feature->key) + 1].catches_up) cold.push_back({feature, 0});
+      }
+      const int64_t share = hot_bytes_ / kShards;  // of memory, before
+      error.Note(Warm(s, cold));
       for (int64_t local = 0; local < shard.end(); ++local) {
         const Feature* const feature = shard.At(local);
         if (feature->key < 0) continue;
@@ -469,7 +685,7 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
         const int64_t missed = step - head->last_step;
         TakeMissedSteps(steps[2 * table], 1, missed, &head->linear, head->state());
         const RowStep& of_factors = steps[2 * table + 1];
-        if (head->factor_row != 0 && of_factors.catches_up) {
+        if (head->factor_row > 0 && of_factors.catches_up) {
           const RowTable& t = layout_.tables[table];
           char* const kept = Row(s, table, head->factor_row - 1);
           float* const w = t.bfloat16 ? wide.data() : Floats(kept);
@@ -480,9 +696,10 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
         head->last_step = static_cast<int32_t>(step);
         shard.NoteChange(local);
       }
+      if (!cold.empty()) error.Note(Cool(s, share));
     }
   });
-  return Status();
+  return error.status();
 }
 
 Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n, float* linear,
@@ -499,6 +716,7 @@ Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n
     next[table] += row_bytes_[table];
   }
   const ShardGroups groups = GroupByShard(keys, n);
+  std::vector<Cold> cold;
   for (int s = 0; s < kShards; ++s) {
     if (groups.starts[s] == groups.starts[s + 1]) continue;
     FeatureTable::Shard& shard = table_->shard(s);
@@ -517,7 +735,9 @@ Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n
       }
       if (!admitted[i]) continue;
       const int table = layout_.TableOf(keys[i]);
-      if (head != nullptr && head->factor_row != 0) {
+      if (head != nullptr && head->factor_row < 0) {
+        cold.push_back({shard.At(local), i});
+      } else if (head != nullptr && head->factor_row != 0) {
         std::memcpy(to[i], Row(s, table, head->factor_row - 1), row_bytes_[table]);
       } else {
         const RowTable& t = layout_.tables[table];
@@ -530,6 +750,11 @@ Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n
         }
       }
     }
+    const Status read = ReadCold(cold, [&](const Cold& row, int table, const char* bytes) {
+      std::memcpy(to[row.index], bytes, row_bytes_[table]);
+    });
+    if (!read.ok()) return read;
+    cold.clear();
   }
   return Status();
 }
@@ -573,12 +798,19 @@ Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n
         const int table = layout_.TableOf(keys[i]);
         if (!admitted[i] || layout_.tables[table].width == 0) continue;
         // The key repeats, or a push has admitted it since, if it has a row now.
+        if (head->factor_row < 0) FreeRow(s, shard.At(local), head);
         if (head->factor_row == 0) head->factor_row = AllocateRow(s, table) + 1;
         std::memcpy(Row(s, table, head->factor_row - 1), from[i], row_bytes_[table]);
       }
     }
   }
-  return Status();
+  return KeepLimit(Serial);
+}
+
+int64_t RowStore::ColdRows() const {
+  int64_t rows = 0;
+  for (const auto& file : cold_) rows += file->size();
+  return rows;
 }
 
 int64_t RowStore::Bytes() const {

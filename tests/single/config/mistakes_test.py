@@ -63,6 +63,8 @@ MISTAKES = [
   ('sparse.tables.default.linear.learning_rate=-1', 'found -1.*>= 0'),
   ('sparse.gradient_scale=mean', "'sparse.gradient_scale': found 'mean'.*'feature'"),
   ('sparse.store=redis', "'sparse.store': found 'redis'.*'rows'"),
+  ('sparse.memory_limit=1e9', 'wanted sparse.cold_dir too, a directory'),
+  ('sparse.memory_limit=0', "'sparse.memory_limit': found 0.*> 0"),
   ('model.loss=logloss', "'model.loss': found 'logloss'.*'log_loss'"),
   ('model.negative_sampling_rate=0', "'model.negative_sampling_rate': found 0"),
   ('model.interactions=fm', "'model.interactions': found 'fm'.*list"),

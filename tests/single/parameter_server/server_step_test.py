@@ -184,6 +184,11 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     rule = {'width': 4, 'init_scale': 0.1, 'dtype': 'bfloat16', 'factors': {'kind': 'adagrad_row'}}
     self.check(KEEP | {'sparse.tables.default': rule}, 2, 2, self.uneven(2), rtol=2.0**-7)
 
+  def test_rows_on_disk(self):
+    """Of each server's rows, one chunk or two are in memory at a time."""
+    limit = {'sparse.memory_limit': 2_240_000, 'sparse.cold_dir': self.get_temp_dir()}
+    self.check(self.rules('adagrad', 0.05) | limit, 2, 2, self.uneven(2))
+
   @pytest.mark.long
   def test_a_schedule(self):
     schedule = {'kind': 'cosine', 'period': 6, 'warmup_steps': 3}

@@ -1,0 +1,352 @@
+// Rows on disk: a store with a limit of memory equals one without, and its faults have a name.
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <limits>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ops/cc/rows/row_store.h"
+#include "tests/cc/testing.h"
+
+namespace ctr {
+namespace {
+
+constexpr int64_t kKeys = 40000;
+
+RowHyper MakeHyper(bool catches_up) {
+  RowHyper hyper = {};
+  hyper.learning_rate = 0.1f;
+  hyper.initial_accumulator = 0.1f;
+  hyper.l2 = 0.01f;
+  hyper.beta1 = 0.9f;
+  hyper.beta2 = 0.999f;
+  hyper.epsilon = 1e-7f;
+  hyper.clip = std::numeric_limits<float>::infinity();
+  hyper.l2_catch_up = catches_up ? 1.0f : 0.0f;
+  return hyper;
+}
+
+// A table and its rows, with a limit of memory unless that is 0.
+struct Rows {
+  explicit Rows(int64_t limit, const std::string& rule = "adagrad", bool catches_up = false)
+      : hyper(4, MakeHyper(catches_up)) {
+    RowLayout layout;
+    layout.tables = {{24, 0.1f, FindRowRule(rule), FindRowRule(rule), false},
+                     {48, 0.1f, FindRowRule("sgd"), FindRowRule("sgd"), true}};
+    layout.slot_table = {-1, 0, 1};
+    Policy policy;
+    CHECK(Policy::Parse("admission=none eviction=unseen delete_after_unseen_days=1", &policy).ok());
+    table = std::make_unique<FeatureTable>(policy, RowStore::PayloadBytes(layout));
+    store = std::make_unique<RowStore>(table.get(), layout);
+    if (limit > 0) CHECK(store->LimitMemory(limit, "/tmp").ok());
+  }
+
+  // Reads everything that a checkpoint has; returns it as bytes.
+  Status Export(FeatureColumns* columns, std::string* bytes);
+  std::string Export() {
+    FeatureColumns columns;
+    std::string bytes;
+    CHECK(Export(&columns, &bytes).ok());
+    return bytes;
+  }
+
+  int64_t Memory() { return table->Bytes() + store->Bytes(); }
+
+  std::vector<RowHyper> hyper;
+  std::unique_ptr<FeatureTable> table;
+  std::unique_ptr<RowStore> store;
+  // What Export has read.
+  std::vector<float> linear;
+  std::vector<int32_t> last_step;
+  std::unique_ptr<bool[]> admitted;
+  std::string factors[2];
+};
+
+Status Rows::Export(FeatureColumns* columns, std::string* bytes) {
+  for (int s = 0; s < kShards; ++s) {
+    for (int64_t place = 0; place >= 0;) place = table->Export(s, place, 1000, false, columns);
+  }
+  const RowLayout& layout = store->layout();
+  const int64_t n = columns->key.size();
+  admitted = std::make_unique<bool[]>(n + 1);
+  int64_t counts[2] = {0, 0};
+  for (int64_t i = 0; i < n; ++i) {
+    admitted[i] = columns->admitted[i] != 0;
+    counts[layout.TableOf(columns->key[i])] += admitted[i];
+  }
+  linear.resize(n * layout.linear_floats());
+  last_step.resize(n);
+  for (int t = 0; t < 2; ++t) factors[t].resize(counts[t] * layout.tables[t].row_bytes());
+  const Status status = store->ExportRows(columns->key.data(), admitted.get(), n, linear.data(),
+                                          last_step.data(), {factors[0].data(), factors[1].data()});
+  const auto add = [&](const auto& column) {
+    bytes->append(reinterpret_cast<const char*>(column.data()), column.size() * sizeof(column[0]));
+  };
+  add(columns->key);
+  add(columns->show);
+  add(columns->unseen_days);
+  add(linear);
+  add(last_step);
+  bytes->append(factors[0]).append(factors[1]);
+  return status;
+}
+
+// The rows of some keys, and a push of them.
+struct Step {
+  Status Pull(Rows* rows, const std::vector<int64_t>& keys, bool train,
+              const ParallelFor& parallel_for = Serial) {
+    ids.resize(keys.size());
+    offsets.resize(keys.size() + 1);
+    linear.resize(keys.size());
+    return rows->store->Pull(keys.data(), keys.size(), train, parallel_for, ids.data(),
+                             offsets.data(), linear.data(), [&](int64_t total) {
+                               factors.assign(total + 1, 0.0f);
+                               return factors.data();
+                             });
+  }
+
+  Status Train(Rows* rows, const std::vector<int64_t>& keys, int64_t step,
+               const ParallelFor& parallel_for = Serial) {
+    const Status status = Pull(rows, keys, true, parallel_for);
+    if (!status.ok()) return status;
+    const std::vector<float> shows(keys.size(), 1.0f), clicks(keys.size(), 0.0f);
+    const std::vector<float> linear_grad(keys.size(), 0.25f), factors_grad(factors.size(), 0.5f);
+    const float one = 1.0f;
+    RowPush push;
+    push.n = keys.size();
+    push.keys = keys.data();
+    push.ids = ids.data();
+    push.offsets = offsets.data();
+    push.shows = shows.data();
+    push.clicks = clicks.data();
+    push.linear_grad = linear_grad.data();
+    push.factors_grad = factors_grad.data();
+    push.scale = &one;
+    push.scale_n = 1;
+    push.hyper = rows->hyper.data();
+    push.step = step;
+    return rows->store->Push(push, parallel_for);
+  }
+
+  bool operator==(const Step& other) const {
+    return linear == other.linear && factors == other.factors;
+  }
+
+  std::vector<int64_t> ids;
+  std::vector<int32_t> offsets;
+  std::vector<float> linear, factors;
+};
+
+// The keys of a batch: more of the low ones, and some twice.
+std::vector<int64_t> Batch(std::mt19937* random, int64_t n, int64_t most) {
+  std::vector<int64_t> keys;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t id = (*random)() % most * ((*random)() % 1024) / 1024;
+    keys.push_back(static_cast<int64_t>(1 + id % 2) << 52 | id);
+  }
+  return keys;
+}
+
+// The features alone take half of it.
+constexpr int64_t kLimit = 7 << 20;
+
+// Trains rows until some are on disk; returns the number of steps.
+int TrainBeyondTheLimit(Rows* rows) {
+  std::mt19937 random(2);
+  for (int step = 1;; ++step) {
+    CHECK(Step().Train(rows, Batch(&random, 3000, kKeys), step).ok());
+    if (rows->store->ColdRows() > 5000) return step;
+    CHECK(step < 1000);
+  }
+}
+
+void CompareWithAllInMemory(const std::string& rule, bool catches_up) {
+  Rows all(0, rule, catches_up), limited(kLimit, rule, catches_up);
+  const ParallelFor threads = testing::Threads(3);
+  std::mt19937 random(1);
+  Step one, other;
+  int64_t most_cold = 0;
+  for (int step = 1; step <= 150; ++step) {
+    const std::vector<int64_t> keys = Batch(&random, 2000, kKeys);
+    CHECK(one.Train(&all, keys, step).ok());
+    CHECK(other.Train(&limited, keys, step, threads).ok());
+    CHECK(one == other);
+    const int64_t cold = limited.store->ColdRows();
+    most_cold = std::max(most_cold, cold);
+    if (step % 10 == 0) {  // an evaluation, which leaves rows where they are
+      const std::vector<int64_t> others = Batch(&random, 3000, kKeys);
+      CHECK(one.Pull(&all, others, false).ok());
+      CHECK(other.Pull(&limited, others, false, threads).ok());
+      CHECK(one == other);
+      CHECK_EQ(limited.store->ColdRows(), cold);
+    }
+    if (step % 40 != 0) continue;
+    for (Rows* rows : {&all, &limited}) {
+      CHECK(rows->store->CatchUp(rows->hyper.data(), step, Serial).ok());
+      rows->table->Decay(Serial);
+      rows->table->Evict(Serial);
+      rows->table->Age(Serial);
+    }
+    CHECK(all.Export() == limited.Export());
+  }
+  CHECK(most_cold > 1000);
+  CHECK(all.Export() == limited.Export());
+  limited.table->Clear(Serial);
+  CHECK_EQ(limited.store->ColdRows(), 0);
+}
+
+TEST(ALimitedStoreEqualsOneInMemory) { CompareWithAllInMemory("adagrad", false); }
+
+TEST(CatchUpReachesRowsOnDisk) { CompareWithAllInMemory("adam", true); }
+
+TEST(MemoryStaysWithinTheLimit) {
+  Rows limited(kLimit);
+  std::mt19937 random(3);
+  for (int step = TrainBeyondTheLimit(&limited), end = step + 30; step < end; ++step) {
+    CHECK(Step().Train(&limited, Batch(&random, 3000, kKeys), step).ok());
+    // Beside what counts there are the allocators' last pieces, and lists of chunks.
+    CHECK(limited.Memory() < kLimit + (5 << 20));
+  }
+}
+
+TEST(ImportsBeyondTheLimitLieOnDisk) {
+  Rows all(0), limited(kLimit);
+  std::mt19937 random(3);
+  for (int step = 1; step <= 60; ++step)
+    CHECK(Step().Train(&all, Batch(&random, 3000, kKeys), step).ok());
+  FeatureColumns columns;
+  std::string bytes;
+  CHECK(all.Export(&columns, &bytes).ok());
+  CHECK(limited.table->Import(columns).ok());
+  CHECK(limited.store
+            ->ImportRows(columns.key.data(), all.admitted.get(), columns.key.size(),
+                         all.linear.data(), all.last_step.data(),
+                         {all.factors[0].data(), all.factors[1].data()})
+            .ok());
+  CHECK(limited.store->ColdRows() > 1000);
+  CHECK(limited.Export() == bytes);
+}
+
+TEST(ThreadsThatTrainAtOnceLoseNothing) {
+  constexpr int kThreads = 4, kRounds = 25;
+  Rows all(0, "sgd"), limited(kLimit, "sgd");
+  for (Rows* rows : {&all, &limited}) {
+    for (RowHyper& hyper : rows->hyper) hyper.l2 = 0.0f;  // steps then commute
+  }
+  const auto train = [](Rows* rows, int seed) {
+    std::mt19937 random(seed);
+    Step step;
+    for (int round = 0; round < kRounds; ++round)
+      CHECK(step.Train(rows, Batch(&random, 2000, kKeys), 1, testing::Threads(2)).ok());
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) threads.emplace_back(train, &limited, t);
+  for (std::thread& thread : threads) thread.join();
+  for (int t = 0; t < kThreads; ++t) train(&all, t);
+  CHECK(limited.store->ColdRows() > 1000);
+  for (Rows* rows : {&all, &limited}) rows->Export();
+  std::vector<int64_t> keys;
+  for (int64_t id = 0; id < kKeys; ++id) keys.push_back((1 + id % 2) << 52 | id);
+  Step one, other;
+  CHECK(one.Pull(&all, keys, false).ok() && other.Pull(&limited, keys, false).ok());
+  CHECK(one.linear == other.linear);
+  for (int64_t i = 0; i < kKeys; i += 2) {  // the other table is in bfloat16: its rounding differs
+    for (int32_t at = one.offsets[i]; at < one.offsets[i + 1]; ++at)
+      CHECK(one.factors[at] == other.factors[at]);
+  }
+}
+
+// The descriptors of scratch files.
+std::vector<int> ScratchFiles() {
+  std::vector<int> found;
+  for (int fd = 0; fd < 100; ++fd) {
+    char name[4096] = "";
+    const std::string link = "/proc/self/fd/" + std::to_string(fd);
+    if (readlink(link.c_str(), name, sizeof(name) - 1) <= 0) continue;
+    if (std::string(name).find("/tmp/rows-") == 0) found.push_back(fd);
+  }
+  return found;
+}
+
+Status PullAll(Rows* rows, bool train) {
+  std::vector<int64_t> keys;
+  for (int64_t id = 0; id < kKeys; ++id) keys.push_back((1 + id % 2) << 52 | id);
+  return Step().Pull(rows, keys, train);
+}
+
+TEST(ADamagedFileIsRefused) {
+  for (const bool cut : {false, true}) {
+    Rows limited(kLimit);
+    TrainBeyondTheLimit(&limited);
+    CHECK(PullAll(&limited, false).ok());
+    const std::vector<int> files = ScratchFiles();
+    CHECK_EQ(files.size(), size_t{2});
+    for (const int fd : files) {
+      if (cut) {
+        CHECK(ftruncate(fd, 1000) == 0);
+      } else {
+        const std::vector<char> zeros(1 << 20);
+        CHECK(pwrite(fd, zeros.data(), zeros.size(), 0) == static_cast<ssize_t>(zeros.size()));
+      }
+    }
+    for (const bool train : {false, true}) {
+      const Status status = PullAll(&limited, train);
+      CHECK(status.code() == Status::kDataLoss);
+      CHECK(status.message().find("cold_dir: /tmp: ") == 0);
+      CHECK(status.message().find(cut ? "cut" : "damaged") != std::string::npos);
+    }
+    FeatureColumns columns;
+    std::string bytes;
+    CHECK(limited.Export(&columns, &bytes).code() == Status::kDataLoss);
+  }
+  CHECK(ScratchFiles().empty());
+}
+
+// A limit of a file's size stands for a full disk.
+TEST(AFullDiskLosesNothing) {
+  Rows all(0), limited(kLimit);
+  std::mt19937 random(4);
+  std::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit before, small;
+  CHECK(getrlimit(RLIMIT_FSIZE, &before) == 0);
+  small = before;
+  small.rlim_cur = 300 << 10;
+  CHECK(setrlimit(RLIMIT_FSIZE, &small) == 0);
+  Status status;
+  for (int step = 1; status.ok(); ++step) {
+    CHECK(step < 1000);
+    const std::vector<int64_t> keys = Batch(&random, 3000, kKeys);
+    CHECK(Step().Train(&all, keys, step).ok());
+    status = Step().Train(&limited, keys, step);
+  }
+  CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
+  CHECK(status.code() == Status::kResourceExhausted);
+  CHECK(status.message().find("cold_dir: /tmp: cannot write rows there: ") == 0);
+  CHECK(limited.store->ColdRows() > 0);
+  CHECK(all.Export() == limited.Export());
+}
+
+TEST(MistakesAreNamed) {
+  Rows rows(0);
+  const Status absent = rows.store->LimitMemory(kLimit, "/tmp/no/such/directory");
+  CHECK(absent.code() == Status::kInvalidArgument);
+  CHECK(absent.message().find("cold_dir: found /tmp/no/such/directory, ") == 0);
+  Rows small(2 << 20);
+  std::mt19937 random(5);
+  Status status;
+  for (int step = 1; step <= 40 && status.ok(); ++step)
+    status = Step().Train(&small, Batch(&random, 3000, kKeys), step);
+  CHECK(status.code() == Status::kResourceExhausted);
+  CHECK(status.message().find("memory_limit: found 2097152 bytes, ") == 0);
+}
+
+}  // namespace
+}  // namespace ctr
+
+int main() { return testing::RunAll(); }

@@ -1,0 +1,112 @@
+"""A job whose rows lie on disk beyond `sparse.memory_limit`: it equals one that holds all."""
+
+import os
+import re
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+
+from tests.support.states import state_of
+from trainer import config
+from trainer.comm.communicator import SingleProcess
+from trainer.embedding.stores import plain_disk_errors
+from trainer.errors import UserError
+from trainer.evaluation.finished_run import open_run
+from trainer.job.job import Job
+from trainer.training.step import TrainStep
+
+# Features take 2.2 MB, as there are few, and rows at most 2 MB beside them.
+LIMIT = 2_600_000
+
+
+def scratch_files():
+  """The descriptors of the files in which rows lie: these have no name."""
+  links = {fd: f'/proc/self/fd/{fd}' for fd in os.listdir('/proc/self/fd')}
+  return [
+    fd for fd, link in links.items() if os.path.islink(link) and '/rows-' in os.readlink(link)
+  ]
+
+
+class ColdRowsTest(tf.test.TestCase):
+  @classmethod
+  def setUpClass(cls):
+    super().setUpClass()
+    cls.folder = tempfile.mkdtemp()
+    rng = np.random.default_rng(1)
+    cls.logs = [f'{cls.folder}/day_{day}.csv' for day in range(4)]
+    for day, path in enumerate(cls.logs):  # the users of a day come back after two days
+      users = rng.integers(400, size=300) + 400 * (day % 3)
+      with open(path, 'w', encoding='utf-8') as f:
+        f.write('user,item,label\n')
+        f.writelines(f'{u},{rng.integers(50)},{rng.integers(2)}\n' for u in users)
+
+  def config(self, run_dir, logs=4, **sparse):
+    return config.Config.model_validate(
+      {
+        'run_dir': run_dir,
+        'data': {
+          'train': self.logs[:logs],
+          'test': [self.logs[0]],
+          'day_pattern': r'day_(\d+)',
+          'slots': [{'name': 'user', 'counts': True}, {'name': 'item'}],
+        },
+        'model': {'interactions': ['linear', 'fm']},
+        'sparse': {'tables': {'default': {'width': 8}}} | sparse,
+        'lifecycle': {'admission': 'none', 'delete_after_unseen_days': 1, 'decay': 0.9},
+        'train': {'batch_size': 64},
+        'checkpoint': {'every_steps': 2},
+        'export': {'base': True, 'delta_every_passes': 1},
+      }
+    )
+
+  def run_job(self, run_dir, **changes):
+    """Trains a run; returns how many bytes its table takes in memory."""
+    cfg = self.config(run_dir, **changes)
+    step = TrainStep(cfg, SingleProcess())
+    Job(cfg, SingleProcess(), step).run()
+    return int(step.store.bytes())
+
+  def limit(self, bytes_=LIMIT):
+    folder = tempfile.mkdtemp(dir=self.folder)
+    return {'memory_limit': bytes_, 'cold_dir': folder}
+
+  def test_a_run_equals_one_in_memory(self):
+    all_in_memory, limited = (f'{self.folder}/{name}' for name in ('all', 'limited'))
+    sparse = self.limit()
+    self.assertGreater(self.run_job(all_in_memory), self.run_job(limited, logs=2, **sparse))
+    self.run_job(limited, **sparse)  # continues
+    expected, found = state_of(all_in_memory), state_of(limited)
+    for what in ('rows', 'dense', 'exports'):
+      self.assertNotEmpty(expected[what])
+      self.assertEqual(found[what], expected[what], what)
+    self.assertEqual(os.listdir(sparse['cold_dir']), [])
+    with open_run(limited) as run:
+      self.assertEqual(int(run.step.store.size()), len(expected['rows']))
+
+  def test_a_damaged_file_is_refused_by_name(self):
+    sparse = self.limit()
+    cfg = self.config(f'{self.folder}/damaged', **sparse)
+    step = TrainStep(cfg, SingleProcess())
+    job = Job(cfg, SingleProcess(), step)
+    job.run()
+    self.assertNotEmpty(scratch := scratch_files())
+    for fd in scratch:
+      os.truncate(f'/proc/self/fd/{fd}', 0)
+    named = f'^sparse.cold_dir: {re.escape(sparse["cold_dir"])}: cannot read the row of key'
+    with self.assertRaisesRegex(UserError, named), plain_disk_errors():
+      list(step.store.export_state())
+
+  def test_a_mistake_is_one_line(self):
+    run_dir = f'{self.folder}/mistakes'
+    nowhere = self.limit() | {'cold_dir': f'{self.folder}/none'}
+    for sparse, said in (
+      (nowhere, f'sparse.cold_dir: found {self.folder}/none, where no file can be made'),
+      (self.limit(1e5), 'sparse.memory_limit: found 100000 bytes, while keys, counts and linear'),
+    ):
+      with self.assertRaisesRegex(UserError, f'^{re.escape(said)}[^\n]*$'), plain_disk_errors():
+        self.run_job(run_dir, **sparse)
+
+
+if __name__ == '__main__':
+  tf.test.main()
