@@ -90,7 +90,7 @@ class Policy:
 
   @property
   def delta_takes_gains(self) -> bool:
-    """Whether a delta holds no feature whose score has not grown since it was written."""
+    """Whether a delta holds only features whose score has grown since they were last written."""
     return all(p.delta_threshold is None or p.delta_threshold > 0 for p in self._every)
 
   @property

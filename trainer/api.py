@@ -392,7 +392,10 @@ def train_here(
 
 
 def passes_to_score(run: 'FinishedRun', patterns: Sequence[str]) -> list['Pass']:
-  """Returns the passes that the patterns match, or those of data.test; a UserError if neither."""
+  """Returns the passes that the patterns match; without patterns, those of data.test.
+
+  Raises a UserError if data.test is empty too.
+  """
   from trainer.data.passes import passes
 
   patterns = patterns or run.cfg.data.test

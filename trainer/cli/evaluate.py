@@ -151,7 +151,7 @@ def slices_by_text(
 
 
 def print_slices(by_column: dict[str, list[JsonObject]]) -> None:
-  """Prints a table of metrics for each slot or column and task."""
+  """Prints the metrics of the slices: a table for each name in `by_column` and each task."""
   from trainer.tools.evaluated import slice_table
 
   for name, rows in by_column.items():

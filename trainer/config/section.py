@@ -1,4 +1,4 @@
-"""The base class of sections with its rules, types of numbers, and helpers for rules."""
+"""The base class of the sections of the config; types of numbers, and helpers for rules."""
 
 import functools
 import re

@@ -168,10 +168,11 @@ def beside(
 
 
 def joined(tables: Iterator[pa.Table], items: Iterator[pa.Table]) -> Iterator[pa.Table]:
-  """Yields tables of recommended items, with the columns copied from the log in front.
+  """Replaces the column `sample` of recommended items by the columns copied from the log.
 
-  `tables` have these columns for all samples, in order. `items` have a line for each item; their
-  first column, `sample`, is its sample's number, ascending, and the copied columns replace it.
+  `tables` have the copied columns, a row for each sample of the log, in order. `items` have a row
+  for each item; their first column, `sample`, is the index of the sample for which the item is
+  recommended, ascending.
   """
   rest, first = next(tables), 0
   for table in items:

@@ -163,8 +163,8 @@ def transform_dense(
 ) -> tf.Tensor:
   """Applies the transforms of dense columns, then replaces NaN by the column's `missing`.
 
-  A transform is log1p, x → sign(x)·log(1 + |x|); or standardise, x → (x − mean) / deviation, at
-  most the column's bound away from 0 if it has one; or log1p followed by standardise.
+  A transform is log1p, x → sign(x)·log(1 + |x|); or standardise, x → (x − mean) / deviation,
+  clipped to [−bound, bound] if the column has a bound; or log1p followed by standardise.
 
   Args:
     dense: float32 [B, Dn], NaN where missing; the result is finite.

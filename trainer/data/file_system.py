@@ -341,9 +341,9 @@ def info_of(path: str) -> pa.fs.FileInfo:
 def walk(
   directory: str, onerror: Callable[[OSError], None], skip: Mapping[str, set[str]]
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-  """Does what os.walk does, for remote directories too, and passes over some names.
+  """Does what os.walk does, for remote directories too, but leaves out the names in `skip`.
 
-  These are in `skip`, {directory: names}, from which names that are gone are removed.
+  `skip` is {directory: names}. Names that a directory no longer holds are removed from it.
   """
   if not is_remote(directory):
     yield from _walk_here(directory, onerror, skip)

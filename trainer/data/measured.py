@@ -259,8 +259,9 @@ def _fitting(samples: int, steps: int, least: int) -> int:
 def _features_per_sample(cfg: config.Config) -> float | None:
   """Returns how many features the log's first samples have on average, at least one a slot.
 
-  A list of which layers read the mean counts as one. It is None if no slot may hold several, if no
-  pass has a sample that can be read, or with model.retrieval, which does not add up rows.
+  A list whose mean the layers read (`Config.averaged`) counts as one feature. The result is None
+  if no slot may hold several features, if no pass has a sample that can be read, or with
+  model.retrieval, which does not add up rows.
   """
   slots = len(cfg.data.slots)
   summed = [f for f, is_mean in enumerate(cfg.averaged()) if not is_mean]

@@ -22,7 +22,9 @@ def num_rows(path: str) -> int:
 def blocks(
   path: str, data: config.Data, wanted: dict[str, str], part: Part = WHOLE
 ) -> Iterator[Callable[[], Block]]:
-  """Reads an ORC file in blocks, whole stripes, as `csv_format.blocks` does; lines are records.
+  """Reads an ORC file a stripe at a time; yields blocks of at most BLOCK_ROWS of its records.
+
+  `Block.lines` are the numbers of the records. For the rest, see `csv_format.blocks`.
 
   Pyarrow does not say how many rows a stripe has, so one column of the stripes before the part is
   read too, to count their rows.

@@ -274,10 +274,11 @@ def stamp_of(files: Sequence[LogFile]) -> str | None:
 
 
 def folder_columns(file: LogFile) -> tuple[dict[str, str | None], dict[str, str | None]]:
-  """Returns the columns, {name: text}, that folders give a file: dt=31/x has the column dt.
+  """Returns the columns that the names of folders give a file: dt=31/x has the column dt, '31'.
 
-  First come those of folders below the pass; then those of the pass itself, if it is a folder, and
-  of the folders directly above it. Names, texts and missing values are encoded as Hive does.
+  Returns two dicts {name: text}. The first has the columns of folders within the pass, if it is a
+  folder. The second has those of the pass itself and of the folders directly above it. Names, texts
+  and missing values are encoded as Hive does.
   """
   folders = os.path.dirname(absolute(file.path)).split('/')
   own = len(absolute(file.below).split('/')) if file.below else len(folders)

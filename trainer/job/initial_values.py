@@ -21,11 +21,12 @@ def set_initial_values(
   prepared: PreparedPass,
   items: PreparedPass | None = None,
 ) -> None:
-  """Sets what has not been set yet, before the model trains on a pass.
+  """Sets the statistics of dense columns and the biases, if not set yet, before a pass.
 
   The statistics of a run's first pass, and of the table `items`, standardise dense columns in all
-  passes. The model begins at the mean label of the first pass that has one of each class: otherwise
-  the rows of features would learn it, and a feature that is new would lack its share.
+  passes. With its first bias a task predicts its mean label in the first pass that has labels of
+  both classes. If the bias began at 0, the rows of features would learn this mean, and a feature
+  without a row would be predicted without it.
   """
   if step.steps == 0:
     click_rate = prepared.click_rate(cfg.click_shares()) if cfg.counted_fields() else None

@@ -46,7 +46,7 @@ class Source:
     return []
 
   def since(self, ready: Sequence[Pass]) -> float | None:
-    """Returns when the oldest came that is not trained on yet; None if there is none.
+    """Returns when the oldest pass or message came that is not trained on yet; None if none waits.
 
     `ready` are the passes that are ready.
     """
@@ -239,6 +239,9 @@ class ReadyPasses:
     return progress.closed_day if progress.day is None else progress.day
 
   def seconds_behind(self, ready: Sequence[Pass]) -> float | None:
-    """Returns how long ago the oldest came that is not trained on yet; None if there is none."""
+    """Returns how many seconds ago the oldest pass or message came that is not trained on yet.
+
+    None if there is none. `ready` are the passes that are ready.
+    """
     since = self.source.since(ready)
     return None if since is None else round(max(0.0, self._clock() - since), 3)

@@ -329,7 +329,11 @@ class Stream:
     return decided(End(is_finished=True))
 
   def _renewed(self, data_pass: Pass, begun: Entry) -> JsonObject:
-    """Returns the fields of `begun`, a pass's entry, with the content that the pass has now."""
+    """Returns the fields of `begun`, a pass's entry, brought up to date if the pass has changed.
+
+    Size, times and checksum are then those of the pass's present files. They stay as they are if
+    the files cannot be read.
+    """
     with contextlib.suppress(OSError, UserError):  # who reads it next will tell
       if not begun.is_of(stamp(data_pass)):
         begun = dataclasses.replace(entry_of(data_pass, begun.epoch), reason=begun.reason)

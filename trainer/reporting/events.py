@@ -106,7 +106,10 @@ class EventLog:
         self._cut(keep_bytes)
 
   def _cut(self, keep_bytes: int | None) -> None:
-    """Does what `cut` does; OSError if no line ends there, as something else changed the file."""
+    """Removes the events after the first `keep_bytes` bytes, except those in OF_THE_JOB.
+
+    Raises OSError if no line ends at `keep_bytes`: then something else has changed the file.
+    """
     size = self.position
     if keep_bytes is None or size == keep_bytes:
       return

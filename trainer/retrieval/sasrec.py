@@ -54,7 +54,10 @@ class SASRec(tf.keras.layers.Layer):
   def call(
     self, history: HistoryVectors, position: tf.Tensor | None, training: bool = False
   ) -> tf.Tensor:
-    """Returns the vectors of B histories, float32 [B, D]; LayerInputs.position seeds dropout."""
+    """Returns a vector for each of B histories, float32 [B, D].
+
+    `position` is LayerInputs.position, from which the random numbers of dropout follow.
+    """
     size, length, width = tf.shape(history.mask)[0], tf.shape(history.mask)[1], self._width
     # Histories are padded to max_length with their newest feature at the end, so that dropout draws
     # the same numbers for a sample in any batch.

@@ -83,7 +83,11 @@ class _Protocol(HttpToolsProtocol):
     self.cycle.keep_alive &= not self._turns.ends
 
   def may_begin(self) -> bool:
-    """Returns whether a request may be on its way: the connection, or its head, is that new."""
+    """Returns whether a request may be about to arrive.
+
+    That is so for _SECONDS_TO_BEGIN after the connection opened, or after a request's head began,
+    until the head is complete.
+    """
     if self._timer is None or self._head_bytes < 0:  # a request is under way, or was answered
       return False
     return self._timer.when() - self.loop.time() > self._seconds_to_send - _SECONDS_TO_BEGIN

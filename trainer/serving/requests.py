@@ -1,8 +1,8 @@
-"""A request for scores, in the form that every protocol is read to, and what it costs.
+"""A request for scores, in the one form to which the requests of every protocol are converted.
 
-The cost is counted in samples, up to `max_instances`, before anything is worked on. What samples
-share, such as a column of one value, counts once a sample, because layers and some columns work on
-it once a sample: `SAMPLE_BYTES` of it, written out, count as a sample.
+The cost is counted in samples, and limited to `max_instances`, before anything is computed. A value
+that all samples share counts as if it stood in each of them, because layers and some columns work
+on it once for each sample: every SAMPLE_BYTES bytes of such copies count as one sample.
 """
 
 import itertools

@@ -135,7 +135,7 @@ def _values(name: str, tensor: TensorProto, shape: Sequence[int]) -> Json:
 
 
 class _Handler(grpc.GenericRpcHandler):
-  """Answers all calls as bytes, so that no message is read before the client's token."""
+  """Takes the messages of all calls undecoded, to check the client's token before parsing one."""
 
   def __init__(self, batcher: Batcher):
     self._batcher, self._gate, self.begun = batcher, batcher.gate, 0  # calls

@@ -98,7 +98,10 @@ class View(abc.ABC):
     """Returns the rows of keys, int64 [n]; VersionGone if the store holds another version."""
 
   def fetch(self, keys: np.ndarray) -> None:
-    """Puts the rows of keys, int64 [n], which `row_store` lacks, into it where they exist."""
+    """Copies the rows of `keys`, int64 [n], into `row_store`, which lacks them.
+
+    Keys that have no row in this version are passed over.
+    """
 
   def settled(self, read: Callable[[RowStore], tuple[_Read, np.ndarray]]) -> _Read | None:
     """Reads the row store; None if there is none, or if it changes again and again.

@@ -384,7 +384,8 @@ def _manifest(
 ) -> JsonObject:
   """Returns what an export's manifest says of its rows and files.
 
-  To the `entries` of files, {file: its size and checksum}, it adds `keys_crc32`, that of the keys.
+  `entries` is {file: its size and checksum}. This adds `keys_crc32`, the checksum of a file's keys,
+  to the entries of files that have keys.
   """
   for name, crc in (item for part in parts for item in part.keys_crc32.items()):
     if name in entries:

@@ -18,10 +18,13 @@ BLANK, OTHER, ALL = -1, -2, -3
 
 
 def _values(batch: SlotBatch, slot: int | None, slots: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the key of each value in one of `slots` slots, and its sample's index, int64 [m] each.
+  """Returns the distinct keys that each sample has in a slot, and the samples' indices, int64 [m].
 
-  `slot` is the index of the slot; None for the column data.group. A sample without a value has the
-  key BLANK.
+  A sample without a value has the key BLANK.
+
+  Args:
+    slot: the index of the slot; None for the column data.group.
+    slots: the number of slots, F.
   """
   if slot is None:
     group = np.asarray(batch.group)

@@ -276,7 +276,8 @@ class TopicPasses(Source):
   def _cut_by_time(self, place: _Place, starts: Mapping[str, int]) -> Spans | None:
     """Does what `_cut` does, for passes whose messages have timestamps in one window or day.
 
-    A window ends for a partition with a message that is `lateness_seconds` newer than its end.
+    In each partition a window ends before the first message that is at least `lateness_seconds`
+    newer than the window's end.
     """
     cut, time = self._topic.cut, place.time
     length = round(1000 * cut.seconds) if cut.by == 'time' else DAY_MS

@@ -211,7 +211,10 @@ def arrow(made: config.Time, reader: ArrowReader) -> pa.Array:
 def _graph_times(
   name: str, made: config.Time, reader: GraphReader
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Reads a column's texts as times in TensorFlow; returns what `_read` does."""
+  """Reads a column's texts as times, with TensorFlow ops.
+
+  Returns the times in UTC and on the zone's clock, in seconds, and which texts are times.
+  """
   pattern = _PATTERNS[made.unit]
   texts = tf.strings.regex_replace(reader.texts(name), *_ZULU)
   is_matched = tf.strings.regex_full_match(texts, pattern)
