@@ -92,22 +92,25 @@ Status ColdFile::Write(const std::vector<int64_t>& keys, const char* rows,
       std::memcpy(&buffer[k * slot_bytes_], row, row_bytes_);
       std::memcpy(&buffer[k * slot_bytes_ + row_bytes_], &sum, sizeof(sum));
     }
-    int64_t chunk;
+    int64_t chunk = 0;
+    std::string why;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      if (free_.empty()) {
-        chunk = rows_.size();
+      if (free_.empty() && rows_.size() >> (31 - bits_) == 0) {
+        free_.push_back(static_cast<int32_t>(rows_.size()));
         rows_.push_back(0);
+      }
+      if (free_.empty()) {
+        why = "the file has 2^31 places";
       } else {
         chunk = free_.back();
         free_.pop_back();
+        rows_[chunk] = static_cast<int32_t>(count);
+        size_ += count;
       }
-      rows_[chunk] = static_cast<int32_t>(count);
-      size_ += count;
     }
-    for (int64_t k = 0; k < count; ++k) places->push_back(static_cast<int32_t>(chunk << bits_ | k));
-    std::string why;
-    if (chunk >= int64_t{1} << (31 - bits_)) why = "it holds 2^31 rows";
+    for (int64_t k = 0; why.empty() && k < count; ++k)
+      places->push_back(static_cast<int32_t>(chunk << bits_ | k));
     for (int64_t done = 0, bytes = buffer.size(); why.empty() && done < bytes;) {
       const ssize_t wrote =
           pwrite(fd_, &buffer[done], bytes - done, (chunk << bits_) * slot_bytes_ + done);
