@@ -130,10 +130,10 @@ class CommandLineTest(tf.test.TestCase):
   def test_a_validation_is_part_of_what_a_run_continues_from(self):
     valid = f'data.valid=[{self.folder}/test.csv]'
     self.assertEqual(self.train('--set', valid, '--set', 'train.epochs=1').returncode, 0)
-    before = [e for e in self.events() if e.get('split') == 'valid']
+    before = [e for e in self.events() if (e['event'], e.get('split')) == ('eval', 'valid')]
     self.assertLen(before, 1)
     self.assertEqual(self.train('--set', valid, '--set', 'train.epochs=2').returncode, 0)
-    after = [e for e in self.events() if e.get('split') == 'valid']
+    after = [e for e in self.events() if (e['event'], e.get('split')) == ('eval', 'valid')]
     self.assertEqual((after[0], len(after)), (before[0], 2))
 
   def test_plateau(self):
@@ -147,7 +147,9 @@ class CommandLineTest(tf.test.TestCase):
     self.assertEqual(done.returncode, 0, done.stderr)
     self.assertIn('data.valid: data.train has', done.stderr)
     self.assert_narrow(done)
-    self.assertLen([e for e in self.events() if e.get('split') == 'valid'], 6)
+    self.assertLen(
+      [e for e in self.events() if (e['event'], e.get('split')) == ('eval', 'valid')], 6
+    )
     with open(f'{self.folder}/run/checkpoints/ckpt-000000060/progress.json', encoding='utf-8') as f:
       self.assertEqual(json.load(f)['rate'], 0.25)
 

@@ -22,6 +22,7 @@ from trainer.serving.publisher import Publisher
 from trainer.serving.requests import Request
 from trainer.serving.service import Service
 from trainer.storage import chain, export_writer
+from trainer.tools import report
 from trainer.training import run_log
 
 USERS = [f'u{i}' for i in range(12)]
@@ -104,7 +105,9 @@ class ContinuedRunTest(tf.test.TestCase):
         self.assertIn('kept: ', printed)
     self.assertNotIn('cannot write', ' '.join(logged.output))
     self.assertGreater(events['dropped'].iloc[0], 8_000)
-    self.assertIn('(report.keep_mb)', pathlib.Path(self.run_dir, 'report.html').read_text())
+    path = os.path.join(self.get_temp_dir(), 'report.html')
+    report.write([self.run_dir], path)
+    self.assertIn('(report.keep_mb)', pathlib.Path(path).read_text())
 
   def chain(self) -> list[str]:
     return [done.name for done in chain.chain(os.path.join(self.run_dir, 'exports'))]

@@ -195,6 +195,17 @@ CASES = (
     found('overfits_here', trained=0.97, new=0.67),
     'the model overfits: AUC was 0.97 in training and is 0.67 here; fewer epochs, l2, dropout',
   ),
+  (found('not_finite', 'logloss', value=None), 'logloss is None; wanted a finite one'),
+  (
+    found('blank', 'item', share=0.1, usual=0.98),
+    "slot 'item' is blank: 10.00% of the samples have it; wanted about 98.00%",
+  ),
+  (
+    found('fell', 'auc', value=0.61, usual=0.7, tolerance=0.02),
+    'auc is 0.6100; wanted 0.7000, or worse by 0.02 at most',
+  ),
+  (found('no_auc', label=0.0), 'no AUC: all labels are 0'),
+  (found('no_auc', 'buy', label=1.0), 'buy: no AUC: all labels are 1'),
   (found('few_clicks', clicks=40.0), '40 clicks are too few to judge a model by'),
   (found('other_sampling', calibration=3.0), 'the predictions add up to 3.00 times the clicks; '),
   (
