@@ -82,6 +82,8 @@ def main() -> int:
     raise UserError('--candidates: wanted --retrieve_run_dir with it')
   run_dirs = {'--run_dir': RUN_DIR.value, '--retrieve_run_dir': RETRIEVE_RUN_DIR.value}
   run_dirs = {flag: run_dir for flag, run_dir in run_dirs.items() if run_dir}
+  if run_dirs:
+    _listener().close()  # a port that is taken is told before a run_dir is waited for
   for flag, run_dir in run_dirs.items():
     await_run_dir(flag, run_dir)
   member = _forked() if PROCESSES.value > 1 else None
@@ -100,14 +102,14 @@ def _forked() -> processes.Member:
   """Starts the other processes, and returns in each."""
   if GRPC_PORT.value == 0:
     raise UserError('--grpc_port: found 0 with --processes; wanted a port, which they share')
-  listener = _listener()
-  if GRPC_PORT.value:
-    with plain_errors(f'--host {HOST.value}, --grpc_port {GRPC_PORT.value}'):
-      processes.listener(HOST.value, GRPC_PORT.value).close()  # nobody else listens there
-  return processes.fork(PROCESSES.value, listener)
+  return processes.fork(PROCESSES.value, _listener())
 
 
 def _listener() -> socket.socket:
+  """Returns a socket that listens at --port; nobody else listens at --grpc_port either."""
+  if GRPC_PORT.value:
+    with plain_errors(f'--host {HOST.value}, --grpc_port {GRPC_PORT.value}'):
+      processes.listener(HOST.value, GRPC_PORT.value).close()
   with plain_errors(f'--host {HOST.value}, --port {PORT.value}'):
     return processes.listener(HOST.value, PORT.value)
 

@@ -8,6 +8,7 @@ over all.
 import asyncio
 import contextlib
 import ctypes
+import errno
 import mmap
 import os
 import shutil
@@ -26,6 +27,7 @@ from trainer import command_line
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 BACKLOG = 1024
 _SECONDS_TO_ANSWER = 5
+_SECONDS_TO_BIND = 2
 _CRASHES = signal.SIGBUS, signal.SIGSEGV, signal.SIGABRT
 _LONGEST_PAUSE = 60
 MARKER = 'damaged'  # the file of a store in which a reader says what is damaged
@@ -33,9 +35,20 @@ _PR_SET_PDEATHSIG = 1  # of <sys/prctl.h>
 
 
 def listener(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens; port 0: any free port."""
+  """Returns a socket that listens; port 0: any free port.
+
+  A server that was killed may hold the port for a moment, so it tries for _SECONDS_TO_BIND.
+  """
   family = socket.AF_INET6 if ':' in host else socket.AF_INET
-  found = socket.create_server((host, port), family=family, backlog=BACKLOG)
+  deadline = time.monotonic() + _SECONDS_TO_BIND
+  while True:
+    try:
+      found = socket.create_server((host, port), family=family, backlog=BACKLOG)
+      break
+    except OSError as e:
+      if e.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+        raise
+    time.sleep(0.05)
   # An answer's head and body are sent in two pieces; without this the second waits for 40 ms.
   found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
   return found
