@@ -161,6 +161,9 @@ def read_through(transaction: lmdb.Transaction) -> None:
   """Reads a whole store; Damaged or an error of LMDB if it is not whole, or the process ends."""
   with transaction.cursor() as cursor:
     if transaction.get(VERSION) is None:
+      is_foreign = cursor.set_range(VERSION[:-1]) and cursor.key().startswith(VERSION[:-1])
+      if transaction.stat()['entries'] and not is_foreign:
+        raise Damaged('it has keys and no version')
       return
     count, before = 0, b''
     for name, data in cursor:

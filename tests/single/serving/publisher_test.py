@@ -349,6 +349,16 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
       self.check(reader, newest)
     self.assertBetween(refused, 6, 12)
 
+  def test_keys_without_a_version_are_damage(self):
+    """As of a file that was cut within the page that had it."""
+    for name in (b'version of format 9', b'key'):
+      folder = os.path.join(self.folder, name.decode())
+      with lmdb.open(folder, map_size=1 << 24) as env, env.begin(write=True) as transaction:
+        transaction.put(name, embedded_files.sealed(name, b'value'))
+      wanted = self.assertRaisesRegex(embedded_files.Damaged, 'it has keys and no version')
+      with wanted if name == b'key' else contextlib.nullcontext():
+        embedded_files.check(folder)
+
   def test_an_inner_page_that_changed_is_found(self):
     """Else a search is led to the wrong page, and a row that is there counts as absent."""
     rng, folder = np.random.default_rng(6), f'{self.folder}/inner'
