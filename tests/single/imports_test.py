@@ -42,7 +42,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 BUDGETS = {
   'core': 27_930,
   'serving': 3_823,
-  'tools': 5_368,
+  'tools': 5_375,
   'parameter_server': 2_308,
   'retrieval': 1_818,
   'topics': 873,

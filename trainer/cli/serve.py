@@ -106,7 +106,7 @@ def _forked() -> processes.Member:
 
 
 def _listener() -> socket.socket:
-  """Returns a socket that listens at --port; nobody else listens at --grpc_port either."""
+  """Returns a socket that listens at --port, once it has seen that --grpc_port is free too."""
   if GRPC_PORT.value:
     with plain_errors(f'--host {HOST.value}, --grpc_port {GRPC_PORT.value}'):
       processes.listener(HOST.value, GRPC_PORT.value).close()

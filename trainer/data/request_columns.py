@@ -193,7 +193,7 @@ class RequestColumns:
     return Samples(np.concatenate([keys, more]), places, values, segments, dense)
 
   def _numbers(self, values: Sequence[Json]) -> np.ndarray | None:
-    """Returns a column's numbers, float32, NaN for null; None: the log's reader must read them."""
+    """Returns a column's numbers, float32, NaN for null; None if only the log's reader can."""
     if not {float, int, type(None)}.issuperset(map(type, values)):
       return None
     try:
@@ -291,7 +291,7 @@ class RequestColumns:
 
 
 def _plain_texts(values: Sequence[Json]) -> Sequence[str] | None:
-  """Returns texts and whole numbers as texts; None: the log's reader must read them."""
+  """Returns texts and whole numbers as texts; None if only the log's reader can."""
   kinds = set(map(type, values))
   if kinds == {str}:
     return values

@@ -67,7 +67,7 @@ def _admitted_share(counts: pd.DataFrame, policy: Policy, slot_id: int) -> float
 
 
 def _row_bytes(table: Table, fields: int) -> float:
-  """Estimates the bytes of a feature's embedding, one a field, and of its optimizer state."""
+  """Estimates a feature's bytes: the embeddings of all `fields`, and their optimizer state."""
   number, width = 2 if table.dtype == 'bfloat16' else 4, table.width * fields
   return OVERHEAD * number * (width + state_floats(table.factors.kind, width))
 

@@ -54,7 +54,7 @@ class Source:
     return None
 
   def messages(self) -> int | None:
-    """Returns how many messages are not trained on yet, as last seen; None: it has none."""
+    """Returns how many messages are not trained on yet, as last seen; None for files."""
     return None
 
   def figures(self, data_pass: Pass) -> JsonObject:

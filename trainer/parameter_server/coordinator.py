@@ -198,7 +198,7 @@ class Coordinator:
     return ''
 
   def _missing(self) -> list[str]:
-    """Returns who must still join before the job can form; but for mode ps, not lost workers."""
+    """Returns who must still join before the job can begin; only mode ps waits for lost workers."""
     servers = [f'ps {i}' for i in range(1, len(self._cluster.servers))]
     workers = [f'worker {i}' for i in range(len(self._cluster.workers))]
     if self._generation and self._sync.mode != 'ps':

@@ -34,6 +34,11 @@ def try_columns(
   if not cfg.data.valid:
     raise UserError(f'{path}: data.valid: columns are judged by it; wanted files')
   metric = (metric or cfg.deciding_metric).replace('gauc', 'auc')  # GAUC has no such interval
+  label = cfg.deciding_label
+  known = ('rmse',) if label.loss == 'squared_error' else ('auc', 'logloss')
+  if metric not in known:
+    wanted = f'{" or ".join(known)}, which label {label.name} has'
+    raise UserError(f"--metric: found '{metric}'; wanted {wanted}")
   os.makedirs(study_dir, exist_ok=True)
 
   @functools.cache
@@ -53,7 +58,9 @@ def try_columns(
         yield str(e)
         continue
       table = whole.compare(run, cfg.data.valid).set_index(['task', 'metric'])
-      row = config.direction(metric) * table.loc[cfg.deciding_label.name, metric]
+      if (label.name, metric) not in table.index:  # all its labels are alike
+        raise UserError(f'data.valid: has no {metric}; wanted labels of both classes')
+      row = config.direction(metric) * table.loc[label.name, metric]
       gain, low, high = row['difference'], *sorted(row[['low', 'high']])
       yield (
         f"without '{column}', seed {seed}: {metric} of data.valid gains {gain:.4f} "
@@ -73,7 +80,7 @@ def try_columns(
 
 
 def _trained(path: str, settings: Sequence[str], run_dir: str, launcher: Sequence[str]) -> api.Run:
-  """Trains in a process of its own, unless that is done."""
+  """Trains, or goes on with what was interrupted, in a process of its own; returns the run."""
   cfg, stored = config.load(path, settings, run_dir), os.path.join(run_dir, config.GIVEN)
   if os.path.exists(stored) and config.load(stored).given != cfg.given:
     raise UserError(f'{run_dir}: was trained with another config; wanted another --study_dir')

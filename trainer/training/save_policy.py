@@ -62,7 +62,7 @@ class SavePolicy:
     return self._is_due
 
   def would_lose(self) -> bool:
-    """Whether to save after an epoch or a failed export, as no checkpoint holds the state."""
+    """Whether no checkpoint has the present state: then it is saved after an epoch, for example."""
     return not self._state.is_saved
 
   def saved(self) -> None:
