@@ -41,7 +41,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
   'core': 27_930,
-  'serving': 3_823,
+  'serving': 3_825,
   'tools': 5_375,
   'parameter_server': 2_308,
   'retrieval': 1_818,

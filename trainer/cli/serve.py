@@ -89,7 +89,7 @@ def main() -> int:
   member = _forked() if PROCESSES.value > 1 else None
   if STORE.value:
     if '://' not in STORE.value:  # files that are mapped
-      processes.crash_alone(STORE.value)
+      processes.crash_alone(STORE.value, member and member.turns)
     return _serve([], member)
   with contextlib.ExitStack() as stack:
     runs = [_opened(stack, run_dir, len(run_dirs) == 2) for run_dir in run_dirs.values()]

@@ -63,9 +63,9 @@ class Turns:
     self.own = 0  # which one this process is
     self.ends = False  # whether it stops, and lets nobody accept in its place
 
-  def has(self, connections: int) -> None:
-    """Tells the others how many connections this process has."""
-    self._numbers[self.own] = 0 if self.ends else 1 + connections
+  def has(self, connections: int | None) -> None:
+    """Tells the others how many connections this process has; None: it does not accept."""
+    self._numbers[self.own] = 0 if self.ends or connections is None else 1 + connections
 
   def are_anothers(self) -> bool:
     """Returns whether another process that accepts has fewer connections."""
@@ -166,11 +166,11 @@ def _begin(handlers: Mapping[int, object], parent: int, last: signal.Signals) ->
     sys.exit(1)
 
 
-def crash_alone(store: str) -> None:
+def crash_alone(store: str, turns: Turns | None = None) -> None:
   """Returns in a new process; if it crashes, the calling one says so and starts another one.
 
   Reading the files of a damaged store may crash a process; the file MARKER in `store` then says so
-  too. The calling process passes signals on, and ends with the status of the new one.
+  too, and `turns` know. The calling process passes signals on, and ends with the new one's status.
   """
   child, parent, pause = 0, os.getpid(), 1
 
@@ -189,6 +189,8 @@ def crash_alone(store: str) -> None:
     child = 0
     if -status not in _CRASHES:
       sys.exit(status if status >= 0 else command_line.SIGNALLED - status)
+    if turns:
+      turns.has(None)
     name = signal.Signals(-status).name
     logging.error('the process at work crashed (%s); it is started again in %d s', name, pause)
     with contextlib.suppress(OSError), open(f'{store}/{MARKER}', 'w', encoding='utf-8') as f:
