@@ -144,6 +144,23 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
       progress['topics'][self.name]['offsets'], {'0': 250, '1': 450, '2': 250, '3': 250}
     )
 
+  def test_the_marks_of_transactions_are_no_messages(self):
+    """The mark alone stays behind the pass: its time is not waited for."""
+    producer = confluent_kafka.Producer(
+      {'bootstrap.servers': self.cluster.brokers, 'transactional.id': self.name}
+    )
+    producer.init_transactions(30)
+    for i in range(2):
+      producer.begin_transaction()
+      for record in topics.records(99, seed=i):
+        producer.produce(self.name, topics.as_json(record), partition=0)
+      producer.commit_transaction(30)
+    figures = Status('trainer', 1800)
+    with mock.patch.object(topic, 'SECONDS_TO_ANSWER', 3600.0):
+      (trained,) = self.train({'pass': {'records': 199}}, figures=figures)
+    self.assertEqual([trained[name] for name in ('examples', 'absent_offsets', 'lag')], [198, 1, 1])
+    self.assertEqual(figures.read()['seconds_behind'], 0)
+
   def test_how_late_it_is(self):
     """By the time of the next message, however lately it was cut, also of one without a pass."""
     hours_ago = round(1000 * (time.time() - 5 * 3600))
