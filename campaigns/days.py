@@ -13,6 +13,7 @@ from campaigns.processes import SOON, Fault, Job
 from campaigns.streams import write_config
 from campaigns.units import Found, Kind, fork, in_child, killed_in_the_end, told
 from tests.support.states import state_of
+from trainer.job import ready_passes
 from trainer.job.stream import Stream
 
 ROUNDS = 5  # of a stream: its job is started again
@@ -103,6 +104,8 @@ def _fast_clock() -> None:
   time.time = fast
   make = Stream.__init__  # its default is the clock at import
   make.__defaults__ = tuple(fast if value is clock else value for value in make.__defaults__)
+  # The pause after a look at the directory would else end so much sooner than its duration asks.
+  ready_passes.SECONDS_BETWEEN_REMOTE_LOOKS *= _SPEED
 
 
 def _feed(folder: str) -> None:
