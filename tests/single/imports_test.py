@@ -45,7 +45,7 @@ BUDGETS = {
   'tools': 5_375,
   'parameter_server': 2_308,
   'retrieval': 1_818,
-  'topics': 873,
+  'topics': 826,
 }
 
 

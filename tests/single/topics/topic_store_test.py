@@ -84,6 +84,20 @@ class TopicStoreTest(topics.ClusterTest):
       self.assertEqual(self.publish().version.sequence, sequence)
       self.check(copy, sequence)
 
+  def test_a_publisher_that_was_overtaken_goes_on(self):
+    store = open_store(self.address, '--to', writable=True)
+    self.addCleanup(store.close)
+    first, found = Publisher(self.run_.directory, store), []
+    for kind in ('base', 'delta', 'delta'):
+      self.run_.train()
+      self.run_.export(kind)
+      found.append(first.advance() if kind == 'base' else self.publish())
+      found.append(first.advance())
+    self.assertEqual([a and a.version.sequence for a in found], [1, None, 2, None, 3, None])
+    self.run_.train()
+    self.run_.export('delta')
+    self.assertEqual(first.advance().version.sequence, 4)
+
   def test_a_cluster_that_is_away_is_told(self):
     with mock.patch('trainer.topics.topic.SECONDS_TO_ANSWER', 0.2):
       with self.assertRaisesRegex(UserError, 'data.topic: x: .*'):

@@ -400,7 +400,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
         (topic, '_AT_ONCE', 0),  # as if no message came
         (topic, 'SECONDS_TO_ANSWER', 1.0),
         (stop_request, 'SECONDS_FOR_OTHERS', 0.0),
-        (topic.absl_logging, 'warning', stop),
+        (topic.logging, 'warning', stop),
       ):
         stack.enter_context(mock.patch.object(module, name, value))
       self.assertEqual(one.run(), 0)
