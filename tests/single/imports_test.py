@@ -44,7 +44,7 @@ BUDGETS = {
   'serving': 3_823,
   'tools': 5_375,
   'parameter_server': 2_308,
-  'retrieval': 1_818,
+  'retrieval': 1_799,
   'topics': 826,
 }
 
