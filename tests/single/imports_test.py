@@ -43,7 +43,7 @@ BUDGETS = {
   'core': 27_930,
   'serving': 3_823,
   'tools': 5_375,
-  'parameter_server': 2_308,
+  'parameter_server': 2_272,
   'retrieval': 1_799,
   'topics': 826,
 }

@@ -345,7 +345,7 @@ class Servers:
       In mode ps, the fields of StepCounts, summed over all workers, float32 [5]; all are NaN if the
         loss or a sum of gradients is not finite. In other modes, the number of steps so far.
     """
-    arrays = tf.nest.flatten(push)
+    arrays = [np.asarray(array) for array in tf.nest.flatten(push)]
     self.bytes += sum(array.nbytes for array in arrays)
     if self._in_lockstep:
       return self._push(*arrays)
