@@ -25,7 +25,7 @@ try:
   import confluent_kafka
 except ModuleNotFoundError as e:
   wanted = "pip install 'ctr-trainer[kafka]'"
-  raise UserError(f"a topic of Kafka needs the package '{e.name}'; wanted {wanted}") from None
+  raise UserError(f"data.topic: needs the package '{e.name}'; wanted {wanted}") from None
 
 GROUP = 'ctr-train'  # under which offsets are committed, unless data.topic.config has group.id
 SECONDS_TO_ANSWER = 5.0
