@@ -281,7 +281,7 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
         self.check(store, newest)
     with store._files.begin() as transaction, transaction.cursor() as cursor:
       names = [name for name in cursor.iternext(values=False) if name.startswith(b'changed to')]
-    self.assertLen(names, 8)
+    self.assertLen(names, 9)
 
   def publish_one(self, store):
     sequence = self.export('delta')
