@@ -42,8 +42,8 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 BUDGETS = {
   'core': 27_930,
   'serving': 3_790,
-  'tools': 5_375,
-  'parameter_server': 2_272,
+  'tools': 5_369,
+  'parameter_server': 2_269,
   'retrieval': 1_797,
   'topics': 826,
 }
