@@ -45,7 +45,7 @@ BUDGETS = {
   'tools': 5_369,
   'parameter_server': 2_269,
   'retrieval': 1_797,
-  'topics': 826,
+  'topics': 823,
 }
 
 

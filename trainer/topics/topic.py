@@ -180,16 +180,12 @@ class Topic:
     self._consumer.unassign()
     return found
 
-  def messages(
-    self, partition: str, span: Span, waits: Callable[[], None] | None = None
-  ) -> Iterator[list[confluent_kafka.Message]]:
+  def messages(self, partition: str, span: Span) -> Iterator[list[confluent_kafka.Message]]:
     """Yields the messages of a partition in order, some at a time.
 
-    If the cluster does not answer, it raises Away; with `waits`, it warns instead, and calls
-    `waits` again and again until the cluster answers or the process is asked to stop (Stopped). It
-    raises Expired if the cluster has deleted the next message to yield.
+    It raises Away if the cluster does not answer, and Expired if it has deleted the next message.
     """
-    place, since, is_told = span.start, time.monotonic(), False
+    place, since = span.start, time.monotonic()
     self._consumer.assign([self._at(partition, place)])
     while place < span.end:
       got, is_there = [], True
@@ -210,20 +206,11 @@ class Topic:
         with plain_kafka(self.what):
           raise expired(self._name, partition, place, self._there(partition))
       if got or place >= span.end:
-        if is_told:
-          logging.warning('%s: the cluster answers again', self.what)
-        since, is_told = time.monotonic(), False
+        since = time.monotonic()
         continue
       self._check_refused()
-      if waits:
-        waits()
-        if attempts_end():
-          raise Stopped(f'{self.what}: asked to stop while no message came')
-      if not is_told and time.monotonic() - since > SECONDS_TO_ANSWER:
-        is_told, told = True, f'{self.what}:{partition}:{place}: no answer'
-        if not waits:
-          raise Away(told)
-        logging.warning('%s; waiting for it', told)
+      if time.monotonic() - since > SECONDS_TO_ANSWER:
+        raise Away(f'{self.what}:{partition}:{place}: no answer')
     self._consumer.unassign()  # else `bounds` is answered only after a fetch that waits
 
   def close(self) -> None:
@@ -283,15 +270,25 @@ class _PassReader(NamedTuple):
     return block._replace(lines=np.array(offsets, np.int64)[block.lines], malformed=malformed)
 
   def _messages(self, partition: str) -> Iterator[list[confluent_kafka.Message]]:
-    span, meta = self.spans.parts[partition], self.meta
+    span, meta, is_away = self.spans.parts[partition], self.meta, False
     while span.start < span.end:
       try:
-        for messages in self.client.messages(partition, span, self.waits):
+        for messages in self.client.messages(partition, span):
+          if is_away:
+            logging.warning('%s: the cluster answers again', self.client.what)
+          is_away = False
           span = span._replace(start=messages[-1].offset() + 1)
           meta['absent'] -= len(messages)
           meta['known'][partition] = Known.of(messages[-1])
           yield self._in_time(messages) if self.data.topic.days else messages
         return
+      except Away as e:
+        if not is_away:
+          logging.warning('%s; waiting for it', e)
+        is_away = True
+        self.waits()
+        if attempts_end():
+          raise Stopped(f'{self.client.what}: asked to stop while no message came') from None
       except Expired as e:
         if self.data.topic.on_expired == 'fail':
           raise

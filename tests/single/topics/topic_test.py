@@ -454,7 +454,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
       for start in range(0, 200, 40):
         client = topic.Topic(self.config().data.topic)
         for p in map(str, range(4)):
-          read = client.messages(p, Span(start, start + 40), lambda: None)
+          read = client.messages(p, Span(start, start + 40))
           offsets = [message.offset() for some in read for message in some]
           self.assertEqual(offsets, list(range(start, start + 40)), p)
         client.close()
