@@ -41,7 +41,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
   'core': 27_930,
-  'serving': 3_790,
+  'serving': 3_791,
   'tools': 5_369,
   'parameter_server': 2_269,
   'retrieval': 1_797,

@@ -336,8 +336,9 @@ class _EmbeddedView(View):
     """Returns the keys of all rows that differ from those of `before`; None if unknown."""
     version, keys = self.version, [np.zeros([0], np.int64)]
     while version != before:
-      name = _changed_to(version.sequence)
-      earlier, later, changed = (value_of(self._transaction, name) or b'\n\n').split(b'\n', 2)
+      names = _changed_to(version.sequence), b'changed'  # as 0.2.0 calls that of the newest version
+      lists = (value_of(self._transaction, name) for name in names)
+      earlier, later, changed = next(filter(None, lists), b'\n\n').split(b'\n', 2)
       if later != version.to_json():
         return None
       keys.append(np.frombuffer(changed, _KEY)['key'].astype(np.int64))
