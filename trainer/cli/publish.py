@@ -7,6 +7,7 @@ docs/serving.md). It may be killed and restarted at any moment.
 import contextlib
 import os
 import signal
+import sys
 import time
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -52,32 +53,19 @@ SECONDS_BETWEEN_LOOKS = 0.1  # between looks at the exports
 SECONDS_BETWEEN_TRIES = 2  # between attempts to reach the store
 
 
-class _Stopped(BaseException):
-  """A signal has asked the command to end. At any moment that is as safe as a kill."""
-
-
 @command_line.command
 def main() -> int:
-  asked: list[int] = []
+  waits = not ONCE.value and ROLLBACK.value is None
 
   def stop(number: int, _: FrameType | None) -> None:
+    """Ends the command, at any moment: that is as safe as a kill."""
     for one in (signal.SIGTERM, signal.SIGINT):
       signal.signal(one, signal.SIG_IGN)
-    asked.append(number)
-    raise _Stopped
+    # Where something was asked for once, it is not done.
+    sys.exit(command_line.status_of_server([number]) if waits else command_line.SIGNALLED + number)
 
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, stop)
-  try:
-    return _run()
-  except _Stopped:
-    if ONCE.value or ROLLBACK.value is not None:  # what was asked for is not done
-      return command_line.SIGNALLED + asked[0]
-    return command_line.status_of_server(asked)
-
-
-def _run() -> int:
-  waits = not ONCE.value and ROLLBACK.value is None
   if '://' not in TO.value and waits:
     processes.crash_alone(TO.value)
   status = Status('publisher', STALLED_SECONDS.value)

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -86,7 +86,11 @@ def main() -> int:
     _listener().close()  # a port that is taken is told before a run_dir is waited for
   for flag, run_dir in run_dirs.items():
     await_run_dir(flag, run_dir)
-  member = _forked() if PROCESSES.value > 1 else None
+  member = None
+  if PROCESSES.value > 1:
+    if GRPC_PORT.value == 0:
+      raise UserError('--grpc_port: found 0 with --processes; wanted a port, which they share')
+    member = processes.fork(PROCESSES.value, _listener())
   if STORE.value:
     if '://' not in STORE.value:  # files that are mapped
       processes.crash_alone(STORE.value, member and member.turns)
@@ -96,13 +100,6 @@ def main() -> int:
     if len(runs) == 2:
       _check_pair(*(run.cfg for run in runs))
     return _serve(runs, member)
-
-
-def _forked() -> processes.Member:
-  """Starts the other processes, and returns in each."""
-  if GRPC_PORT.value == 0:
-    raise UserError('--grpc_port: found 0 with --processes; wanted a port, which they share')
-  return processes.fork(PROCESSES.value, _listener())
 
 
 def _listener() -> socket.socket:
@@ -166,9 +163,8 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
     strict=STRICT.value,
   )
   services = [_service(run) for run in runs or [None]]
-  recommender = None
-  if len(services) == 2:
-    recommender = Recommender(services[1], services[0], CANDIDATES.value)
+  is_pair = len(services) == 2
+  recommender = Recommender(*reversed(services), CANDIDATES.value) if is_pair else None
   app = http.App(
     services[0],
     NAME.value,
@@ -217,24 +213,17 @@ def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:
           command_line.say(f'serving grpc://{host}:{grpc_port}', 'serving')
       await server.serve(sockets=[listener])
 
-  with contextlib.ExitStack() as stack:
-    for service in services:
-      stack.enter_context(_followed(service))
-    asyncio.run(serve())
-  return command_line.status_of_server(asked)
-
-
-@contextlib.contextmanager
-def _followed(service: 'Service') -> Iterator[None]:
-  """Keeps a service up to date, in a thread, while the context lasts."""
   stop = threading.Event()
-  follower = threading.Thread(target=service.follow, args=(stop, SECONDS_BETWEEN_LOOKS))
-  follower.start()
+  follow = [threading.Thread(target=s.follow, args=(stop, SECONDS_BETWEEN_LOOKS)) for s in services]
+  for follower in follow:
+    follower.start()
   try:
-    yield
+    asyncio.run(serve())
   finally:
     stop.set()
-    follower.join(SECONDS_TO_END)  # a store may not answer
+    for follower in follow:
+      follower.join(SECONDS_TO_END)  # a store may not answer
+  return command_line.status_of_server(asked)
 
 
 def _service(run: _Run | None) -> 'Service':

@@ -47,21 +47,22 @@ def auc(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> M
 def logloss(labels: np.ndarray, probabilities: np.ndarray, weights: np.ndarray) -> Measured | None:
   """Returns the log loss; None without samples. Labels are 0 or 1, weights above 0, all [n]."""
   inside = np.clip(probabilities, 1e-15, 1 - 2.0**-25)
-  return _mean(-labels * np.log(inside) - (1 - labels) * np.log1p(-inside), weights)
+  return mean(-labels * np.log(inside) - (1 - labels) * np.log1p(-inside), weights)
 
 
 def rmse(labels: np.ndarray, predictions: np.ndarray, weights: np.ndarray) -> Measured | None:
   """Returns the root of the mean squared error; None without samples. Weights are above 0."""
-  mean = _mean(np.square(predictions - labels), weights)
-  if mean is None:
+  square = mean(np.square(predictions - labels), weights)
+  if square is None:
     return None
-  root = float(np.sqrt(mean.value))
-  return Measured(root, mean.influence / max(2 * root, 1e-300))
+  root = float(np.sqrt(square.value))
+  return Measured(root, square.influence / max(2 * root, 1e-300))
 
 
-def _mean(values: np.ndarray, weights: np.ndarray) -> Measured | None:
+def mean(values: np.ndarray, weights: np.ndarray) -> Measured | None:
+  """Returns the weighted mean; None without samples. Weights are above 0."""
   if not len(values):
     return None
   share = weights / weights.sum()
-  mean = float(share @ values)
-  return Measured(mean, share * (values - mean))
+  value = float(share @ values)
+  return Measured(value, share * (values - value))

@@ -62,7 +62,7 @@ class CoordinatorClient(Communicator):
     process: Process = Process(),
   ):
     self._cluster, self._lost_seconds, self._process = cluster, sync.lost_peer_seconds, process
-    self._leaving = self._entered = self.late = False
+    self._leaving = self.late = False
     self._ended = threading.Event()
     self._welcomes: queue.SimpleQueue[tuple[Plain, ...]] = queue.SimpleQueue()
     self._replies: queue.SimpleQueue[Plain] = queue.SimpleQueue()
@@ -108,7 +108,7 @@ class CoordinatorClient(Communicator):
     """Waits for the others to be within a pass, and joins it; returns the pass's `state`."""
     self._connection.send(['enter'])
     state = self._replies.get()
-    self.late, self._entered = False, True
+    self.late = False
     return state
 
   def open_pass(self, work: Mapping[str, int | None], state: Plain) -> None:
@@ -117,11 +117,9 @@ class CoordinatorClient(Communicator):
     All workers call it and wait for one another, except one that has joined the pass by `enter`,
     which returned the `state` given here.
     """
-    if self._entered:
-      self._entered = False
-    else:
+    if not self.independent:
       self._meet('open_pass', [dict(work), state])
-    self.independent = True
+      self.independent = True
 
   def claim(self, stop: bool, save: bool, is_merged: bool = True) -> Claimed:
     """Reports this worker's last unit as done, and waits for the next one; see WorkQueue.claim."""

@@ -99,25 +99,15 @@ class GeoStep(WorkerStep):
     copy: row_store.RowStore,
     keys: np.ndarray,
     changes: row_store.PulledRows,
-    shows: np.ndarray | None = None,
+    shows: np.ndarray | float = 0.0,
   ) -> None:
-    """Adds changes to the weights of a copy's rows, and shows (None: no shows) to their features.
+    """Adds changes to the weights of a copy's rows, and shows to their features.
 
     Neither takes an optimizer step. Clicks stay 0: only the servers count them.
     """
-    none = np.zeros([len(keys)], np.float32)
-    copy.push(
-      keys,
-      changes,
-      shows=none if shows is None else shows,
-      clicks=none,
-      linear_gradient=changes.linear,
-      factors_gradient=changes.factors,
-      scale=[1.0],
-      hyper=self.dense.row_hyperparameters(self._step_here),
-      step=1,
-      add=True,
-    )
+    counts = np.full([len(keys)], shows, np.float32), np.zeros([len(keys)], np.float32)
+    hyper = self.dense.row_hyperparameters(self._step_here)
+    copy.push(keys, changes, *counts, changes.linear, changes.factors, [1.0], hyper, 1, add=True)
 
   def _follow(self, keys: np.ndarray) -> None:
     """Adds the changes on the servers to copied rows: local += server − old; old = server."""
@@ -145,8 +135,7 @@ class GeoStep(WorkerStep):
       unknown = row_store.PulledRows(
         np.full([n], -1), np.zeros([n + 1], np.int32), np.zeros([n], np.float32), none
       )
-      shows = np.where(admitted[is_new], _ADMITTING_SHOWS, 0).astype(np.float32)
-      self._add(copy, keys[is_new], unknown, shows)
+      self._add(copy, keys[is_new], unknown, np.where(admitted[is_new], _ADMITTING_SHOWS, 0))
 
   @property
   def is_merged(self) -> bool:
@@ -167,18 +156,9 @@ class GeoStep(WorkerStep):
     buffer, values = packing.pack_rows(difference, tf.range(len(keys)), sent, self._dtype)
     here = [v.numpy() for v in self.dense.trainable]
     changes = [(v - old_v) * np.float32(self._share) for v, old_v in zip(here, self._old_dense)]
-    self.servers.push(
-      Push(
-        keys=keys,
-        shows=touched.shows.numpy(),
-        clicks=touched.clicks.numpy(),
-        buffer=buffer.numpy(),
-        keys_per_server=sent.numpy(),
-        values_per_server=values.numpy(),
-        dense=changes,
-        counts=np.array([self._steps, 0, 0, 0, 0], np.float32),
-      )
-    )
+    counts = np.array([self._steps, 0, 0, 0, 0], np.float32)
+    of_keys = keys, touched.shows, touched.clicks
+    self.servers.push(Push(*of_keys, buffer, sent, values, changes, counts))
     self._add(self._old, keys, difference)
     self._follow(keys)
     server = self.servers.state()[0][: len(here)]

@@ -72,12 +72,10 @@ class RowsOnServers:
     self._together(lambda store: store.keep_changes())
 
   def decay(self) -> None:
-    for store in self._own():
-      store.decay()
+    self._together(lambda store: store.decay())
 
   def age(self) -> None:
-    for store in self._own():
-      store.age()
+    self._together(lambda store: store.age())
 
   def forget_counts(self) -> None:
     self._together(lambda store: store.forget_counts())

@@ -75,21 +75,17 @@ def run(
     make_job = Job if cfg.sync.mode == 'ps' else AsynchronousJob
     figures.also = client.progress
     with plain_disk_errors():
-      step = make_step(cfg, client, cluster, server.target)
-      return _work(make_job(cfg, client, step, figures), client)
+      job = make_job(cfg, client, make_step(cfg, client, cluster, server.target), figures)
+      stopped_by = job.run()
+      troubles = job.close()
+      client.barrier()
+      status = command_line.status(stopped_by, troubles)
+      client.bye(status)
+      return status
   except UserError as e:
     client.end(str(e), EXIT_STATUS if is_exhausted(e) else 2)
   except Exception as e:
     client.end_by(e)
-
-
-def _work(job: Job, client: CoordinatorClient) -> int:
-  stopped_by = job.run()
-  troubles = job.close()
-  client.barrier()
-  exit_status = command_line.status(stopped_by, troubles)
-  client.bye(exit_status)
-  return exit_status
 
 
 def _on_signals(stop: Callable[[int], None]) -> None:

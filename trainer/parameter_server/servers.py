@@ -150,7 +150,7 @@ class Servers:
   def _on_worker(self) -> contextlib.AbstractContextManager:
     return tf.device(f'/job:worker/task:{self._cluster.index}/device:CPU:0')
 
-  def _pull_graph(self, train: bool) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+  def _pull_graph(self, train: bool) -> tuple[tuple, list[tf.Tensor]]:
     with self._on_worker():
       keys = v1.placeholder(tf.int64, [None])
       sent = sharding.owner_counts(keys, self.count)
@@ -164,13 +164,13 @@ class Servers:
           counts.append(counts_of(store, part))
     with self._on_worker():
       buffer, store = tf.concat(buffers, 0), self.stores[0]
-      rows = packing.unpack_rows(buffer, sent, keys, store.slot_table, store.widths)
-      fetches = [*rows, sent, tf.size(buffer)]
-      if self._reads_counts:
-        fetches.append(tf.concat(counts, 0))
-    if train:
-      fetches += [v.read_value() for v in self._dense]
-    return fetches, [keys]
+      linear, factors, offsets = packing.unpack_rows(
+        buffer, sent, keys, store.slot_table, store.widths
+      )
+      show_click = tf.concat(counts, 0) if self._reads_counts else ()
+      rows = row_store.PulledRows(tf.zeros([0], tf.int64), offsets, linear, factors, show_click)
+    dense = [v.read_value() for v in self._dense] if train else []
+    return (rows, sent, dense, tf.size(buffer)), [keys]
 
   def _push_feeds(self) -> tuple[Push, list[tuple[tf.Tensor, ...]]]:
     """Adds a push's placeholders; returns them and, by server, keys, shows, clicks and values."""
@@ -327,13 +327,10 @@ class Servers:
     Returns the rows as NumPy arrays, without ids; the number of keys on each server, int32 [S]; and
     the dense variables if `train`, else [].
     """
-    pull = functools.partial(self._pulls[train], keys)
-    linear, factors, offsets, sent, values, *dense = self._repeat(pull)
+    rows, sent, dense, values = self._repeat(functools.partial(self._pulls[train], keys))
     if train:
       self.bytes += keys.nbytes + values * self._dtype.size + sum(v.nbytes for v in dense)
-    counts = dense.pop(0) if self._reads_counts else ()
-    ids = np.zeros([0], np.int64)
-    return row_store.PulledRows(ids, offsets, linear, factors, counts), sent, dense
+    return rows, sent, dense
 
   def push(self, push: Push) -> np.ndarray:
     """Sends the changes of a step, and waits until the servers have applied them.
@@ -345,7 +342,7 @@ class Servers:
       In mode ps, the fields of StepCounts, summed over all workers, float32 [5]; all are NaN if the
         loss or a sum of gradients is not finite. In other modes, the number of steps so far.
     """
-    arrays = tf.nest.flatten(push)
+    arrays = [np.asarray(array) for array in tf.nest.flatten(push)]
     self.bytes += sum(array.nbytes for array in arrays)
     if self._in_lockstep:
       return self._push(*arrays)

@@ -196,18 +196,10 @@ class ServerStep(WorkerStep):
     loss, weight, gradients, buffer, values = self._gradients(batch, deduped, *arrays)
     if not self.in_lockstep:  # otherwise all workers find it below
       self._check_finite(self._step, batch, float(loss))
-    push = Push(
-      keys=deduped.unique.numpy(),
-      shows=deduped.shows.numpy(),
-      clicks=deduped.clicks.numpy(),
-      buffer=buffer.numpy(),
-      keys_per_server=sent,
-      values_per_server=values.numpy(),
-      dense=[g.numpy() for g in gradients],
-      counts=np.array([weight, loss, *map(float, flags)], np.float32),
-    )
+    counts = np.array([weight, loss, *map(float, flags)], np.float32)
+    of_keys = deduped.unique, deduped.shows, deduped.clicks
     began = time.monotonic()
-    result = self.servers.push(push)
+    result = self.servers.push(Push(*of_keys, buffer, sent, values, gradients, counts))
     self.exchange_seconds += time.monotonic() - began
     self._stale = True
     if not self.in_lockstep:

@@ -63,7 +63,7 @@ class RetrievalPart(DensePart):
     """
     size, (step, before) = tf.shape(batch.label)[0], tf.unstack(inputs.position)
     own, drawn = retrieval.split(inputs, size)
-    queries, positives = self.model.queries(own, True), self.model.items(own, True)
+    queries, positives = self.model(own, training=True), self.model.items(own, True)
     shares, items = batch.log_share[:size], batch.item[:size]
     place = tf.cast(tf.stack([before, samples - before - tf.cast(size, tf.int64)]), tf.int32)
 
@@ -118,4 +118,4 @@ class RetrievalPart(DensePart):
     """Returns the vectors of each sample's query and of its item, float32 [B, 2, d]."""
     inputs = self.embedding.embed(batch, deduped, rows)
     with tf.device(self.device):
-      return tf.stack([self.model.queries(inputs), self.model.items(inputs)], 1)
+      return tf.stack([self.model(inputs), self.model.items(inputs)], 1)

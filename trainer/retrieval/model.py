@@ -29,16 +29,12 @@ class RetrievalModel(tf.keras.Model):
     self._dropout = retrieval.query.dropout
     self._dropout_seed = zlib.crc32(f'{seed}/dropout'.encode()) % 2**31
 
-  def queries(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the vectors of queries, float32 [B, d]."""
+  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
+    """Returns the vectors of queries, float32 [B, d], the only ones that a SavedModel computes."""
     vectors = self.query_tower(inputs, training=training)
     if training and self._dropout:
       vectors = dropout(vectors, self._dropout, self._dropout_seed, inputs.position)
     return self._scaled(vectors)
-
-  def call(self, inputs: LayerInputs, training: bool = False) -> tf.Tensor:
-    """Returns the vectors of queries, float32 [B, d], the only ones that a SavedModel computes."""
-    return self.queries(inputs, training)
 
   def predictions(self, vectors: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns what serving outputs: {'vector': float32 [B, d]}."""

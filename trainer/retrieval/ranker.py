@@ -7,7 +7,6 @@ import numpy as np
 import pandas as pd
 from absl import logging
 
-from trainer.config.retrieval import ItemTower
 from trainer.data.arrays import ranges
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
@@ -70,11 +69,9 @@ class Ranker:
       for start in range(0, data_pass.num_samples, _VECTORS_AT_ONCE):
         samples = np.arange(start, min(start + _VECTORS_AT_ONCE, data_pass.num_samples))
         batch = data_pass.gather(np.array_split(samples, size)[rank])
-        queries, users = self._vectors(batch)[0], batch.group
-        if size > 1:
-          queries, users = map(np.concatenate, zip(*self._communicator.gather([queries, users])))
-        left_out = self.left_out(users, seen)
-        places, scores = self.rank(queries, left_out, k, items)
+        own = [self._vectors(batch)[0], batch.group]
+        queries, users = map(np.concatenate, zip(*self._communicator.gather(own)))
+        places, scores = self.rank(queries, self.left_out(users, seen), k, items)
         unknown += (before + samples[~queries.any(1)]).tolist()
         yield keys[places], scores
       before += data_pass.num_samples
@@ -97,7 +94,7 @@ class Ranker:
     """
     rank, size = self._communicator.rank, self._communicator.size
     first = rank * len(self.catalogue.keys) // size
-    known = np.flatnonzero(ranking.is_trained(items))
+    known = np.flatnonzero(items.any(1))
     column = np.full([len(items) + 1], -1)
     column[known] = np.arange(len(known))
     is_mine = (left_out[1] >= first) & (left_out[1] < first + len(items))
@@ -146,22 +143,25 @@ class Ranker:
     Nothing is known of an item if none of its features has factors and its dense columns are blank.
     Then it gets the zero vector, not the vector that the item tower would make of its biases alone.
     """
-    vectors, tower = [], self._cfg.model.retrieval.item
     rank, size = self._communicator.rank, self._communicator.size
-    for batch in self.catalogue.batches(_VECTORS_AT_ONCE, rank, size):
-      of_batch, has_factors = self._step.predict_and_know(self._step.stage(batch))
-      vectors.append(of_batch[:, 1] * self._known(batch, has_factors, tower)[:, None])
-      self._inputs.progress_made()
-    return np.concatenate(vectors)
+    batches = self.catalogue.batches(_VECTORS_AT_ONCE, rank, size)
+    of_batches = (self._vectors(batch, 'item') for batch in batches)
+    return np.concatenate([vectors * known[:, None] for vectors, known in of_batches])
 
-  def _known(self, batch: SlotBatch, has_factors: np.ndarray, tower: ItemTower) -> np.ndarray:
-    """Returns of which samples a tower knows a feature or a number, bool [B]."""
+  def _vectors(self, batch: SlotBatch, side: str = 'query') -> tuple[np.ndarray, np.ndarray]:
+    """Returns a tower's vector of each sample in a batch, float32 [B, d], and which are known.
+
+    Known are samples of which the tower, `query` or `item`, knows a feature or a number, bool [B].
+    """
+    self._inputs.progress_made()
+    vectors, has_factors = self._step.predict_and_know(self._step.stage(batch))
+    tower = self._cfg.model.towers[side]
     data, slots = self._cfg.data, [slot.name for slot in self._cfg.ordered_slots]
     known = ~np.isnan(batch.dense[:, [c.name in tower.dense for c in data.dense]]).all(1)
     segments = batch.segments if len(batch.segments) else np.arange(len(batch.keys))
     sample, field = divmod(segments[has_factors], len(slots))
     known[sample[np.isin(slots, tower.slots)[field]]] = True
-    return known
+    return vectors[:, ('query', 'item').index(side)], known
 
   def all_item_vectors(self) -> tuple[np.ndarray, np.ndarray]:
     """Returns the keys of the trained items, int64 [n], and their vectors, float32 [n, d].
@@ -171,7 +171,7 @@ class Ranker:
     self.refresh()
     vectors = np.concatenate(self._communicator.gather(self.item_vectors()))
     order = np.argsort(-self.catalogue.shows, kind='stable')
-    order = order[ranking.is_trained(vectors)[order]]
+    order = order[vectors.any(1)[order]]
     return self.catalogue.keys[order], vectors[order]
 
   def query_vectors(
@@ -201,12 +201,6 @@ class Ranker:
     order = np.argsort(np.concatenate(places))
     mine = [np.concatenate(of_part)[order] for of_part in zip(*parts)]
     return tuple(map(np.concatenate, zip(*self._communicator.gather(mine))))
-
-  def _vectors(self, batch: SlotBatch) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the query vector of each sample in a batch, float32 [B, d], and which are known."""
-    self._inputs.progress_made()
-    vectors, has_factors = self._step.predict_and_know(self._step.stage(batch))
-    return vectors[:, 0], self._known(batch, has_factors, self._cfg.model.retrieval.query)
 
   def left_out(self, users: np.ndarray, seen: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """Returns which items the user of each query, `users`, int64 [Q], has in the pairs `seen`.

@@ -45,11 +45,6 @@ def top_k(
   return scores, places
 
 
-def is_trained(items: np.ndarray) -> np.ndarray:
-  """Returns which items are trained, bool [C]: an untrained item has a row of zeros in `items`."""
-  return np.any(items != 0, 1)
-
-
 def merged(
   scores: Sequence[np.ndarray], places: Sequence[np.ndarray], k: int
 ) -> tuple[np.ndarray, np.ndarray]:

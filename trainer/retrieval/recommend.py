@@ -70,9 +70,22 @@ class Recommender:
 
   def parse(self, body: bytes, max_instances: int) -> Recommend:
     """Parses the body of a request; TooLarge if it costs more than `max_instances` samples."""
-    request = _parse(body, max_instances)
-    queries = request.queries
-    of_query = self._finder.cost_of_query(max(request.k, self._candidates))
+    tree = rest.tree_of(body)
+    known = ('instances', 'context', 'inputs', 'signature_name', 'k', 'seen')
+    for name in tree.keys() - known:
+      raise BadRequest(f"the body: '{name[:80]}' is unknown{nearest(name[:80], known)}")
+    queries, k, seen = rest.request_of(tree, max_instances), tree.get('k', _K), tree.get('seen')
+    if type(k) is not int or k < 1:
+      raise BadRequest(f'k: found {str(k)[:80]}; wanted a whole number of at least 1')
+    if seen is not None:
+      if not isinstance(seen, list) or not all(isinstance(items, list) for items in seen):
+        raise BadRequest('seen: wanted a list of items for each query, as in [["5", "6"]]')
+      if len(seen) != queries.size:
+        raise BadRequest(
+          f'seen: found {len(seen)} lists; wanted {queries.size}, one for each query'
+        )
+      seen = [rest.decoded(items) for items in seen]
+    of_query = self._finder.cost_of_query(max(k, self._candidates))
     if queries.size * of_query > max_instances:
       raise TooLarge(
         f'found {queries.size} queries, each of which costs as much as {of_query:,} samples; '
@@ -82,7 +95,7 @@ class Recommender:
       columns = [values for values in queries.columns.values() if values]
       shared = sum(sum(map(weight, values)) // len(values) for values in columns)
       check_cost(queries.size * of_query, shared, max_instances)
-    return request
+    return Recommend(queries, k, seen)
 
   def recommend(self, request: Recommend) -> Answer:
     """Finds items for the queries of a request, and ranks them if there is a ranker.
@@ -117,23 +130,6 @@ class Recommender:
       ranked.append(([items[place] for place in order], own[order].tolist()))
     body = _written(queries, ranked, model_version=version, retrieval_version=retrieval_version)
     return Answer(body, sum(counts), found.unknown)
-
-
-def _parse(body: bytes, max_instances: int) -> Recommend:
-  tree = rest.tree_of(body)
-  known = ('instances', 'context', 'inputs', 'signature_name', 'k', 'seen')
-  for name in tree.keys() - known:
-    raise BadRequest(f"the body: '{name[:80]}' is unknown{nearest(name[:80], known)}")
-  queries, k, seen = rest.request_of(tree, max_instances), tree.get('k', _K), tree.get('seen')
-  if type(k) is not int or k < 1:
-    raise BadRequest(f'k: found {str(k)[:80]}; wanted a whole number of at least 1')
-  if seen is not None:
-    if not isinstance(seen, list) or not all(isinstance(items, list) for items in seen):
-      raise BadRequest('seen: wanted a list of items for each query, as in [["5", "6"]]')
-    if len(seen) != queries.size:
-      raise BadRequest(f'seen: found {len(seen)} lists; wanted {queries.size}, one for each query')
-    seen = [rest.decoded(items) for items in seen]
-  return Recommend(queries, k, seen)
 
 
 def _written(

@@ -24,10 +24,8 @@ class SASRec(tf.keras.layers.Layer):
   most `max_length` features; `layers` is the number of blocks, and `rate` of dropout.
   """
 
-  def __init__(
-    self, max_length: int, layers: int, heads: int, rate: float, seed: int = 0, name: str = 'sasrec'
-  ):
-    super().__init__(name=name)
+  def __init__(self, max_length: int, layers: int, heads: int, rate: float, seed: int = 0):
+    super().__init__(name='sasrec')
     self._max_length, self._blocks, self._heads = max_length, layers, heads
     self._rate, self._seed = rate, seed
 

@@ -6,9 +6,9 @@
     'version of format 3'  -> Version as JSON
     'config'               -> the resolved config
     'dense'                -> the dense variables, .npz
-    'changed'              -> the version before and this one, each as JSON and a line end, then the
-                              keys of all rows that differ; absent if too many, and after a base
-    'changed to version N' -> the same of earlier versions, the last ones
+    'changed to version N' -> of the last versions, except bases: the version before and this one,
+                              each as JSON and a line end, then the keys of all rows that differ;
+                              absent if too many
 
 Each value ends in a checksum, and a store is read through before it is opened (embedded_files.py).
 A damaged store is refused; the publisher then makes new files, from the exports, and a reader goes
@@ -63,11 +63,10 @@ from trainer.serving.versioned_store import (
 from trainer.storage.chain import RowExport, Rows
 
 _KEY = np.dtype([('shard', '>u2'), ('key', '>i8')])
-_CONFIG, _DENSE, _CHANGED = b'config', b'dense', b'changed'
+_CONFIG, _DENSE, _CHANGED_TO = b'config', b'dense', b'changed to version '
 _READ_AT_ONCE = 4096
 _MOST_KEPT = 1 << 18  # rows in a reader's memory, some 40 MB with 16 factors
-_EARLIER = 8  # versions that a reader may skip and still take over its kept rows
-_CHANGED_TO = b'changed to version '
+_LISTED = 9  # the last versions whose changes are known: a reader that skips 8 keeps its rows
 
 
 def _changed_to(sequence: int) -> bytes:
@@ -167,7 +166,6 @@ class EmbeddedStore(VersionedStore):
           read_through(transaction)
           self._next_check = time.monotonic() + 9 * (time.monotonic() - began)
         is_new, changed = any(export.begins_chain for export in exports), []
-        before = unsealed(_CHANGED, transaction.get(_CHANGED))
         for export in exports:
           if export.begins_chain:
             transaction.drop(env.open_db(txn=transaction), delete=False)
@@ -179,14 +177,11 @@ class EmbeddedStore(VersionedStore):
           _CONFIG: config.encode(),
           _DENSE: to_npz(exports[-1].dense()),
         }
-        if is_new or len(changed) > _MOST_KEPT:
-          transaction.delete(_CHANGED)
-        else:
-          values[_CHANGED] = b'\n'.join([expected.to_json(), new.to_json(), b''.join(changed)])
-        if before and not is_new:
-          for sequence in _listed(transaction)[: 1 - _EARLIER]:
+        if not is_new and len(changed) <= _MOST_KEPT:
+          for sequence in _listed(transaction)[: 1 - _LISTED]:
             transaction.delete(_changed_to(sequence))
-          values[_changed_to(expected.sequence)] = before
+          differ = b'\n'.join([expected.to_json(), new.to_json(), b''.join(changed)])
+          values[_changed_to(new.sequence)] = differ
         for name, value in values.items():
           transaction.put(name, sealed(name, value))
 
@@ -341,8 +336,9 @@ class _EmbeddedView(View):
     """Returns the keys of all rows that differ from those of `before`; None if unknown."""
     version, keys = self.version, [np.zeros([0], np.int64)]
     while version != before:
-      name = _CHANGED if version == self.version else _changed_to(version.sequence)
-      earlier, later, changed = (value_of(self._transaction, name) or b'\n\n').split(b'\n', 2)
+      names = _changed_to(version.sequence), b'changed'  # as 0.2.0 calls that of the newest version
+      lists = (value_of(self._transaction, name) for name in names)
+      earlier, later, changed = next(filter(None, lists), b'\n\n').split(b'\n', 2)
       if later != version.to_json():
         return None
       keys.append(np.frombuffer(changed, _KEY)['key'].astype(np.int64))

@@ -6,7 +6,7 @@ Copies and old row stores are freed with the last view.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,7 +75,9 @@ class MemoryStore(VersionedStore):
       raise Overtaken
     begins = exports[0].begins_chain
     view = _MemoryView(new, exports[-1], None if begins else held.rows)
-    view.items = _items(exports, None if begins else held.items)
+    view.items = None if begins else held.items
+    for export in exports if exports[-1].has_items else ():
+      view.items = wing('retrieval.search')(export, view.items)
     rows = view.rows
     if begins:
       for export in exports:
@@ -104,10 +106,3 @@ def _checked(rows: ServedRows, export: RowExport) -> Iterator[Rows]:
   for batch in export.rows():
     rows.check(batch, export.path)
     yield batch
-
-
-def _items(exports: Sequence[RowExport], before: Any) -> Any:
-  """Returns the search, if any, of the items after exports that follow `before`, or begin anew."""
-  for export in exports if exports[-1].has_items else ():
-    before = wing('retrieval.search')(export, before)
-  return before

@@ -39,9 +39,9 @@ def open_store(
     if scheme == 'kafka':
       return wing('topic_store')(address, settings)
   except ModuleNotFoundError as e:
+    wanted = f"pip install 'ctr-trainer[{'kafka' if scheme == 'kafka' else 'serve'}]'"
     raise UserError(
-      f"{where} {fit_to_print(address)}: needs the package '{e.name}'; wanted pip install "
-      "'ctr-trainer[serve]'"
+      f"{where} {fit_to_print(address)}: needs the package '{e.name}'; wanted {wanted}"
     ) from None
   raise UserError(
     f'{where} {fit_to_print(address)}: wanted a directory, redis://HOST:PORT[/DATABASE] or, to '

@@ -9,6 +9,7 @@ from trainer import config
 from trainer.comm.communicator import Communicator
 from trainer.data.features import SlotBatch
 from trainer.data.parse import BLANK_GROUP
+from trainer.model import influence
 from trainer.model.metrics import group_auc_sums
 from trainer.plain_data import JsonObject
 from trainer.reporting.metric_text import Z, auc_interval
@@ -158,10 +159,9 @@ def slice_figures(
   if auc is not None:
     # The effective number of samples of unequal weights (Kish 1965).
     low, high = auc_interval(auc, *(c.sum() ** 2 / (c @ c) for c in [w[y > 0.5], w[y <= 0.5]]))
-  inside = np.clip(p, 1e-15, 1 - 2.0**-25)
-  loss = -w @ (y * np.log(inside) + (1 - y) * np.log1p(-inside))
+  loss = influence.logloss(y, p, w)
   values |= {'ctr': clicks / total if total else None, 'auc': auc, 'auc_low': low, 'auc_high': high}
-  values['logloss'] = loss / total if total else None
+  values['logloss'] = loss and loss.value
   ratio = predicted / clicks if clicks and predicted else None
   values |= {'calibration': ratio, 'calibration_low': None, 'calibration_high': None}
   if ratio:
@@ -181,14 +181,8 @@ def slice_errors(
   """
   known = weights > 0
   y, p, w = (np.asarray(a, np.float64)[known] for a in (labels, predictions, weights))
-  values: dict[str, float | int | None] = dict.fromkeys(
-    ['samples', 'rmse', 'error', 'error_low', 'error_high']
-  )
-  values['samples'] = len(y)
-  if len(y):
-    error = w @ (p - y) / w.sum()
-    values |= {'rmse': math.sqrt(w @ np.square(p - y) / w.sum()), 'error': error}
-    if len(y) > 1:
-      half = Z * math.sqrt((w * w) @ np.square(p - y - error)) / w.sum()
-      values |= {'error_low': error - half, 'error_high': error + half}
-  return values
+  rmse, error = influence.rmse(y, p, w), influence.mean(p - y, w)
+  values = {'samples': len(y), 'rmse': rmse and rmse.value, 'error': error and error.value}
+  half = Z * float(np.linalg.norm(error.influence)) if len(y) > 1 else None
+  ends = (None, None) if half is None else (error.value - half, error.value + half)
+  return values | dict(zip(('error_low', 'error_high'), ends))

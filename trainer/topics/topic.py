@@ -6,16 +6,13 @@ ones in its checkpoints. Offsets are committed to the cluster only for those who
 
 import contextlib
 import functools
-import importlib
-import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
-from absl import logging as absl_logging
+from absl import logging
 
 from trainer import config, files
 from trainer.data.block import Block
@@ -24,8 +21,11 @@ from trainer.data.file_system import attempts_end
 from trainer.data.spans import Span, Spans
 from trainer.errors import BadPass, Stopped, UserError
 
-if TYPE_CHECKING:
+try:
   import confluent_kafka
+except ModuleNotFoundError as e:
+  wanted = "pip install 'ctr-trainer[kafka]'"
+  raise UserError(f"data.topic: needs the package '{e.name}'; wanted {wanted}") from None
 
 GROUP = 'ctr-train'  # under which offsets are committed, unless data.topic.config has group.id
 SECONDS_TO_ANSWER = 5.0
@@ -47,7 +47,7 @@ class Away(UserError):
 class Expired(UserError):
   """The cluster has deleted messages that a run wants; `there` is the span that it still has."""
 
-  there: Span = Span(0, 0)
+  there: Span
 
 
 class Known(NamedTuple):
@@ -58,7 +58,7 @@ class Known(NamedTuple):
   crc32: int  # of its key and value
 
   @classmethod
-  def of(cls, message: 'confluent_kafka.Message') -> 'Known':
+  def of(cls, message: confluent_kafka.Message) -> 'Known':
     crc32 = zlib.crc32(message.value() or b'', zlib.crc32(message.key() or b''))
     return cls(message.offset(), message.timestamp()[1], crc32)
 
@@ -90,16 +90,7 @@ def client_settings(brokers: str, given: Mapping[str, Any]) -> dict[str, Any]:
   }
 
 
-def client(what: str) -> ModuleType:
-  """Returns confluent_kafka; a UserError, which begins with `what`, if it is not installed."""
-  try:
-    return importlib.import_module('confluent_kafka')
-  except ModuleNotFoundError:
-    wanted = "pip install 'ctr-trainer[kafka]'"
-    raise UserError(f"{what}: needs the package 'confluent_kafka'; wanted {wanted}") from None
-
-
-def raise_error(what: str, error: 'confluent_kafka.KafkaError') -> None:
+def raise_error(what: str, error: confluent_kafka.KafkaError) -> None:
   """Raises the UserError for an error of the client; its message begins with `what`.
 
   The error is an Away, which may pass, unless the cluster refuses us or a setting is wrong.
@@ -113,7 +104,7 @@ def plain_kafka(what: str) -> Iterator[None]:
   """Turns errors of the client into Away, or into a UserError that begins with `what`."""
   try:
     yield
-  except client(what).KafkaException as e:
+  except confluent_kafka.KafkaException as e:
     raise_error(what, e.args[0])
 
 
@@ -122,28 +113,24 @@ class Topic:
 
   def __init__(self, topic: config.Topic):
     self.what, self._name = f'data.topic: {topic.topic}', topic.topic
-    self._kafka = client(self.what)
     self._errors: list[confluent_kafka.KafkaError] = []
-    ours = {
-      'enable.auto.commit': False,
-      'enable.partition.eof': True,
-      'auto.offset.reset': 'error',  # what has expired is told, and not passed over
-      'error_cb': self._errors.append,
-    }
-    quiet = logging.getLogger('librdkafka')
-    quiet.propagate = False
     with plain_kafka(self.what):
       # Few messages, because those behind a pass are read again with the next one. At the end of a
       # partition a fetch waits for messages, and other questions to the broker wait behind it.
       settings = (
         {'group.id': GROUP, 'queued.min.messages': 20_000, 'fetch.wait.max.ms': 50}
         | client_settings(topic.brokers, topic.config)
-        | ours
+        | {
+          'enable.auto.commit': False,
+          'enable.partition.eof': True,
+          'auto.offset.reset': 'error',  # what has expired is told, and not passed over
+          'error_cb': self._errors.append,
+        }
       )
-      self._consumer = self._kafka.Consumer(settings, logger=quiet)
+      self._consumer = confluent_kafka.Consumer(settings)
 
-  def _at(self, partition: str, offset: int = -1001) -> 'confluent_kafka.TopicPartition':
-    return self._kafka.TopicPartition(self._name, int(partition), offset)
+  def _at(self, partition: str, offset: int = -1001) -> confluent_kafka.TopicPartition:
+    return confluent_kafka.TopicPartition(self._name, int(partition), offset)
 
   def _check_refused(self) -> None:
     for error in self._errors:
@@ -166,7 +153,7 @@ class Topic:
 
   def cluster(self) -> str | None:
     """Returns the id of a cluster that has answered; None if it has none."""
-    with contextlib.suppress(self._kafka.KafkaException):
+    with contextlib.suppress(confluent_kafka.KafkaException):
       return self._consumer.cluster_id(timeout=_SECONDS_AT_ONCE)
     return None
 
@@ -176,7 +163,7 @@ class Topic:
 
   def commit(self, offsets: Mapping[str, int]) -> None:
     """Tells the cluster the next offsets, for those who monitor it; errors do not matter."""
-    with contextlib.suppress(self._kafka.KafkaException):
+    with contextlib.suppress(confluent_kafka.KafkaException):
       self._consumer.commit(offsets=[self._at(p, n) for p, n in offsets.items()])
 
   def times(self, offsets: Mapping[str, int]) -> list[int]:
@@ -193,16 +180,12 @@ class Topic:
     self._consumer.unassign()
     return found
 
-  def messages(
-    self, partition: str, span: Span, waits: Callable[[], None] | None = None
-  ) -> Iterator[list['confluent_kafka.Message']]:
+  def messages(self, partition: str, span: Span) -> Iterator[list[confluent_kafka.Message]]:
     """Yields the messages of a partition in order, some at a time.
 
-    If the cluster does not answer, it raises Away; with `waits`, it warns instead, and calls
-    `waits` again and again until the cluster answers or the process is asked to stop (Stopped). It
-    raises Expired if the cluster has deleted the next message to yield.
+    It raises Away if the cluster does not answer, and Expired if it has deleted the next message.
     """
-    place, since, is_told = span.start, time.monotonic(), False
+    place, since = span.start, time.monotonic()
     self._consumer.assign([self._at(partition, place)])
     while place < span.end:
       got, is_there = [], True
@@ -210,34 +193,24 @@ class Topic:
         messages = self._consumer.consume(min(_AT_ONCE, span.end - place), _SECONDS_AT_ONCE)
       for message in messages:
         if (error := message.error()) is None:
-          got.append(message)
           place = message.offset() + 1
+          if place <= span.end:
+            got.append(message)
         elif error.name() == '_PARTITION_EOF':
           place = max(place, message.offset())  # the last offsets may have no message
         elif error.name() == '_AUTO_OFFSET_RESET':
           is_there = False
-      if got and got[-1].offset() >= span.end:
-        got = [message for message in got if message.offset() < span.end]
       if got:
         yield got
       if not is_there and place < span.end:
         with plain_kafka(self.what):
           raise expired(self._name, partition, place, self._there(partition))
       if got or place >= span.end:
-        if is_told:
-          absl_logging.warning('%s: the cluster answers again', self.what)
-        since, is_told = time.monotonic(), False
+        since = time.monotonic()
         continue
       self._check_refused()
-      if waits:
-        waits()
-        if attempts_end():
-          raise Stopped(f'{self.what}: asked to stop while no message came')
-      if not is_told and time.monotonic() - since > SECONDS_TO_ANSWER:
-        is_told, told = True, f'{self.what}:{partition}:{place}: no answer'
-        if not waits:
-          raise Away(told)
-        absl_logging.warning('%s; waiting for it', told)
+      if time.monotonic() - since > SECONDS_TO_ANSWER:
+        raise Away(f'{self.what}:{partition}:{place}: no answer')
     self._consumer.unassign()  # else `bounds` is answered only after a fetch that waits
 
   def close(self) -> None:
@@ -251,91 +224,88 @@ def parts(
   waits: Callable[[], None],
   meta: dict[str, Any],
 ) -> Parts:
-  """Yields the partitions of a pass; at the end, notes in `meta` what was read of them."""
+  """Yields the partitions of a pass, and notes in `meta` what was read of them.
+
+  That is `lost`, how many messages had expired (data.topic.on_expired: skip); `late`, how many are
+  of a day before that of the pass; `absent`, how many offsets have no message, as in a compacted
+  topic; `known`, the last message that was read of each partition; at the end, `cluster`.
+  """
   if data.topic is None or data.topic.topic != spans.topic:
     raise BadPass(f'{spans.path}: data.topic is another one now')
+  meta |= {'late': 0, 'lost': 0, 'absent': spans.messages, 'known': {}}
   with contextlib.closing(Topic(data.topic)) as client:
-    messages = _PassReader(data, spans, waits, client)
+    messages = _PassReader(data, spans, waits, meta, client)
     for partition in spans.parts:
       yield f'{spans.topic}:{partition}', messages.blocks(partition, wanted)
-    kept = 'late', 'lost', 'absent', 'known'
-    meta |= {name: getattr(messages, name) for name in kept} | {'cluster': client.cluster()}
+    meta['cluster'] = client.cluster()
 
 
-class _PassReader:
-  """Reads the messages of a pass.
+class _PassReader(NamedTuple):
+  """Reads the messages of a pass, and counts them in `meta` as `parts` says."""
 
-  Attributes:
-    lost: how many messages had expired (data.topic.on_expired: skip).
-    late: how many messages are of a day before that of the pass.
-    absent: how many offsets have no message, as in a compacted topic.
-    known: {partition: the last message that was read of it}.
-  """
-
-  def __init__(self, data: config.Data, spans: Spans, waits: Callable[[], None], client: Topic):
-    self._data, self._spans, self._waits, self._client = data, spans, waits, client
-    self.lost = self.late = 0
-    self.absent, self.known = spans.messages, {}
+  data: config.Data
+  spans: Spans
+  waits: Callable[[], None]
+  meta: dict[str, Any]
+  client: Topic
 
   def blocks(self, partition: str, wanted: dict[str, str]) -> Iterator[Callable[[], Block]]:
     """Yields functions that return the blocks of a partition, in order; lines are offsets."""
-    read = reader(self._data.topic.format).of_messages
     values, offsets, size = [], [], 0
-
-    def block() -> Callable[[], Block]:
-      return functools.partial(_block, read, values, offsets, self._data, wanted)
-
     for messages in self._messages(partition):
       new = [message.value() or b'' for message in messages]
       values += new
       offsets += [message.offset() for message in messages]
       size += sum(map(len, new))
       if len(values) >= _BLOCK_MESSAGES or size >= _BLOCK_BYTES:
-        yield block()
+        yield functools.partial(self._block, values, offsets, wanted)
         values, offsets, size = [], [], 0
     if values:
-      yield block()
+      yield functools.partial(self._block, values, offsets, wanted)
 
-  def _messages(self, partition: str) -> Iterator[list['confluent_kafka.Message']]:
-    span = self._spans.parts[partition]
+  def _block(self, values: list[bytes], offsets: list[int], wanted: dict[str, str]) -> Block:
+    """Parses messages to a Block in which the offsets of the messages take the place of lines."""
+    block = reader(self.data.topic.format).of_messages(values, self.data, wanted)
+    malformed = [bad._replace(line=offsets[bad.line]) for bad in block.malformed]
+    return block._replace(lines=np.array(offsets, np.int64)[block.lines], malformed=malformed)
+
+  def _messages(self, partition: str) -> Iterator[list[confluent_kafka.Message]]:
+    span, meta, is_away = self.spans.parts[partition], self.meta, False
     while span.start < span.end:
       try:
-        for messages in self._client.messages(partition, span, self._waits):
+        for messages in self.client.messages(partition, span):
+          if is_away:
+            logging.warning('%s: the cluster answers again', self.client.what)
+          is_away = False
           span = span._replace(start=messages[-1].offset() + 1)
-          self.absent -= len(messages)
-          self.known[partition] = Known.of(messages[-1])
-          yield self._in_time(messages) if self._data.topic.days else messages
+          meta['absent'] -= len(messages)
+          meta['known'][partition] = Known.of(messages[-1])
+          yield self._in_time(messages) if self.data.topic.days else messages
         return
+      except Away as e:
+        if not is_away:
+          logging.warning('%s; waiting for it', e)
+        is_away = True
+        self.waits()
+        if attempts_end():
+          raise Stopped(f'{self.client.what}: asked to stop while no message came') from None
       except Expired as e:
-        if self._data.topic.on_expired == 'fail':
+        if self.data.topic.on_expired == 'fail':
           raise
         start = min(span.end, e.there.start)
-        self.lost += start - span.start
-        self.absent -= start - span.start
-        absl_logging.warning('%s: %s messages are lost', e, f'{start - span.start:,}')
+        meta['lost'] += start - span.start
+        meta['absent'] -= start - span.start
+        logging.warning('%s: %s messages are lost', e, f'{start - span.start:,}')
         span = span._replace(start=start)
 
-  def _in_time(self, messages: list['confluent_kafka.Message']) -> list['confluent_kafka.Message']:
+  def _in_time(self, messages: list[confluent_kafka.Message]) -> list[confluent_kafka.Message]:
     """Returns the messages that data.late lets in; counts those of a day before the pass's."""
-    begin, late = self._spans.time // DAY_MS * DAY_MS, self._data.late
+    begin, late = self.spans.time // DAY_MS * DAY_MS, self.data.late
     of_before = [message for message in messages if 0 <= message.timestamp()[1] < begin]
-    self.late += len(of_before)
+    self.meta['late'] += len(of_before)
     if of_before and late == 'fail':
-      where = f'{self._spans.topic}:{of_before[0].partition()}:{of_before[0].offset()}'
+      where = f'{self.spans.topic}:{of_before[0].partition()}:{of_before[0].offset()}'
       raise UserError(f"{where}: its day is over; data.late is 'fail'; wanted train or skip")
     if not of_before or late == 'train':
       return messages
     return [message for message in messages if not 0 <= message.timestamp()[1] < begin]
-
-
-def _block(
-  read: Callable[[list[bytes], config.Data, dict[str, str]], Block],
-  values: list[bytes],
-  offsets: Sequence[int],
-  data: config.Data,
-  wanted: dict[str, str],
-) -> Block:
-  """Parses messages to a Block in which the offsets of the messages take the place of lines."""
-  block, offsets = read(values, data, wanted), np.array(offsets, np.int64)
-  malformed = [bad._replace(line=int(offsets[bad.line])) for bad in block.malformed]
-  return block._replace(lines=offsets[block.lines], malformed=malformed)

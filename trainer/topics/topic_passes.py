@@ -7,6 +7,7 @@ the pass is trained on, so that a run that goes on from an earlier checkpoint cu
 """
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -41,14 +42,10 @@ def _name(topic: str, offsets: Mapping[str, int]) -> str:
 def shared(available: Mapping[str, int], total: int) -> dict[str, int]:
   """Shares `total` messages among partitions: equally, except where one has fewer available."""
   shares: dict[str, int] = {}
-  while True:
-    rest = [p for p in available if p not in shares]
-    share, more = divmod(total - sum(shares.values()), max(1, len(rest)))
-    equal = {p: share + (i < more) for i, p in enumerate(rest)}
-    short = {p: available[p] for p in rest if available[p] < equal[p]}
-    if not short:
-      return shares | equal
-    shares |= short
+  for p in sorted(available, key=available.__getitem__):
+    left = len(available) - len(shares)
+    shares[p] = min(available[p], -(-(total - sum(shares.values())) // left))
+  return shares
 
 
 class _Place(NamedTuple):
@@ -57,24 +54,23 @@ class _Place(NamedTuple):
   `known` has each partition's last message that was read; `cluster` is the id of their cluster.
   """
 
-  offsets: dict[str, int]
-  time: int | None
+  offsets: dict[str, int] = {}
+  time: int | None = None
   known: Mapping[str, Sequence[int]] = {}
   cluster: str | None = None
 
 
 class _Ahead(NamedTuple):
-  """Offsets and times of a partition's messages that were read ahead, to its offset `end`."""
+  """A partition's messages that were read ahead, to its offset `end`."""
 
   end: int
-  offsets: np.ndarray = np.zeros([0], np.int64)
-  times: np.ndarray = np.zeros([0], np.int64)
+  messages: np.ndarray = np.zeros([0, 2], np.int64)  # their offsets and times
 
-  def within(self, low: float, high: float) -> 'list[tuple[int, int]]':
-    """Returns (offset, time) of the first and of the earliest message with low <= time < high."""
-    chosen = np.flatnonzero((self.times >= low) & (self.times < high))
-    both = chosen[[0, self.times[chosen].argmin()]] if len(chosen) else chosen
-    return [(int(self.offsets[i]), int(self.times[i])) for i in both]
+  def within(self, low: float, high: float) -> tuple[int, int] | None:
+    """Returns, of the messages with low <= time < high, the first offset and the earliest time."""
+    times = self.messages[:, 1]
+    chosen = self.messages[(times >= low) & (times < high)]
+    return (int(chosen[0, 0]), int(chosen[:, 1].min())) if len(chosen) else None
 
 
 def _crc32(cuts: JsonObject) -> int:
@@ -89,7 +85,6 @@ class TopicPasses(Source):
     self._topic, self._days_ahead = data.topic, data.max_days_ahead
     self._path = os.path.join(state.run_dir, FILE)
     self._client: Topic | None = None
-    self._file: JsonObject | None = None  # of `begin`, offsets, and `cuts`, by name
     self._ahead: dict[str, _Ahead] = {}
     self._bounds: dict[str, Span] = {}
     self._grew: dict[str, float] = {}  # when partitions had a new end
@@ -108,7 +103,7 @@ class TopicPasses(Source):
     ready, is_same = dict[str, Pass](), False
     while len(ready) < MOST_READY:
       name = _name(self._topic.topic, place.offsets)
-      cut = self._cuts()['cuts'].get(name)
+      cut = self._file['cuts'].get(name)
       if cut is None or cut['after'] != place.offsets:
         try:
           if (spans := self._cut(place)) and not is_same:
@@ -119,7 +114,7 @@ class TopicPasses(Source):
         if spans is None:
           break
         cut = {'after': place.offsets, 'path': spans.path, 'at': self._clock()}
-        self._cuts()['cuts'][name] = cut
+        self._file['cuts'][name] = cut
         self._write()
         self._since = self._clock()
       spans = Spans.of(cut['path'])
@@ -145,7 +140,7 @@ class TopicPasses(Source):
     return self._oldest[1]
 
   def messages(self) -> int | None:
-    begin = self._place().offsets or (self._file or {}).get('begin') or {}
+    begin = self._place().offsets or self._file['begin'] or {}
     left = [max(0, span.end - begin.get(p, span.start)) for p, span in self._bounds.items()]
     return sum(left) if left else None
 
@@ -162,7 +157,7 @@ class TopicPasses(Source):
   def settled(self) -> None:
     """Moves the run's offsets past the passes that were trained on, refused or left out."""
     topics, topic = self._state.progress.topics, self._topic.topic
-    place = topics.setdefault(topic, {'offsets': {}, 'time': None})
+    place = topics.get(topic, {'offsets': {}, 'time': None})
     settled = {e.name: e.data_pass for e in self._state.ledger if e.fate != 'entered'}
     while data_pass := settled.get(_name(topic, place['offsets'])):
       spans = data_pass.spans
@@ -177,20 +172,16 @@ class TopicPasses(Source):
 
   def _place(self) -> _Place:
     """Returns the place after the passes that were trained on, refused or left out (`settled`)."""
-    place = self._state.progress.topics.get(self._topic.topic)
-    return _Place(**place) if place else _Place({}, None)
+    return _Place(**self._state.progress.topics.get(self._topic.topic, {}))
 
-  def _cuts(self) -> JsonObject:
-    if self._file is None:
-      self._file = {'begin': None, 'cuts': {}}
-      with contextlib.suppress(FileNotFoundError), open(self._path, 'rb') as f:
-        self._file = self._read(f.read())
-    return self._file
-
-  def _read(self, data: bytes) -> JsonObject:
-    """Returns the content of cuts.json; a UserError if it is not what a run has written."""
+  @functools.cached_property
+  def _file(self) -> JsonObject:
+    """What cuts.json has: `begin`, offsets or None, and `cuts` by name; UserError if damaged."""
+    if not os.path.exists(self._path):
+      return {'begin': None, 'cuts': {}}
     try:
-      read = json.loads(data)
+      with open(self._path, 'rb') as f:
+        read = json.load(f)
       crc32 = read.pop('crc32', None)  # 0.2.0 wrote none
       is_whole = crc32 in (None, _crc32(read))
       for name, cut in read['cuts'].items():
@@ -214,15 +205,6 @@ class TopicPasses(Source):
     with whole_file(self._path) as f:
       f.write(json.dumps(self._file | {'crc32': _crc32(self._file)}).encode())
 
-  def _cut(self, place: _Place) -> Spans | None:
-    """Returns the pass that begins at a place, or None if it is not complete yet."""
-    if not self._bounds:
-      return None
-    starts = self._starts(place)
-    if self._topic.days or self._topic.cut.by == 'time':
-      return self._cut_by_time(place, starts)
-    return self._spans(place, starts, {p: span.end for p, span in self._bounds.items()})
-
   def _starts(self, place: _Place) -> dict[str, int]:
     """Returns {partition: the first offset of the pass that begins at `place`}.
 
@@ -231,7 +213,7 @@ class TopicPasses(Source):
     """
     topic, starts, begin = self._topic, {}, place.offsets
     if not begin:  # a run begins with the same offsets, however often it is started
-      if self._cuts()['begin'] is None:
+      if self._file['begin'] is None:
         ends = {p: span.end for p, span in self._bounds.items()}
         given = {str(p): n for p, n in topic.start.items()} if type(topic.start) is dict else {}
         self._file['begin'] = ends if topic.start == 'latest' else given
@@ -246,6 +228,51 @@ class TopicPasses(Source):
         self.say(f'{error}: {there.start - wanted:,} messages are lost')
         starts[p] = there.start
     return starts
+
+  def _cut(self, place: _Place) -> Spans | None:
+    """Returns the pass that begins at a place, or None if it is not complete yet.
+
+    A window of time or a day ends, in each partition, before the first message that is at least
+    `lateness_seconds` newer than its end.
+    """
+    if not self._bounds:
+      return None
+    starts, cut, time = self._starts(place), self._topic.cut, place.time
+    if not self._topic.days and cut.by == 'arrival':
+      return self._spans(place, starts, {p: span.end for p, span in self._bounds.items()})
+    length = round(1000 * cut.seconds) if cut.by == 'time' else DAY_MS
+    lateness, latest = self._topic.lateness_seconds, math.inf
+    ahead = {p: self._read_ahead(p, start) for p, start in starts.items()}
+    if self._days_ahead is not None:
+      latest = (self._clock() * 1000 if time is None else time) + (self._days_ahead + 1) * DAY_MS
+
+    def earliest(low: float) -> float:
+      found = (read.within(low, latest) for read in ahead.values())
+      return min((time for _, time in filter(None, found)), default=math.inf)
+
+    for p, read in ahead.items():
+      if beyond := read.within(latest, math.inf):
+        far = f'its time is over {self._days_ahead} days ahead (data.max_days_ahead)'
+        self.say(f'{self._topic.topic}:{p}:{beyond[0]}: {far}; it counts for the open window')
+    if time is None:
+      if (first := earliest(0)) == math.inf:
+        return None
+      time = first // length * length
+    while True:
+      until = (time // length + 1) * length
+      if self._topic.days:
+        until = min(until, (time // DAY_MS + 1) * DAY_MS)
+      passed = {p: read.within(until + 1000 * lateness, latest) for p, read in ahead.items()}
+      ends = {p: found[0] if found else ahead[p].end for p, found in passed.items()}
+      is_complete = any(passed.values()) and all(
+        found or (ends[p] >= self._bounds[p].end and self._clock() - self._grew[p] >= lateness)
+        for p, found in passed.items()
+      )
+      spans = self._spans(place, starts, ends, time, is_complete)
+      if spans is not None or not is_complete:
+        return spans
+      # No message is of the windows before.
+      time = max(until, earliest(until) // length * length)
 
   def _spans(
     self,
@@ -273,58 +300,19 @@ class TopicPasses(Source):
     parts = {p: span for p, span in parts.items() if place.offsets.get(p) != span.end}
     return Spans(topic, time, parts)
 
-  def _cut_by_time(self, place: _Place, starts: Mapping[str, int]) -> Spans | None:
-    """Does what `_cut` does, for passes whose messages have timestamps in one window or day.
-
-    In each partition a window ends before the first message that is at least `lateness_seconds`
-    newer than the window's end.
-    """
-    cut, time = self._topic.cut, place.time
-    length = round(1000 * cut.seconds) if cut.by == 'time' else DAY_MS
-    lateness, latest = self._topic.lateness_seconds, math.inf
-    ahead = {p: self._read_ahead(p, start) for p, start in starts.items()}
-    if self._days_ahead is not None:
-      latest = (self._clock() * 1000 if time is None else time) + (self._days_ahead + 1) * DAY_MS
-    for p, read in ahead.items():
-      for offset, _ in read.within(latest, math.inf)[:1]:
-        far = f'its time is over {self._days_ahead} days ahead (data.max_days_ahead)'
-        self.say(f'{self._topic.topic}:{p}:{offset}: {far}; it counts for the open window')
-    if time is None:
-      times = [both[1][1] for read in ahead.values() if (both := read.within(0, latest))]
-      if not times:
-        return None
-      time = min(times) // length * length
-    while True:
-      until = (time // length + 1) * length
-      if self._topic.days:
-        until = min(until, (time // DAY_MS + 1) * DAY_MS)
-      passed = {p: read.within(until + 1000 * lateness, latest) for p, read in ahead.items()}
-      ends = {p: both[0][0] if both else ahead[p].end for p, both in passed.items()}
-      is_complete = any(passed.values()) and all(
-        both or (ends[p] >= self._bounds[p].end and self._clock() - self._grew[p] >= lateness)
-        for p, both in passed.items()
-      )
-      spans = self._spans(place, starts, ends, time, is_complete)
-      if spans is not None or not is_complete:
-        return spans
-      times = [both[1][1] for read in ahead.values() if (both := read.within(until, latest))]
-      time = max(until, min(times) // length * length)  # no message is of the windows before
-
   def _read_ahead(self, partition: str, start: int) -> _Ahead:
     """Reads a partition's messages ahead from offset `start` on, as many as a pass may need."""
     read, topic = self._ahead.get(partition, _Ahead(start)), self._topic
-    kept = read.offsets >= start
-    read = _Ahead(max(start, read.end), read.offsets[kept], read.times[kept])
+    read = _Ahead(max(start, read.end), read.messages[read.messages[:, 0] >= start])
     most = math.inf if topic.cut.records is None else start + topic.cut.records
     end = int(min(most, self._bounds[partition].end))
     if read.end < end:
-      places = [read.offsets], [read.times]
-      for messages in self._client.messages(partition, Span(read.end, end)):
-        for list_, values in zip(places, zip(*((m.offset(), m.timestamp()[1]) for m in messages))):
-          list_.append(np.array(values, np.int64))
-      read = _Ahead(end, *map(np.concatenate, places))
-      if (without := read.offsets[read.times < 0]).size:
-        where = f'topic {topic.topic}:{partition}:{without[0]}'
+      found = [read.messages]
+      for some in self._client.messages(partition, Span(read.end, end)):
+        found.append(np.array([(m.offset(), m.timestamp()[1]) for m in some], np.int64))
+      read = _Ahead(end, np.concatenate(found))
+      for offset, _ in read.messages[read.messages[:, 1] < 0][:1]:
+        where = f'topic {topic.topic}:{partition}:{offset}'
         raise UserError(f'{where}: has no timestamp; wanted one, for data.topic.days and pass.by')
     self._ahead[partition] = read
     return read

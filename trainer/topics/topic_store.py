@@ -11,12 +11,14 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import confluent_kafka
+
 from trainer import config
 from trainer.data.spans import Span
 from trainer.errors import UserError, fit_to_print
 from trainer.serving.versioned_store import Overtaken, Version, VersionedStore, View, encode
 from trainer.storage.chain import RowExport
-from trainer.topics.topic import Topic, client, client_settings, plain_kafka, raise_error
+from trainer.topics.topic import Topic, client_settings, plain_kafka, raise_error
 
 MARKER = b'ctr:version'
 _LEAST_BACK = 1000  # messages in which the last marker is looked for first
@@ -32,18 +34,15 @@ class TopicStore(VersionedStore):
   def __init__(self, address: str, settings: Mapping[str, Any]):
     brokers, _, name = address.partition('://')[2].partition('/')
     self._what, self._name = f'the store {fit_to_print(address)}', name
-    kafka = client(self._what)
     self._topic = Topic(config.Topic(brokers=brokers, topic=name, config=dict(settings)))
     with plain_kafka(self._what):
-      exactly = {'enable.idempotence': True, 'linger.ms': 50, 'compression.type': 'lz4'}
-      self._producer = kafka.Producer(client_settings(brokers, settings) | exactly)
-    self._failed = []
+      ours = {'enable.idempotence': True, 'linger.ms': 50, 'compression.type': 'lz4'}
+      ours['on_delivery'] = self._check_sent
+      self._producer = confluent_kafka.Producer(client_settings(brokers, settings) | ours)
     self._version: Version | None = None
-    self._is_read = False
 
   def version(self) -> Version | None:
-    if not self._is_read:
-      self._version, self._is_read = self._newest(), True
+    self._version = self._version or self._newest()
     return self._version
 
   def _newest(self) -> Version | None:
@@ -69,10 +68,11 @@ class TopicStore(VersionedStore):
       yield from ((message.key(), message.value()) for message in messages)
 
   def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
-    if self._newest() != expected:
+    self._version = self._newest()
+    if self._version != expected:
       raise Overtaken
     if not (bounds := self._topic.bounds()):
-      self._send(b'', None, -1)  # makes the topic, where the cluster lets it
+      self._producer.produce(self._name, None, b'')  # makes the topic, where the cluster lets it
       self._flush()
       if not (bounds := self._topic.bounds()):
         raise UserError(f'{self._what}: no such topic; wanted one with cleanup.policy=compact')
@@ -94,34 +94,26 @@ class TopicStore(VersionedStore):
     self._flush()
     marker = json.dumps(new._asdict() | {'partitions': len(bounds)}, sort_keys=True)
     for partition in bounds:
-      self._producer.produce(self._name, marker, MARKER, int(partition), self._sent)
+      self._producer.produce(self._name, marker, MARKER, int(partition))
     self._flush()
     self._version = new
 
   def _send(self, key: bytes, value: bytes | None, partitions: int) -> None:
     """Sends a message to the partition of its key."""
-    partition = int.from_bytes(key, 'big') % partitions if partitions > 0 else -1
+    partition = int.from_bytes(key, 'big') % partitions
     while True:
       try:
-        return self._producer.produce(self._name, value, key, partition, self._sent)
+        return self._producer.produce(self._name, value, key, partition)
       except BufferError:  # too many messages wait to be sent
         self._producer.poll(0.1)
-        self._check_sent()
 
-  def _sent(self, error: Any, _: Any) -> None:
-    if error is not None:
-      self._failed.append(error)
-
-  def _check_sent(self) -> None:
-    failed, self._failed = self._failed, []
-    for error in failed:
+  def _check_sent(self, error: Any, _: Any) -> None:
+    if error is not None:  # `poll` and `flush` raise what this raises
       raise_error(self._what, error)
 
   def _flush(self) -> None:
     for _ in range(_SECONDS_TO_SEND):
-      left = self._producer.flush(1)  # a signal is heeded after each
-      self._check_sent()
-      if not left:
+      if not (left := self._producer.flush(1)):  # a signal is heeded after each
         return
     raise UserError(f'{self._what}: {left:,} messages were not taken')
 

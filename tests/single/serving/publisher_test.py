@@ -281,7 +281,23 @@ class EmbeddedStoreTest(Contract, tf.test.TestCase):
         self.check(store, newest)
     with store._files.begin() as transaction, transaction.cursor() as cursor:
       names = [name for name in cursor.iternext(values=False) if name.startswith(b'changed to')]
-    self.assertLen(names, 8)
+    self.assertLen(names, 9)
+
+  def test_a_reader_keeps_its_rows_while_0_2_0_publishes(self):
+    """It listed the changes of the newest version alone, under another name."""
+    store, keys = self.open(), self.run_.keys.values()
+    self.export('base')
+    self.publisher(store).advance()
+    contents(store, keys)
+    newest = self.publish_one(store)
+    name = b'changed to version %d' % newest
+    with store._files.begin(write=True) as transaction:
+      listed = embedded_store.unsealed(name, transaction.get(name))
+      transaction.delete(name)
+      transaction.put(b'changed', embedded_store.sealed(b'changed', listed))
+    self.assertGreater(int(store.view().row_store.size()), 0)
+    self.check(store, newest)
+    self.check(store, self.publish_one(store))
 
   def publish_one(self, store):
     sequence = self.export('delta')

@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import pathlib
+import sys
 import tempfile
 from unittest import mock
 
@@ -16,6 +17,7 @@ from trainer.serving.publisher import Publisher
 from trainer.serving.stores import open_store
 from trainer.topics import topic
 from trainer.topics.topic_store import TopicStore
+from trainer.wings import wing
 
 EXAMPLE = pathlib.Path(__file__).resolve().parents[3] / 'examples' / 'topic_table.py'
 
@@ -84,6 +86,20 @@ class TopicStoreTest(topics.ClusterTest):
       self.assertEqual(self.publish().version.sequence, sequence)
       self.check(copy, sequence)
 
+  def test_a_publisher_that_was_overtaken_goes_on(self):
+    store = open_store(self.address, '--to', writable=True)
+    self.addCleanup(store.close)
+    first, found = Publisher(self.run_.directory, store), []
+    for kind in ('base', 'delta', 'delta'):
+      self.run_.train()
+      self.run_.export(kind)
+      found.append(first.advance() if kind == 'base' else self.publish())
+      found.append(first.advance())
+    self.assertEqual([a and a.version.sequence for a in found], [1, None, 2, None, 3, None])
+    self.run_.train()
+    self.run_.export('delta')
+    self.assertEqual(first.advance().version.sequence, 4)
+
   def test_a_cluster_that_is_away_is_told(self):
     with mock.patch('trainer.topics.topic.SECONDS_TO_ANSWER', 0.2):
       with self.assertRaisesRegex(UserError, 'data.topic: x: .*'):
@@ -136,6 +152,16 @@ class TopicStoreTest(topics.ClusterTest):
     with mock.patch.object(TopicStore, '_send', goes_away):
       with self.assertRaisesRegex(topic.Away, self.name):
         Publisher(self.run_.directory, store).advance()
+
+  def test_a_package_that_is_missing_is_told(self):
+    wanted = r"'confluent_kafka'; wanted pip install 'ctr-trainer\[kafka\]'$"
+    with mock.patch.dict(sys.modules, {'confluent_kafka': None}):
+      for name in ('topic', 'topic_passes', 'topic_store'):
+        sys.modules.pop(f'trainer.topics.{name}', None)
+      with self.assertRaisesRegex(UserError, f'--to {self.address}: needs the package {wanted}'):
+        open_store(self.address, '--to', writable=True)
+      with self.assertRaisesRegex(UserError, f'data.topic: needs the package {wanted}'):
+        wing('topic_passes')
 
   def test_settings_come_from_files(self):
     path = os.path.join(self.get_temp_dir(), 'secret')

@@ -417,7 +417,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
         (topic, '_AT_ONCE', 0),  # as if no message came
         (topic, 'SECONDS_TO_ANSWER', 1.0),
         (stop_request, 'SECONDS_FOR_OTHERS', 0.0),
-        (topic.absl_logging, 'warning', stop),
+        (topic.logging, 'warning', stop),
       ):
         stack.enter_context(mock.patch.object(module, name, value))
       self.assertEqual(one.run(), 0)
@@ -471,7 +471,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
       for start in range(0, 200, 40):
         client = topic.Topic(self.config().data.topic)
         for p in map(str, range(4)):
-          read = client.messages(p, Span(start, start + 40), lambda: None)
+          read = client.messages(p, Span(start, start + 40))
           offsets = [message.offset() for some in read for message in some]
           self.assertEqual(offsets, list(range(start, start + 40)), p)
         client.close()
