@@ -227,7 +227,7 @@ def run_config(folder: str, run_dir: str = 'run', **changes: Any) -> config.Conf
 
 def train_run(cfg: config.Config, **job: Any) -> Job:
   """Trains a run to its end."""
-  one = Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess()), **job)
+  one = Job(cfg, SingleProcess(), task_of(cfg).step(SingleProcess()), **job)
   assert one.run() == 0
   assert not one.close()
   return one

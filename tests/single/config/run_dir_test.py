@@ -22,7 +22,7 @@ from trainer.training.run_state import RunState
 
 
 def check_run_dir(cfg):
-  RunState(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess())).check_run_dir()
+  RunState(cfg, SingleProcess(), task_of(cfg).step(SingleProcess())).check_run_dir()
 
 
 class RunDirTest(tf.test.TestCase):

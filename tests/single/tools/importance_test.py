@@ -108,12 +108,12 @@ class ImportanceTest(tf.test.TestCase):
     self.assertAllClose(self.trained.importance(parts), self.table, 1e-5, 1e-7)
     with open_run(self.trained.run_dir, ['train.batch_size=5000']) as run:
       prepared = run.inputs.prepared(api.passes_to_score(run, [parts]), 'test')
-      self.assertAllClose(importance_table(run.inputs, prepared), self.table, 1e-5, 1e-7)
+      self.assertAllClose(importance_table(run, prepared), self.table, 1e-5, 1e-7)
 
   def test_a_bound_on_predictions_scores_a_part_of_the_whole_log(self):
     with open_run(self.trained.run_dir) as run:
       prepared = run.inputs.prepared(api.passes_to_score(run, []), 'test')
-      found = column_importance(run.inputs, prepared, 4000)
+      found = column_importance(run.cfg, run.inputs, prepared, 4000)
     self.assertEqual((found['examples'], found['repetitions']), (800, 1))
     for column, values in found['columns'].items():
       whole = self.table.loc[column]

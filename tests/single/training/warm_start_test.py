@@ -247,7 +247,7 @@ class WarmStartTest(tf.test.TestCase):
           job.run()
         passes = listed(job.cfg.data, [f'{self.folder}/b.csv'], 'data.train')
         prepared = job.inputs.prepared(passes, f'split{len(slots)}')
-        logloss.append(dict(Evaluation(job.inputs).figures(prepared))['logloss'])
+        logloss.append(dict(Evaluation(job.cfg, job.inputs).figures(prepared))['logloss'])
         job.lock.release()
         shutil.rmtree(f'{self.folder}/new', ignore_errors=True)
       self.assertAllClose(logloss[0], logloss[1], rtol=1e-5)
