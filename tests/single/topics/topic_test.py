@@ -17,7 +17,7 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tests.support import topics
+from tests.support import small, topics
 from tests.support.states import state_of
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config
@@ -68,22 +68,17 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     self.name = f'log-{self.id().rpartition(".")[2].partition(" ")[0]}'
 
   def config(self, topic=(), data=(), **sections):
-    tree = {
-      'seed': 3,
-      'run_dir': self.run_dir,
-      'data': {
-        'topic': {'brokers': self.cluster.brokers, 'topic': self.name} | dict(topic),
-        'columns': list(COLUMNS),
-        'label': 'click',
-        'slots': [{'name': 'user'}, {'name': 'item'}],
-        'dense': [{'name': 'price'}],
-      }
-      | dict(data),
-      'model': {'interactions': ['linear', 'fm']},
-      'lifecycle': {'admission_threshold': 0.5},
-      'train': {'batch_size': 64, 'deterministic': True},
-    }
-    return config.parse(json.dumps(tree | sections), 'a test')
+    own = {'topic': {'brokers': self.cluster.brokers, 'topic': self.name} | dict(topic)}
+    own |= {'columns': list(COLUMNS), 'label': 'click', 'dense': [{'name': 'price'}]}
+    tree = small.tree(
+      seed=3,
+      run_dir=self.run_dir,
+      data=own | dict(data),
+      model={'interactions': ['linear', 'fm']},
+      lifecycle={'admission_threshold': 0.5},
+      train={'batch_size': 64, 'deterministic': True},
+    )
+    return small.checked(tree | sections)
 
   def train(self, *args, figures=None, **sections):
     """Trains on what is there, then stops; returns the events of metrics.jsonl."""
