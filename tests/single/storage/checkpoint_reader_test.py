@@ -13,14 +13,11 @@ import tensorflow as tf
 from examples.synthetic_log import synthesize
 from tests.support import commands, runs, small
 from trainer import api, config
-from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.errors import UserError
-from trainer.job.job import Job
 from trainer.storage.checkpoint_reader import CheckpointReader
 from trainer.tools import figures, report
 from trainer.tools.runs import read_run
-from trainer.training.step import TrainStep
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -350,7 +347,7 @@ class TrueImportanceTest(tf.test.TestCase):
       ],
       f'{folder}/run',
     )
-    Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+    small.job(cfg).run()
     with open(f'{cfg.run_dir}/metrics.jsonl', encoding='utf-8') as f:
       (found,) = [e['columns'] for e in map(json.loads, f) if e['event'] == 'importance']
     for metric in ('auc', 'logloss'):

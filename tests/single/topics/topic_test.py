@@ -21,7 +21,6 @@ from tests.support import small, topics
 from tests.support.states import state_of
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config
-from trainer.comm.communicator import SingleProcess
 from trainer.data import file_system, values
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass
@@ -33,7 +32,6 @@ from trainer.job.job import Job
 from trainer.reporting.status import Status
 from trainer.topics import topic
 from trainer.topics.topic_passes import TopicPasses, shared
-from trainer.training.step import TrainStep
 
 pytestmark = pytest.mark.reports
 
@@ -83,7 +81,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
   def train(self, *args, figures=None, **sections):
     """Trains on what is there, then stops; returns the events of metrics.jsonl."""
     cfg = self.config(*args, **sections)
-    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), figures)
+    one = small.job(cfg, figures=figures)
     with stopped_when_it_waits(one):
       self.assertEqual(0, one.run())
       one.close()
@@ -243,7 +241,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
           topic.Topic._at = of_another
 
       cfg = self.config({'pass': {'records': 400}})
-      one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), callbacks=[Remake()])
+      one = small.job(cfg, callbacks=[Remake()])
       with self.assertRaisesRegex(UserError, rf'topic {self.name}, partition \d: was made anew'):
         one.run()
     self.assertEqual([e['examples'] for e in self.events()], [400])
@@ -273,7 +271,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
 
     with mock.patch.object(Job, '_train_on_pass', stop):  # when all is cut
       cfg = self.config(cut)
-      one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+      one = small.job(cfg)
       one.run()
       one.close()
     path = pathlib.Path(self.run_dir, 'cuts.json')
@@ -382,7 +380,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
   def test_a_stop_while_no_message_comes(self):
     self.cluster.send(self.name, map(topics.as_json, topics.records(100)))
     cfg = self.config({'pass': {'records': 100}})
-    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    one = small.job(cfg)
     told = []
 
     def stop(*args):  # in place of the line that says so
