@@ -13,7 +13,7 @@ import pandas as pd
 import tensorflow as tf
 
 import trainer
-from tests.support import commands
+from tests.support import commands, small
 from tests.support.retrieval import (
   loss_of,
   make_batch,
@@ -459,12 +459,9 @@ class RunTest(tf.test.TestCase):
 
   def test_a_k_above_the_catalogue_is_told(self):
     cfg = self.make_config()
-    cfg = config.Config.model_validate(
-      cfg.model_dump()
-      | {'model': {'retrieval': cfg.model.retrieval.model_dump() | {'eval_at': [99]}}}
-    )
+    cfg = small.config(cfg.model_dump(), {'model.retrieval.eval_at': [99]})
     with self.assertRaisesRegex(UserError, 'eval_at: found 99; wanted at most 25'):
-      Job(cfg, SingleProcess(), task_of(cfg).step(SingleProcess())).run()
+      small.job(cfg).run()
 
 
 class MistakesTest(tf.test.TestCase):
@@ -479,7 +476,7 @@ class MistakesTest(tf.test.TestCase):
       run_dir = tempfile.mkdtemp(dir=folder)
       cfg = make_config({'run_dir': run_dir, 'data.train': [str(path)], 'train.batch_size': 2})
       with self.subTest(wanted), self.assertRaisesRegex(UserError, wanted) as caught:
-        Job(cfg, SingleProcess(), task_of(cfg).step(SingleProcess())).run()
+        small.job(cfg).run()
       self.assertNotIn('\n', str(caught.exception))
 
   def test_each_is_one_line(self):
