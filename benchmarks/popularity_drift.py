@@ -99,7 +99,7 @@ def trained(folder: str, name: str, seed: int, settings: dict) -> dict[str, floa
       'train': {'batch_size': 512},
     }
   )
-  job = Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess()))
+  job = Job(cfg, SingleProcess(), task_of(cfg).step(SingleProcess()))
   assert job.run() == 0
   job.close()
   with open(f'{run_dir}/metrics.jsonl', encoding='utf-8') as f:

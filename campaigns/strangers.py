@@ -148,7 +148,7 @@ def _recommend(draw: random.Random, folder: str, shared: str) -> Found:
   """Asks `:recommend` for any number of queries and items, with much to leave out, and changed
   bytes. Each must be answered or refused in time, and a good request after it answered."""
   cfg = make_config({'run_dir': folder})
-  step, rng = task_of(cfg).step(cfg, SingleProcess()), np.random.default_rng(draw.randrange(2**32))
+  step, rng = task_of(cfg).step(SingleProcess()), np.random.default_rng(draw.randrange(2**32))
   texts = np.array([f'i{i}' for i in range(ITEMS)], object)
   vectors = rng.normal(size=[ITEMS, cfg.sparse.tables['default'].width]).astype(np.float32)
   export_writer.write(

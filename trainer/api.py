@@ -13,7 +13,7 @@ import html
 import os
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -118,7 +118,7 @@ class Run:
     self.cfg.model.want('interactions', f'importance: run_dir {self.run_dir}')
     data = self.cfg.data.valid or None if data is None else data
     with self._prepared(data) as (run, prepared):
-      return wing('tools.importance')(run.inputs, prepared)
+      return wing('tools.importance')(run, prepared)
 
   def features(self, slot: str) -> pd.DataFrame:
     """Returns the features of a slot, those with the most shows first.
@@ -339,7 +339,8 @@ def load(run_dir: str | os.PathLike, checkpoint: str = 'best') -> Run:
   if checkpoint not in ('best', 'last'):
     raise UserError(f"checkpoint: found {short(checkpoint)}; wanted 'best' or 'last'")
   cfg = config.load_of_run(run_dir)
-  _start(cfg)
+  runtime.start(cfg)
+  _check_keras()
   return Run(run_dir, cfg, checkpoint)
 
 
@@ -359,7 +360,8 @@ def train_here(
   with contextlib.ExitStack() as stack:
     # The heartbeat starts before TensorFlow, so that other ranks notice if this one dies early.
     heartbeat = stack.enter_context(Heartbeat(here, cfg)) if here.size > 1 else None
-    _start(cfg, here, heartbeat and heartbeat.end)
+    runtime.start(cfg, here, heartbeat and heartbeat.end)
+    _check_keras()
     from trainer.comm import horovod
     from trainer.embedding.stores import plain_disk_errors
     from trainer.evaluation.task import task_of
@@ -381,7 +383,7 @@ def train_here(
     race = functools.partial(reached, progress_made=status.progress)
     cfg = source.with_measured_values(here.rank == 0, init_from, communicator.on_first, race)
     dtype = dense_dtype.chosen(cfg.train.dense_dtype, cfg.run_dir, communicator)
-    step = task_of(cfg).step(cfg, communicator, dtype)
+    step = task_of(cfg).step(communicator, dtype)
     job = Job(cfg, communicator, step, status, init_from, callbacks, bucket)
     if heartbeat:
       heartbeat.tell_lost = job.tell_lost
@@ -417,10 +419,7 @@ def predictions(run: 'FinishedRun', prepared: Sequence['PreparedPass']) -> Itera
   run.evaluation.tell_unknown()
 
 
-def _start(
-  cfg: config.Config, here: runtime.Runtime = runtime.Runtime(), end: Callable | None = None
-) -> None:
-  runtime.start(cfg, here, end)
+def _check_keras() -> None:
   import tensorflow as tf
 
   if (version := getattr(tf.keras, '__version__', '2')) >= '3':  # legacy Keras has no __version__

@@ -14,7 +14,7 @@ _PLACES: dict[str, str] = {
   # Of a config with model.retrieval: its model (trainer.model.builder.build), and its task
   # (trainer.evaluation.task.Task). In serving: what finds items, and what answers for them.
   'retrieval.model': 'trainer.retrieval.model:build_retrieval',
-  'retrieval.task': 'trainer.retrieval.task:RETRIEVAL',
+  'retrieval.task': 'trainer.retrieval.task:RetrievalTask',
   'retrieval.search': 'trainer.retrieval.item_search:search_after',
   'retrieval.recommender': 'trainer.retrieval.recommend:Recommender',
   'topic_parts': 'trainer.topics.topic:parts',

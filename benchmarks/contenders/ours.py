@@ -121,7 +121,7 @@ def main():
   communicator = horovod.communicator(place, cfg.sync)
   sent = count_exchange(communicator) if communicator.size > 1 else None
   dtype = dense_dtype.chosen(cfg.train.dense_dtype, cfg.run_dir, communicator)
-  step = task_of(cfg).step(cfg, communicator, dtype)
+  step = task_of(cfg).step(communicator, dtype)
   state = RunState(cfg, communicator, step)
   saves = SavePolicy(cfg.checkpoint, state, is_stream=False, goes_back=False)
   inputs = Inputs(cfg, communicator, step, progress_made=lambda: None, folder='')

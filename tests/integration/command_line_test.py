@@ -12,20 +12,15 @@ import tempfile
 import numpy as np
 import sklearn.metrics
 import tensorflow as tf
-import yaml
 
-from tests.support import commands
+from tests.support import commands, small
 
-CONFIG = {
-  'data': {
-    'label': 'click',
-    'group': 'user',
-    'slots': [{'name': 'user'}, {'name': 'item'}],
-    'dense': [{'name': 'price', 'transform': 'standardise'}],
-  },
-  'model': {'interactions': ['linear', 'fm']},
-  'train': {'batch_size': 100, 'log_every_steps': 1},
-}
+DENSE = [{'name': 'price', 'transform': 'standardise'}]
+CONFIG = small.tree(
+  data={'label': 'click', 'group': 'user', 'dense': DENSE},
+  model={'interactions': ['linear', 'fm']},
+  train={'batch_size': 100, 'log_every_steps': 1},
+)
 
 
 def command(name, *args):
@@ -50,13 +45,8 @@ class CommandLineTest(tf.test.TestCase):
       f.write('\n'.join([header, *rows] if header else rows) + '\n' * bool(header or rows))
 
   def config(self, **data):
-    tree = CONFIG | {
-      'data': CONFIG['data']
-      | {'train': [f'{self.folder}/train.csv'], 'test': [f'{self.folder}/test.csv']}
-      | data
-    }
-    with open(f'{self.folder}/config.yaml', 'w', encoding='utf-8') as f:
-      yaml.safe_dump(tree, f)
+    files = {split: [f'{self.folder}/{split}.csv'] for split in ('train', 'test')}
+    small.write(f'{self.folder}/config.yaml', CONFIG, data=files | data)
 
   def flags(self):
     return '--config', f'{self.folder}/config.yaml', '--run_dir', f'{self.folder}/run'

@@ -17,26 +17,26 @@ import time
 import pytest
 import tensorflow as tf
 
-from tests.support import commands, jobs
+from tests.support import commands, jobs, small
 from tests.support.states import state_of
 
-CONFIG = """
-seed: 5
-data:
-  train: [{folder}/day_*.csv]
-  test: [{folder}/test_day_*.csv]
-  day_pattern: 'day_(\\d+)'
-  label: click
-  slots: [{{name: user}}, {{name: item, counts: true}}, {{name: tags, separator: '|'}}]
-  dense: [{{name: price, transform: log1p_standardise}}]
-lifecycle:
-  {{admission_threshold: 1.0, delete_threshold: 0.3, delete_after_unseen_days: 1, decay: 0.8}}
-sparse: {{tables: {{default: {{width: 4}}}}}}
-model: {{interactions: [linear, fm, {{dnn: {{hidden: [8]}}}}]}}
-train: {{batch_size: 256, deterministic: true, log_every_steps: 1}}
-checkpoint: {{every_steps: 3}}
-export: {{base: true, delta_every_passes: 1}}
-"""
+SLOTS = [{'name': 'user'}, {'name': 'item', 'counts': True}, {'name': 'tags', 'separator': '|'}]
+DENSE = [{'name': 'price', 'transform': 'log1p_standardise'}]
+CONFIG = small.tree(
+  seed=5,
+  data={'day_pattern': r'day_(\d+)', 'label': 'click', 'slots': SLOTS, 'dense': DENSE},
+  lifecycle={
+    'admission_threshold': 1.0,
+    'delete_threshold': 0.3,
+    'delete_after_unseen_days': 1,
+    'decay': 0.8,
+  },
+  sparse={'tables': {'default': {'width': 4}}},
+  model={'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
+  train={'batch_size': 256, 'deterministic': True, 'log_every_steps': 1},
+  checkpoint={'every_steps': 3},
+  export={'base': True, 'delta_every_passes': 1},
+)
 # Features take 2.2 MB of a process, as there are few, and their rows 1 MB or more.
 LIMIT = 2_500_000
 
@@ -50,8 +50,8 @@ class KillTest(tf.test.TestCase):
       *('-m', 'trainer.cli.synthesize', '--out', cls.folder, '--days', '3'),
       *('--samples_per_day', '2500', '--users', '200', '--items', '100'),
     ).check_returncode()
-    with open(f'{cls.folder}/config.yaml', 'w', encoding='utf-8') as f:
-      f.write(CONFIG.format(folder=cls.folder))
+    data = {'train': [f'{cls.folder}/day_*.csv'], 'test': [f'{cls.folder}/test_day_*.csv']}
+    small.write(f'{cls.folder}/config.yaml', CONFIG, data=data)
 
   def run_job(self, ranks, dtype, run_dir, kill_at=None, limited=False):
     """Runs a job to its end, or kills all of it after `kill_at` signs of life.

@@ -24,7 +24,7 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from tests.support import jobs
+from tests.support import jobs, small
 from tests.support.states import state_of
 from trainer.storage import checkpoint
 
@@ -229,17 +229,11 @@ class MultiHostTest(tf.test.TestCase):
     labels = (rng.random(3000) < 0.2 + 0.6 * (items % 2)).astype(int)
     rows = '\n'.join(f'{y},{u},{i}' for y, u, i in zip(labels, users, items))
     (self.folder / 'log.csv').write_text(f'label,user,item\n{rows}\n')
-    (self.folder / 'config.yaml').write_text(
-      json.dumps(
-        {
-          'data': {
-            'train': [str(self.folder / 'log.csv')],
-            'slots': [{'name': 'user'}, {'name': 'item'}],
-          },
-          'model': {'interactions': ['linear', 'fm']},
-          'train': {'batch_size': 256},
-        }
-      )
+    small.write(
+      self.folder / 'config.yaml',
+      data={'train': [str(self.folder / 'log.csv')]},
+      model={'interactions': ['linear', 'fm']},
+      train={'batch_size': 256},
     )
     (self.folder / 'hosts').write_text('hosta slots=1\nhostb slots=1\n')
     process = self.on(

@@ -13,9 +13,8 @@ import numpy as np
 import psutil
 import pytest
 import tensorflow as tf
-import yaml
 
-from tests.support import commands, jobs
+from tests.support import commands, jobs, small
 from tests.support.parameter_servers import free_addresses
 from tests.support.steps import TFRA
 from trainer.storage import checkpoint
@@ -23,28 +22,38 @@ from trainer.storage import checkpoint
 FROZEN = str(jobs.ROOT / 'tests' / 'support' / 'frozen_rank.py')
 STORE = 'tfra' if TFRA else 'rows'  # beside a process with our own store
 LIMIT = 280  # seconds a job may take, however busy the machine
-CONFIG = """
-seed: 1
-data:
-  day_pattern: 'day_(\\d+)'
-  label: click
-  group: user
-  slots: [{name: user}, {name: item}, {name: tags, separator: '|'}]
-  dense: [{name: price, transform: log1p_standardise}]
-lifecycle:
-  {admission: score, admission_threshold: 0.5, eviction: score, decay: 0.9, delete_threshold: 0.15,
-   delete_after_unseen_days: 1}
-sparse:
-  tables:
-    default:
-      width: 4
-      init_scale: 0.05
-      linear: {kind: ftrl, learning_rate: 0.1}
-      factors: {kind: adagrad, learning_rate: 0.1}
-model: {interactions: [linear, fm, {dnn: {hidden: [8]}}]}
-train: {batch_size: 64, log_every_steps: 1000}
-sync: {lost_peer_seconds: 20, stalled_peer_seconds: 120}
-"""
+SLOTS = [{'name': 'user'}, {'name': 'item'}, {'name': 'tags', 'separator': '|'}]
+CONFIG = small.tree(
+  seed=1,
+  data={
+    'day_pattern': r'day_(\d+)',
+    'label': 'click',
+    'group': 'user',
+    'slots': SLOTS,
+    'dense': [{'name': 'price', 'transform': 'log1p_standardise'}],
+  },
+  lifecycle={
+    'admission': 'score',
+    'admission_threshold': 0.5,
+    'eviction': 'score',
+    'decay': 0.9,
+    'delete_threshold': 0.15,
+    'delete_after_unseen_days': 1,
+  },
+  sparse={
+    'tables': {
+      'default': {
+        'width': 4,
+        'init_scale': 0.05,
+        'linear': {'kind': 'ftrl', 'learning_rate': 0.1},
+        'factors': {'kind': 'adagrad', 'learning_rate': 0.1},
+      }
+    }
+  },
+  model={'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
+  train={'batch_size': 64, 'log_every_steps': 1000},
+  sync={'lost_peer_seconds': 20, 'stalled_peer_seconds': 120},
+)
 
 
 def write_log(path, day, samples):
@@ -107,14 +116,9 @@ class ParameterServerTest(tf.test.TestCase):
     super().tearDown()
 
   def config(self, days, **sections):
-    tree = yaml.safe_load(CONFIG)
-    tree['data']['train'] = [os.path.join(self.work, f'day_{d}.csv') for d in days]
-    for section, keys in sections.items():
-      tree.setdefault(section, {}).update(keys)
+    train = {'train': [os.path.join(self.work, f'day_{d}.csv') for d in days]}
     path = os.path.join(self.work, f'{self.id()}_{len(os.listdir(self.work))}.yaml')
-    with open(path, 'w', encoding='utf-8') as f:
-      yaml.safe_dump(tree, f)
-    return path
+    return small.write(path, small.tree(CONFIG, data=train), **sections)
 
   def start(self, tf_config, config, run_dir, *overrides, program=('-m', 'trainer.run')):
     env = {'CTR_THREADS': '1'} | ({'TF_CONFIG': json.dumps(tf_config)} if tf_config else {})
@@ -201,8 +205,7 @@ class ParameterServerTest(tf.test.TestCase):
     """
     one, two, back = self.directory('one'), self.directory('two'), self.directory('back')
     model = {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8], 'batch_norm': 'sync'}}]}
-    slots = yaml.safe_load(CONFIG)['data']['slots']
-    data = {'slots': [slot | {'counts': slot['name'] != 'user'} for slot in slots]}
+    data = {'slots': [slot | {'counts': slot['name'] != 'user'} for slot in SLOTS]}
     first, both = (self.config(days, model=model, data=data) for days in ([0], [0, 1]))
     tfra = '--set', 'sync.mode=ps', '--set', f'sparse.store={STORE}'
     job = self.start_job(self.cluster(2, 2), first, two, *tfra)
@@ -279,9 +282,8 @@ class ParameterServerTest(tf.test.TestCase):
       # Some of each batch are predicted wrongly, and the sum of their factors' gradients overflows.
       f.writelines(f'1.8e19,u1,i1,,,{i % 2}\n' for i in range(200))
     costs = [{'name': f'cost{i}', 'from': {'number': 'cost'}} for i in range(8)]
-    slots = [*yaml.safe_load(CONFIG)['data']['slots'], *costs]
     return {
-      'data': {'slots': slots, 'max_refused_passes': 1},
+      'data': {'slots': [*SLOTS, *costs], 'max_refused_passes': 1},
       'lifecycle': {'admission': 'none', 'eviction': 'none'},
     }
 

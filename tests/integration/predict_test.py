@@ -7,19 +7,13 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tests.support import commands
+from tests.support import commands, small
 
-CONFIG = {
-  'data': {
-    'label': 'click',
-    'weight': 'w',
-    'group': 'user',
-    'slots': [{'name': 'user'}, {'name': 'item'}],
-    'dense': [{'name': 'price'}],
-  },
-  'model': {'interactions': ['linear', 'fm']},
-  'train': {'batch_size': 100},
-}
+CONFIG = small.tree(
+  data={'label': 'click', 'weight': 'w', 'group': 'user', 'dense': [{'name': 'price'}]},
+  model={'interactions': ['linear', 'fm']},
+  train={'batch_size': 100},
+)
 
 
 class PredictTest(tf.test.TestCase):
@@ -43,9 +37,7 @@ class PredictTest(tf.test.TestCase):
     unlabelled = table.drop(columns=['click', 'w'])
     unlabelled.to_csv(f'{folder}/new.csv', index=False)
     unlabelled.to_parquet(f'{folder}/new.parquet', index=False)
-    tree = CONFIG | {'data': CONFIG['data'] | {'train': [f'{folder}/train.csv']}}
-    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
-      json.dump(tree, f)
+    small.write(f'{folder}/config.yaml', CONFIG, data={'train': [f'{folder}/train.csv']})
     run = f'{folder}/run'
     done = self.run_command('run', '--config', f'{folder}/config.yaml', '--run_dir', run)
     self.assertEqual(done.returncode, 0, done.stderr)

@@ -6,7 +6,7 @@ import boto3
 import numpy as np
 import tensorflow as tf
 
-from tests.support import commands
+from tests.support import commands, small
 from tests.support.s3 import S3
 
 
@@ -29,19 +29,13 @@ class RemoteTest(tf.test.TestCase):
       predicted = []
       for place in ('s3://ads/log', folder):
         run = f'{folder}/run_{len(predicted)}'
-        tree = {
-          'data': {
-            'train': [f'{place}/day_*.csv'],
-            'test': [f'{place}/day_10.csv'],
-            'day_pattern': r'day_(\d+)',
-            'label': 'click',
-            'slots': [{'name': 'user'}, {'name': 'item'}],
-          },
-          'model': {'interactions': ['linear', 'fm']},
-          'train': {'batch_size': 100},
-        }
-        with open(f'{run}.yaml', 'w', encoding='utf-8') as f:
-          json.dump(tree, f)
+        data = {'train': [f'{place}/day_*.csv'], 'test': [f'{place}/day_10.csv']}
+        small.write(
+          f'{run}.yaml',
+          data=data | {'day_pattern': r'day_(\d+)', 'label': 'click'},
+          model={'interactions': ['linear', 'fm']},
+          train={'batch_size': 100},
+        )
         done = self.run_command('run', '--config', f'{run}.yaml', '--run_dir', run)
         self.assertEqual(done.returncode, 0, done.stderr)
         data = f'{place}/day_9.csv'

@@ -8,23 +8,24 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.support import jobs
+from tests.support import jobs, small
 from trainer.storage import checkpoint
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 FRAPPE = os.path.join(ROOT, '..', 'shared', 'data', 'frappe', 'train.csv')
-CONFIG = """
-data:
-  train: [{folder}/day_*.csv]
-  day_pattern: 'day_(\\d+)'
-  slots: [{{name: user}}, {{name: item}}, {{name: daytime}}, {{name: weekday}}, {{name: weather}},
-    {{name: country}}, {{name: city}}]
-lifecycle:
-  {{admission_threshold: 2.0, delete_threshold: 0.5, delete_after_unseen_days: 1, decay: 0.7,
-    capacity: 1500}}
-model: {{interactions: [linear, fm]}}
-train: {{batch_size: 1000}}
-"""
+SLOTS = 'user', 'item', 'daytime', 'weekday', 'weather', 'country', 'city'
+CONFIG = small.tree(
+  data={'day_pattern': r'day_(\d+)', 'slots': [{'name': name} for name in SLOTS]},
+  lifecycle={
+    'admission_threshold': 2.0,
+    'delete_threshold': 0.5,
+    'delete_after_unseen_days': 1,
+    'decay': 0.7,
+    'capacity': 1500,
+  },
+  model={'interactions': ['linear', 'fm']},
+  train={'batch_size': 1000},
+)
 
 
 class Features:
@@ -56,8 +57,7 @@ class SameSetsTest(tf.test.TestCase):
     for day in range(3):
       with open(f'{folder}/day_{day}.csv', 'w', encoding='utf-8') as f:
         f.writelines([header, *rows[day * 10_000 : day * 10_000 + 9_999]])
-    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
-      f.write(CONFIG.format(folder=folder))
+    small.write(f'{folder}/config.yaml', CONFIG, data={'train': [f'{folder}/day_*.csv']})
     found = {}
     for ranks in (1, 2, 3):
       run_dir = f'{folder}/{ranks}'

@@ -5,9 +5,8 @@ import pathlib
 import tempfile
 
 import tensorflow as tf
-import yaml
 
-from tests.support import commands
+from tests.support import commands, small
 from trainer import api
 from trainer.errors import UserError, fit_to_print
 
@@ -18,10 +17,7 @@ ADDRESSES = (
   f'redis://:{SECRET}@127.0.0.1:1/0',
   f'https://host/log.csv?Expires=9&Signature={SECRET}',
 )
-CONFIG = {
-  'data': {'train': ['no.csv'], 'slots': [{'name': 'user'}]},
-  'model': {'interactions': ['linear']},
-}
+CONFIG = small.tree(data={'train': ['no.csv']})
 # Settings of librdkafka that it calls sensitive (rdkafka_conf.c), and others that sound so.
 SETTINGS = (
   *('ssl.key.password', 'ssl.key.pem', 'ssl_key', 'ssl.ca.pem', 'ssl.keystore.password'),
@@ -39,9 +35,7 @@ class SecretsTest(tf.test.TestCase):
 
   def write(self, name, **data):
     path = f'{self.folder}/{name}.yaml'
-    tree = CONFIG | {'run_dir': f'{self.folder}/run', 'data': CONFIG['data'] | data}
-    pathlib.Path(path).write_text(yaml.safe_dump(tree), encoding='utf-8')
-    return path
+    return small.write(path, CONFIG, run_dir=f'{self.folder}/run', data=data)
 
   def assert_refused(self, *words, wanted='found a secret in'):
     """Runs a command, which must refuse a secret in a line that does not show it."""
@@ -109,7 +103,7 @@ class SecretsTest(tf.test.TestCase):
 
   def test_python(self):
     for address in ADDRESSES:
-      tree = CONFIG | {'data': CONFIG['data'] | {'train': [address]}}
+      tree = small.tree(CONFIG, data={'train': [address]})
       for arguments in (tree,), (CONFIG, [f'data.train=[{address}]']), (CONFIG, [], address):
         with self.assertRaisesRegex(UserError, 'found a secret in') as raised:
           api.fit(*arguments)

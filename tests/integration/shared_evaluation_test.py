@@ -8,9 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-import yaml
 
-from tests.support import commands, jobs
+from tests.support import commands, jobs, small
 
 
 class SharedEvaluationTest(tf.test.TestCase):
@@ -26,19 +25,15 @@ class SharedEvaluationTest(tf.test.TestCase):
       rows = [f'{texts[d]},{i},{c:d},{"XY"[i % 2]},a\n' for d, i, c in zip(device, item, click)]
       with open(f'{folder}/{name}.csv', 'w', encoding='utf-8') as f:
         f.write('device,item,click,country,topic\n' + ''.join(rows))
-    tree = {
-      'data': {
-        'train': [f'{folder}/day_0.csv'],
-        'test': [f'{folder}/test.csv'],
-        'label': 'click',
-        'slots': [{'name': 'device'}, {'name': 'item'}, {'name': 'topics', 'column': 'topic'}],
-      },
-      'sparse': {'tables': {'default': {'width': 4}}},
-      'model': {'interactions': ['linear', 'fm']},
-      'train': {'batch_size': 200},
-    }
-    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
-      yaml.safe_dump(tree, f)
+    data = {'train': [f'{folder}/day_0.csv'], 'test': [f'{folder}/test.csv'], 'label': 'click'}
+    data['slots'] = [{'name': 'device'}, {'name': 'item'}, {'name': 'topics', 'column': 'topic'}]
+    small.write(
+      f'{folder}/config.yaml',
+      data=data,
+      sparse={'tables': {'default': {'width': 4}}},
+      model={'interactions': ['linear', 'fm']},
+      train={'batch_size': 200},
+    )
     cls.run_dir = f'{folder}/run'
     jobs.run(1, 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', cls.run_dir)
 

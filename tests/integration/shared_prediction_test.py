@@ -1,13 +1,12 @@
 """Ranks predict one input together: its rows in order, as one process predicts them."""
 
-import json
 import os
 
 import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tests.support import jobs
+from tests.support import jobs, small
 
 
 class SharedPredictionTest(tf.test.TestCase):
@@ -26,18 +25,13 @@ class SharedPredictionTest(tf.test.TestCase):
     # The last batch of the first file is short; the second has no sample for most ranks.
     table[:1050].to_csv(f'{folder}/part_1.csv', index=False)
     table[1050:].to_csv(f'{folder}/part_2.csv', index=False)
-    tree = {
-      'data': {
-        'train': [f'{folder}/part_1.csv'],
-        'label': 'click',
-        'slots': [{'name': 'user'}, {'name': 'item'}],
-        'dense': [{'name': 'price'}],
-      },
-      'model': {'interactions': ['linear', 'fm', 'dnn']},
-      'train': {'batch_size': 200},
-    }
-    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
-      json.dump(tree, f)
+    data = {'train': [f'{folder}/part_1.csv'], 'label': 'click', 'dense': [{'name': 'price'}]}
+    small.write(
+      f'{folder}/config.yaml',
+      data=data,
+      model={'interactions': ['linear', 'fm', 'dnn']},
+      train={'batch_size': 200},
+    )
     run = f'{folder}/run'
     jobs.run(1, 'trainer.run', '--config', f'{folder}/config.yaml', '--run_dir', run)
     arguments = ['--run_dir', run, '--data', f'{folder}/part_*.csv']

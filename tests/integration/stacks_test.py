@@ -15,23 +15,23 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import small
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(sys.executable)
 OTHER = ROOT / ('.venv' if '.venv-next' in HERE.parts else '.venv-next') / 'bin' / 'python'
-CONFIG = {
-  'data': {
+CONFIG = small.tree(
+  data={
     'day_pattern': r'day_(\d)',
     'label': 'click',
     'slots': [{'name': 'user'}, {'name': 'tags', 'separator': '|'}],
     'dense': [{'name': 'price', 'transform': 'standardise'}],
   },
-  'lifecycle': {'admission_threshold': 1.0},
-  'model': {
-    'interactions': ['linear', 'fm', 'cross', {'dnn': {'hidden': [8], 'batch_norm': 'sync'}}]
-  },
-  'train': {'batch_size': 100},
-  'export': {'base': True, 'saved_model': True},
-}
+  lifecycle={'admission_threshold': 1.0},
+  model={'interactions': ['linear', 'fm', 'cross', {'dnn': {'hidden': [8], 'batch_norm': 'sync'}}]},
+  train={'batch_size': 100},
+  export={'base': True, 'saved_model': True},
+)
 # Scores columns of a SavedModel: plain TensorFlow, nothing of ours.
 SCORE = """
 import json, sys
@@ -76,9 +76,7 @@ class StacksTest(tf.test.TestCase):
   def train(self, python, run, days):
     """Trains on the first days; what earlier ones have left in `run` is gone on with."""
     train = [f'{self.folder}/day_{day}.csv' for day in range(days)]
-    path = f'{self.folder}/config.yaml'
-    with open(path, 'w', encoding='utf-8') as f:
-      json.dump(CONFIG | {'data': CONFIG['data'] | {'train': train}}, f)
+    path = small.write(f'{self.folder}/config.yaml', CONFIG, data={'train': train})
     self.run_python(python, '-m', 'trainer.run', '--config', path, '--run_dir', run)
 
   def test_each_reads_what_the_other_wrote(self):

@@ -20,21 +20,15 @@ import pytest
 import tensorflow as tf
 import yaml
 
-from tests.support import commands, jobs, topics
+from tests.support import commands, jobs, small, topics
 from trainer.reporting.status import FIGURES
 
 RULES = jobs.ROOT / 'launch' / 'prometheus' / 'rules.yaml'
-CONFIG = """
-data:
-  watch: {folder}/passes
-  day_pattern: 'day_(\\d+)'
-  label: click
-  slots: [{{name: user}}, {{name: item}}]
-  max_refused_passes: 3
-model: {{interactions: [linear, fm]}}
-train: {{batch_size: 50}}
-export: {{base: true, delta_every_passes: 1}}
-"""
+CONFIG = small.tree(
+  data={'label': 'click', 'max_refused_passes': 3},
+  model={'interactions': ['linear', 'fm']},
+  train={'batch_size': 50},
+)
 
 
 def ask(url: str) -> tuple[int, str]:
@@ -130,8 +124,10 @@ class StatusTest(tf.test.TestCase):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     os.mkdir(f'{self.folder}/passes')
-    self.config, self.run_dir = f'{self.folder}/config.yaml', f'{self.folder}/run'
-    pathlib.Path(self.config).write_text(CONFIG.format(folder=self.folder), encoding='utf-8')
+    self.run_dir = f'{self.folder}/run'
+    data = {'watch': f'{self.folder}/passes', 'day_pattern': r'day_(\d+)'}
+    export = {'base': True, 'delta_every_passes': 1}
+    self.config = small.write(f'{self.folder}/config.yaml', CONFIG, data=data, export=export)
 
   def announce(self, name, samples=200, hours_ago=0):
     rows = [f'{i % 7},{i % 5},{i % 3 == 0:d}\n' for i in range(samples)]
@@ -264,14 +260,8 @@ class StatusTest(tf.test.TestCase):
     messages = [topics.as_json(record) for record in topics.records(200)]
     hours_ago = round(1000 * (time.time() - 5 * 3600))
     cluster.send('clicks', messages[:100], times=[hours_ago] * 100)
-    with open(self.config, encoding='utf-8') as f:
-      tree = yaml.safe_load(f)
-    del tree['data']['watch'], tree['data']['day_pattern'], tree['export']
     topic = {'brokers': cluster.brokers, 'topic': 'clicks', 'pass': {'records': 200}}
-    config = f'{self.folder}/topic.yaml'
-    pathlib.Path(config).write_text(
-      yaml.safe_dump(tree | {'data': tree['data'] | {'topic': topic}})
-    )
+    config = small.write(f'{self.folder}/topic.yaml', CONFIG, data={'topic': topic})
     follower = Lines('trainer.run', '--config', config, '--run_dir', f'{self.folder}/of_topic')
     self.addCleanup(follower.command.kill)
     prometheus = Prometheus(self.folder, urls | {'ctr-topic': follower.url()})

@@ -15,10 +15,9 @@ import optuna
 import psutil
 import pytest
 import tensorflow as tf
-import yaml
 
 import trainer
-from tests.support import commands
+from tests.support import commands, small
 from trainer import config, files
 from trainer.errors import UserError
 
@@ -38,16 +37,13 @@ class TuneTest(tf.test.TestCase):
       clicks = rng.random(400) < 0.1 + 0.6 * (users < 7)
       with open(f'{self.folder}/{name}.csv', 'w', encoding='utf-8') as f:
         f.write('label,user\n' + ''.join(f'{int(c)},{u}\n' for c, u in zip(clicks, users)))
-    self.tree = {
-      'data': {
-        'train': [f'{self.folder}/train.csv'],
-        'valid': [f'{self.folder}/valid.csv'],
-        'slots': [{'name': 'user'}],
-      },
-      'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
-      'train': {'epochs': 2, 'dense_optimizer': {'learning_rate': 0.01}},
-      'sparse': {'tables': {'default': {'width': 4}}},
-    }
+    data = {split: [f'{self.folder}/{split}.csv'] for split in ('train', 'valid')}
+    self.tree = small.tree(
+      data=data | {'slots': [{'name': 'user'}]},
+      model={'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
+      train={'epochs': 2, 'dense_optimizer': {'learning_rate': 0.01}},
+      sparse={'tables': {'default': {'width': 4}}},
+    )
     self.study = f'{self.folder}/study'
 
   def test_a_damaged_list_of_trials_is_told_in_a_line(self):
@@ -107,9 +103,7 @@ class TuneTest(tf.test.TestCase):
   @pytest.mark.long
   def test_a_search_that_is_killed_or_stopped_goes_on_with_its_trial(self):
     self.tree['train'] |= {'epochs': 1000, 'plateau': {'stop_after': 1000}}
-    path = f'{self.folder}/my.yaml'
-    with open(path, 'w', encoding='utf-8') as f:
-      yaml.safe_dump(self.tree, f)
+    path = small.write(f'{self.folder}/my.yaml', self.tree)
     words = '--config', path, '--set', 'sparse.tables.default.width=2,4', '--trials', '1'
     run_dir = f'{self.study}/trial-000'
 
@@ -186,9 +180,7 @@ class TuneTest(tf.test.TestCase):
     self.tree['data'] |= {'test': [f'{self.folder}/test.csv'], 'dense_bins': 8}
     self.tree['data']['dense'] = [{'name': 'rate', 'transform': 'standardise'}]
     self.tree['train'] |= {'epochs': 4, 'batch_size': 128}
-    path = f'{self.folder}/my.yaml'
-    with open(path, 'w', encoding='utf-8') as f:
-      yaml.safe_dump(self.tree, f)
+    path = small.write(f'{self.folder}/my.yaml', self.tree)
     search = '-m', 'trainer.cli.tune', '--config', path, '--columns', '--study_dir', self.study
     ended = commands.run(*search)
     self.assertEqual(ended.returncode, 0, ended.stderr)
@@ -207,9 +199,7 @@ class TuneTest(tf.test.TestCase):
       self.assertIn('all-0: was trained with another config; wanted another', again.stderr)
 
   def test_the_command_prints_trials_and_refuses_mistakes(self):
-    path = f'{self.folder}/my.yaml'
-    with open(path, 'w', encoding='utf-8') as f:
-      yaml.safe_dump(self.tree, f)
+    path = small.write(f'{self.folder}/my.yaml', self.tree)
 
     def tune(*arguments):
       command = '-m', 'trainer.cli.tune', '--config', path, *arguments

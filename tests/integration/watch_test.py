@@ -15,20 +15,9 @@ import tempfile
 
 import tensorflow as tf
 
-from tests.support import commands
+from tests.support import commands, small
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / 'docs' / 'online.md'
-CONFIG = """
-data:
-  watch: {folder}/passes
-  day_pattern: 'day_(\\d+)'
-  label: click
-  slots: [{{name: user}}, {{name: item}}]
-lifecycle: {{admission_threshold: 0.5, delete_threshold: 0.3}}
-model: {{interactions: [linear, fm]}}
-train: {{batch_size: 50, progressive_validation: true, log_every_steps: 1000}}
-export: {{base: true, delta_every_passes: 1}}
-"""
 
 
 class WatchTest(tf.test.TestCase):
@@ -36,8 +25,15 @@ class WatchTest(tf.test.TestCase):
     super().setUp()
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     os.mkdir(f'{self.folder}/passes')
-    with open(f'{self.folder}/config.yaml', 'w', encoding='utf-8') as f:
-      f.write(CONFIG.format(folder=self.folder))
+    data = {'watch': f'{self.folder}/passes', 'day_pattern': r'day_(\d+)', 'label': 'click'}
+    small.write(
+      f'{self.folder}/config.yaml',
+      data=data,
+      lifecycle={'admission_threshold': 0.5, 'delete_threshold': 0.3},
+      model={'interactions': ['linear', 'fm']},
+      train={'batch_size': 50, 'progressive_validation': True, 'log_every_steps': 1000},
+      export={'base': True, 'delta_every_passes': 1},
+    )
 
   def announce(self, name):
     samples = 200 + len(os.listdir(f'{self.folder}/passes'))  # no two passes have the same bytes

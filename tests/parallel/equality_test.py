@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops import bfloat16
+from tests.support import small
 from tests.support.batches import join, make_batch
 from tests.support.ranks import ranks
 from tests.support.steps import (
@@ -22,7 +23,6 @@ from tests.support.steps import (
   train,
 )
 from trainer.comm.communicator import SingleProcess
-from trainer.config import Config
 from trainer.data import values as of_numbers
 from trainer.data.features import empty_batch
 from trainer.job.job import Job
@@ -245,18 +245,14 @@ class EqualityTest(tf.test.TestCase):
         if communicator.rank == 0:
           with open(path, 'w', encoding='utf-8') as f:
             f.write('user,price,label\n' + ''.join(rows))
-      tree = {
-        'run_dir': run_dir,
-        'data': {
-          'train': paths,
-          'slots': [{'name': 'user'}, {'name': 'price', 'from': {'number': 'price'}}],
-          'max_refused_passes': 1,
-        },
-        'model': {'interactions': ['linear', 'fm'] if case == 0 else ['linear']},
-        'train': {'batch_size': 8},
-      }
+      slots = [{'name': 'user'}, {'name': 'price', 'from': {'number': 'price'}}]
+      cfg = small.config(
+        run_dir=run_dir,
+        data={'train': paths, 'slots': slots, 'max_refused_passes': 1},
+        model={'interactions': ['linear', 'fm'] if case == 0 else ['linear']},
+        train={'batch_size': 8},
+      )
       communicator.barrier()
-      cfg = Config.model_validate(tree)
       job = Job(cfg, communicator, TrainStep(cfg, communicator))
       with mock.patch.object(
         of_numbers, 'MOST', np.finfo(np.float32).max

@@ -115,7 +115,7 @@ class RetrievalOnRanksTest(tf.test.TestCase):
           | ({'data.items': f'{folder}/items.csv'} if 'data.dense' in changes else {}),
           **retrieval,
         )
-        step = task_of(cfg).step(cfg, one)
+        step = task_of(cfg).step(one)
         job = Job(cfg, one, step)
         self.assertEqual(job.run(), 0)
         rows[name] = [[key, *row] for key, row in rows_of(step.store.export_state()).items()]

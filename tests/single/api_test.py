@@ -18,7 +18,7 @@ import pyarrow as pa
 import tensorflow as tf
 
 import trainer
-from tests.support import commands
+from tests.support import commands, small
 from trainer import api
 from trainer.errors import UserError
 from trainer.tools import findings
@@ -55,8 +55,7 @@ class ApiTest(tf.test.TestCase):
     frame.to_csv(folder / 'log.csv', index=False, header=header, sep=data.get('delimiter', ','))
     data |= {'train': [f'{folder}/log.csv'], 'label': 'click'}
     data.setdefault('slots', [{'name': 'user'}])
-    tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
-    return api.fit(tree), str(folder / 'log.csv')
+    return api.fit(small.tree(data=data), run_dir=f'{folder}/run'), str(folder / 'log.csv')
 
   def test_a_frame_is_answered_as_its_file_is(self):
     run, path = self.fit(log(1000))
@@ -84,10 +83,10 @@ class ApiTest(tf.test.TestCase):
     rng = np.random.default_rng(0)
     frame = log(500).assign(age=rng.normal(1e6, 10, 500), weight=rng.random(500))
     data = {'label': 'age', 'weight': 'weight', 'slots': [{'name': 'user'}]}
-    model = {'interactions': ['linear'], 'loss': 'squared_error'}
     test = frame.assign(age=frame['age'] + 100)
     with self.assertLogs('absl', 'WARNING') as logs:
-      run = api.fit({'data': data, 'model': model}, (), self.get_temp_dir(), train=frame, test=test)
+      tree = small.tree(data=data, model={'loss': 'squared_error'})
+      run = api.fit(tree, (), self.get_temp_dir(), train=frame, test=test)
     found = run.evaluate(test)
     mean = np.average(test['age'], weights=test['weight'])
     wanted = np.sqrt(np.average((test['age'] - mean) ** 2, weights=test['weight']))
@@ -123,9 +122,10 @@ class ApiTest(tf.test.TestCase):
       def on_train_end(self, logs):
         told.append(logs['examples'])
 
-    tree = {'data': {'label': 'click', 'slots': [{'name': 'user'}], 'shuffle': False}}
-    tree |= {'model': {'interactions': ['linear']}, 'train': {'epochs': 1}}
-    tree['train']['dense_optimizer'] = {'learning_rate': 0.001}  # as without data.valid
+    tree = small.tree(
+      data={'label': 'click', 'slots': [{'name': 'user'}], 'shuffle': False},
+      train={'epochs': 1, 'dense_optimizer': {'learning_rate': 0.001}},  # as without data.valid
+    )
     for given in (frame, pa.Table.from_pandas(frame)):
       run_dir = tempfile.mkdtemp(dir=self.get_temp_dir())
       splits = {'train': given, 'valid': given, 'test': given[:99]}
@@ -200,12 +200,12 @@ class ApiTest(tf.test.TestCase):
   def test_a_stop_is_no_result(self):
     folder = pathlib.Path(self.get_temp_dir())
     log(300).to_csv(folder / 'stopped.csv', index=False)
-    tree = {
-      'run_dir': f'{folder}/stopped',
-      'data': {'train': [f'{folder}/stopped.csv'], 'label': 'click', 'slots': [{'name': 'user'}]},
-      'model': {'interactions': [f'{__name__}.Stopping']},
-      'train': {'batch_size': 10},
-    }
+    tree = small.tree(
+      run_dir=f'{folder}/stopped',
+      data={'train': [f'{folder}/stopped.csv'], 'label': 'click', 'slots': [{'name': 'user'}]},
+      model={'interactions': [f'{__name__}.Stopping']},
+      train={'batch_size': 10},
+    )
     before = signal.getsignal(signal.SIGTERM)
     with self.assertRaisesRegex(KeyboardInterrupt, 'stopped, its state is saved'):
       api.fit(tree)
@@ -221,7 +221,7 @@ class ApiTest(tf.test.TestCase):
     frame.to_json(folder / 'new.json', orient='records', lines=True)
     for form in (None, 'csv', 'jsonl'):
       data = {'label': 'click', 'slots': [{'name': 'user'}], 'format': form}
-      tree = {'data': data, 'model': {'interactions': ['linear']}}
+      tree = small.tree(data=data)
       run_dir = tempfile.mkdtemp(dir=folder)
       run = api.fit(tree, (), run_dir, train=frame, valid=frame)
       self.assertIsNone(run.cfg.data.format)
@@ -242,7 +242,7 @@ class ApiTest(tf.test.TestCase):
   def test_a_frame_is_read_as_the_files_of_the_log(self):
     folder = pathlib.Path(self.get_temp_dir())
     slots = [{'name': 'user'}, {'name': 'tags'}]
-    data, model = {'label': 'click', 'slots': slots}, {'interactions': ['linear']}
+    data = {'label': 'click', 'slots': slots}
     frame = log(300).assign(
       click=log(300)['click'] == 1, tags=[['a', 'b'][: i % 3] for i in range(300)]
     )
@@ -250,13 +250,12 @@ class ApiTest(tf.test.TestCase):
       (folder / f'dt={day}').mkdir()
       frame.to_parquet(folder / f'dt={day}' / 'part-0.parquet')
     data['train'] = [f'{folder}/dt=[12]']
-    yaml_file, prepared = folder / 'c.yaml', folder / 'prepared'
-    yaml_file.write_text(json.dumps({'data': data, 'model': model}))
+    yaml_file, prepared = small.write(folder / 'c.yaml', data=data), folder / 'prepared'
     said = commands.run('-m', 'trainer.cli.prepare', '--config', yaml_file, '--out', prepared)
     self.assertEqual(said.returncode, 0, said.stderr)
     given, runs = {'train': [f'{prepared}/train/*']}, {}
     for name, more in (('log', {}), ('prepared', given), ('told', given | {'format': 'prepared'})):
-      runs[name] = api.fit({'data': data | more, 'model': model}, (), f'{folder}/run_{name}')
+      runs[name] = api.fit(small.tree(data=data | more), (), f'{folder}/run_{name}')
     paths = [f'{folder}/dt=1', *[f'{prepared}/train/dt=1'] * 2]
     wanted = {name: run.predict(path) for (name, run), path in zip(runs.items(), paths)}
     self.assertGreater(len(set(wanted['log'].ravel().tolist())), 20)
@@ -279,11 +278,7 @@ class ApiTest(tf.test.TestCase):
     folder, frame = pathlib.Path(self.get_temp_dir()), log(300)
     frame.to_json(folder / 'lines.log', orient='records', lines=True)
     data = {'label': 'click', 'slots': [{'name': 'user'}], 'format': 'jsonl'}
-    tree = {
-      'data': data | {'train': [f'{folder}/lines.log']},
-      'model': {'interactions': ['linear']},
-    }
-    run = api.fit(tree, (), f'{folder}/run')
+    run = api.fit(small.tree(data=data | {'train': [f'{folder}/lines.log']}), (), f'{folder}/run')
     self.assertAllEqual(run.predict(frame), run.predict(f'{folder}/lines.log'))
 
   def test_columns_that_are_blank_in_every_sample_are_told(self):
@@ -291,7 +286,7 @@ class ApiTest(tf.test.TestCase):
     slots = [{'name': name} for name in ('user', 'none', 'gone')]
     data = {'label': 'click', 'slots': slots, 'dense': [{'name': 'age'}, {'name': 'price'}]}
     run_dir = self.get_temp_dir()
-    api.fit({'data': data, 'model': {'interactions': ['linear']}}, (), run_dir, train=frame)
+    api.fit(small.tree(data=data), (), run_dir, train=frame)
     wanted = ('never_filled', '', {'slots': ['none', 'gone'], 'dense': ['age']})
     self.assertIn(wanted, findings.faults(read_run(run_dir)))
 
@@ -340,7 +335,7 @@ class ApiTest(tf.test.TestCase):
       pass
 
     frame, data = log(300), {'label': 'click', 'slots': [{'name': 'user'}]}
-    tree = {'data': data, 'model': {'interactions': ['linear']}}
+    tree = small.tree(data=data)
     for config, given, wrong in (
       (
         tree,

@@ -19,6 +19,7 @@ import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
 
+from tests.support import small
 from trainer import config
 from trainer.data.conversion import prepare_pass
 from trainer.errors import UserError
@@ -162,7 +163,7 @@ def config_of(name: str) -> config.Config:
   elif name == 'libffm':
     slots, dense = [{'name': 'a', 'column': '0'}, {'name': 'b', 'column': '1'}], []
   data = {'label': 'click', 'slots': slots, 'dense': dense, 'max_bad_share': 1.0, 'format': name}
-  return config.Config.model_validate({'data': data, 'model': {'interactions': ['linear']}})
+  return small.config(data=data)
 
 
 def trials(name: str, records: int, seed: int = 0) -> dict[str, int]:

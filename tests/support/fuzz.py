@@ -206,11 +206,10 @@ def carried_trial(rng: random.Random, folder: str) -> str | None:
 
   Each line must have the value of its record, exactly, and its own prediction.
   """
-  from trainer import config
+  from tests.support import small
   from trainer.data import carried
   from trainer.errors import UserError
 
-  text = '{data: {train: [x], label: y, slots: [{name: n}]}, model: {interactions: [linear]}}'
   logs = [carried_log(rng, folder) for _ in range(rng.choice((1, 1, 2)))]
   wanted = [(n, v) for _, values in logs for n, v in enumerate(values)]
   suffix = rng.choice(('.csv', '.jsonl', '.parquet'))
@@ -218,7 +217,7 @@ def carried_trial(rng: random.Random, folder: str) -> str | None:
   predictions = np.arange(len(wanted), dtype=np.float32) / 128
   cuts = sorted(rng.sample(range(1, len(wanted)), 3))
   out = io.BytesIO()
-  tables = carried.carried_tables(config.parse(text, 'a test').data, passes, ['n', 'odd'], suffix)
+  tables = carried.carried_tables(small.config().data, passes, ['n', 'odd'], suffix)
   beside = carried.beside(tables, iter(np.split(predictions, cuts)), ['p'])
   try:
     carried.write_tables(beside, out, suffix)

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import IO, Any
 
 import psutil
-import yaml
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.gloo_run import create_run_env_vars, create_slot_env_vars
 from horovod.runner.http.http_server import RendezvousServer
 
-from tests.support import commands
+from tests.support import commands, small
 from tests.support.commands import ROOT  # noqa: F401
 
 
@@ -30,21 +29,13 @@ def write_config(folder: str, samples: int = 5000, **sections: Mapping[str, Any]
   """
   lines = [f'{i % 97},{i % 89},{i % 3 == 0:d}\n' for i in range(samples)]
   pathlib.Path(f'{folder}/day_0.csv').write_text('user,item,click\n' + ''.join(lines))
-  tree = {
-    'data': {
-      'train': [f'{folder}/day_*.csv'],
-      'label': 'click',
-      'slots': [{'name': 'user'}, {'name': 'item'}],
-    },
-    'model': {'interactions': ['linear', 'fm']},
-    'train': {'batch_size': 64, 'epochs': 100_000, 'log_every_steps': 5},
-    'checkpoint': {'every_passes': None},
-  }
-  for section, values in sections.items():
-    tree[section] = tree.get(section, {}) | values
-  path = f'{folder}/config.yaml'
-  pathlib.Path(path).write_text(yaml.safe_dump(tree))
-  return path
+  tree = small.tree(
+    data={'train': [f'{folder}/day_*.csv'], 'label': 'click'},
+    model={'interactions': ['linear', 'fm']},
+    train={'batch_size': 64, 'epochs': 100_000, 'log_every_steps': 5},
+    checkpoint={'every_passes': None},
+  )
+  return small.write(f'{folder}/config.yaml', tree, **sections)
 
 
 class Ranks(contextlib.AbstractContextManager):

@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.support import small
+
 
 def config(folder: str, counts: bool = True, rows_learn: bool = True) -> dict[str, Any]:
   """Writes the log; returns the config of a job of three epochs on it.
@@ -21,13 +23,10 @@ def config(folder: str, counts: bool = True, rows_learn: bool = True) -> dict[st
     with open(os.path.join(folder, f'{split}.csv'), 'w', encoding='utf-8') as f:
       f.write('a,b,label\n' + ''.join(lines))
   optimizer = {} if rows_learn else {'kind': 'sgd', 'learning_rate': 0.0}
-  return {
-    'data': {
-      'train': [os.path.join(folder, 'train.csv')],
-      'valid': [os.path.join(folder, 'valid.csv')],
-      'slots': [{'name': name, 'counts': counts} for name in 'ab'],
-    },
-    'sparse': {'tables': {'default': {'width': 4, 'linear': optimizer, 'factors': optimizer}}},
-    'model': {'interactions': ['linear', {'dnn': {'hidden': [32]}}]},
-    'train': {'epochs': 3, 'batch_size': 100, 'plateau': None},
-  }
+  data = {split: [os.path.join(folder, f'{split}.csv')] for split in ('train', 'valid')}
+  return small.tree(
+    data=data | {'slots': [{'name': name, 'counts': counts} for name in 'ab']},
+    sparse={'tables': {'default': {'width': 4, 'linear': optimizer, 'factors': optimizer}}},
+    model={'interactions': ['linear', {'dnn': {'hidden': [32]}}]},
+    train={'epochs': 3, 'batch_size': 100, 'plateau': None},
+  )

@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.support import small
 from trainer import config
-from trainer.comm.communicator import SingleProcess
 from trainer.data.features import SlotBatch
-from trainer.evaluation.task import task_of
 from trainer.job.job import Job
 from trainer.training.step import Step
 
@@ -68,17 +67,8 @@ ITEM_TABLE = {
 
 def make_config(changes: Mapping[str, Any] | None = None, **retrieval: Any) -> config.Config:
   """The small model's config with keys of model.retrieval changed, and others as {'a.b': value}."""
-  import copy
-
-  tree = copy.deepcopy(TREE)
-  tree['model']['retrieval'] |= retrieval
-  for key, value in (changes or {}).items():
-    node = tree
-    *parents, last = key.split('.')
-    for part in parents:
-      node = node.setdefault(part, {})
-    node[last] = value
-  return config.Config.model_validate(tree)
+  own = {f'model.retrieval.{key}': value for key, value in retrieval.items()}
+  return small.config(TREE, own | dict(changes or {}))
 
 
 def make_batch(
@@ -227,7 +217,7 @@ def run_config(folder: str, run_dir: str = 'run', **changes: Any) -> config.Conf
 
 def train_run(cfg: config.Config, **job: Any) -> Job:
   """Trains a run to its end."""
-  one = Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess()), **job)
+  one = small.job(cfg, **job)
   assert one.run() == 0
   assert not one.close()
   return one

@@ -6,8 +6,8 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import yaml
 
+from tests.support import small
 from trainer import config, files
 
 SLOTS = ('user', 'item', 'query')
@@ -146,20 +146,19 @@ def slots_in(report: str) -> dict[str, dict[str, str]]:
 
 def write_config(tree: dict[str, Any], run_dir: str) -> None:
   """Writes config.yaml as a run does."""
-  config.write_of_run(config.parse(yaml.safe_dump(tree), 'a test', run_dir=run_dir))
+  config.write_of_run(small.checked(tree | {'run_dir': run_dir}))
 
 
 def write_run(run_dir: str, events: list[dict[str, Any]], **train: Any) -> str:
   """Writes config.yaml and metrics.jsonl. Returns: `run_dir`."""
   folder = pathlib.Path(run_dir)
   folder.mkdir(parents=True)
-  tree = {
-    'run_dir': run_dir,
-    'data': {'train': [f'{run_dir}/gone_*.csv'], 'slots': [{'name': slot} for slot in SLOTS]},
-    'sparse': {'tables': {'default': {'width': WIDTH}}},
-    'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [16]}}]},
-    'train': train,
-  }
+  tree = small.tree(
+    data={'train': [f'{run_dir}/gone_*.csv'], 'slots': [{'name': slot} for slot in SLOTS]},
+    sparse={'tables': {'default': {'width': WIDTH}}},
+    model={'interactions': ['linear', 'fm', {'dnn': {'hidden': [16]}}]},
+    train=train,
+  )
   if 'plateau' in train:
     tree['data']['valid'] = [f'{run_dir}/gone_valid.csv']
   write_config(tree, run_dir)

@@ -12,6 +12,7 @@ import tensorflow as tf
 import yaml
 
 from ops.row_store import to_float32
+from tests.support import small
 from trainer import config
 from trainer.data.features import SlotBatch
 from trainer.serving.scorer import Scorer
@@ -83,17 +84,8 @@ def make_config(changes: Mapping[str, Any]) -> config.Config:
   """
   if changes.get('sparse.store') == 'tfra' and not TFRA:
     raise unittest.SkipTest('tensorflow-recommenders-addons is not installed')
-  tree = yaml.safe_load(CONFIG)
-  for key, value in changes.items():
-    node = tree
-    *parents, last = key.split('.')
-    for part in parents:
-      node = node.setdefault(part, {})
-    node[last] = value
   path = os.path.join(tf.compat.v1.test.get_temp_dir(), 'config.yaml')
-  with open(path, 'w', encoding='utf-8') as f:
-    yaml.safe_dump(tree, f)
-  return config.load(path)
+  return config.load(small.write(path, yaml.safe_load(CONFIG), changes))
 
 
 def train(step: Step, batch: SlotBatch, has_next: bool = False) -> StepCounts:

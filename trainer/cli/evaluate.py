@@ -60,7 +60,7 @@ def main() -> None:
       findings = without_auc(values) if as_json else ()  # in_words says it too
       for warning in filter(None, (run.cfg.uncalibrated(), *(one.sentence for one in findings))):
         logging.warning('%s', warning)
-      lines = in_words(values, has_slices=run.evaluation.scores_samples)
+      lines = in_words(values, has_slices=run.task.scores_samples)
       print(json_text(values, runtime.is_terminal()) if as_json else '\n'.join(lines))
 
 
@@ -93,9 +93,9 @@ def grouped(run: 'FinishedRun', passes: list['Pass']) -> Iterator[tuple['Finishe
           raise UserError(f'--by {name}: found lists or maps in {data_pass.path}; wanted {wanted}')
     data = run.cfg.data.model_copy(update={'group': name})
     cfg = run.cfg.model_copy(update={'data': data})
-    inputs = run.inputs.read_by(cfg)
-    evaluation = run.task.evaluator(inputs)
-    yield dataclasses.replace(run, cfg=cfg, inputs=inputs, evaluation=evaluation), [name]
+    inputs, task = run.inputs.read_by(cfg), type(run.task)(cfg)
+    judge = task.evaluator(inputs)
+    yield dataclasses.replace(run, cfg=cfg, inputs=inputs, task=task, evaluation=judge), [name]
 
 
 def slices_by_pass(run: 'FinishedRun', passes: list['Pass']) -> dict[str, list[JsonObject]]:

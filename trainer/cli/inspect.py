@@ -174,7 +174,7 @@ def _importances(reader: 'CheckpointReader') -> tuple['pd.DataFrame', str]:
   with open_run(reader.run_dir, (), CHECKPOINT.value, runtime.launched()) as run:
     passes = api.passes_to_score(run, DATA.value or run.cfg.data.valid)
     prepared = run.inputs.prepared(passes, 'evaluate')
-    table = importance_table(run.inputs, prepared)
+    table = importance_table(run, prepared)
   titles = [name.replace('_', ' ').replace('auc', 'AUC') for name in table]
   shown = table.set_axis(['±' if t.endswith('plus minus') else t for t in titles], axis=1)
   text = shown.rename_axis(None).to_string(float_format='{:,.5f}'.format, na_rep='-')

@@ -98,7 +98,13 @@ def main() -> int:
   with contextlib.ExitStack() as stack:
     runs = [_opened(stack, run_dir, len(run_dirs) == 2) for run_dir in run_dirs.values()]
     if len(runs) == 2:
-      _check_pair(*(run.cfg for run in runs))
+      ranker, finder = (run.cfg for run in runs)
+      finder.model.want('retrieval', '--retrieve_run_dir')
+      ranker.model.want('interactions', '--run_dir')
+      column = finder.item_slot.column or finder.item_slot.name
+      if column not in (columns := ranker.data.log_columns()):
+        found = f"does not read '{column}', the column of the items to rank"
+        raise UserError(f'--run_dir: {found}{nearest(column, columns)}')
     return _serve(runs, member)
 
 
@@ -125,16 +131,6 @@ def _opened(stack: contextlib.ExitStack, run_dir: str, is_of_two: bool) -> _Run:
     time.sleep(SECONDS_BETWEEN_LOOKS)
     look()
   return _Run(here, look, config.load_of_run(here) if os.path.exists(path) else None)
-
-
-def _check_pair(ranker: config.Config, finder: config.Config) -> None:
-  """Raises a UserError unless one run can rank what another one finds."""
-  finder.model.want('retrieval', '--retrieve_run_dir')
-  ranker.model.want('interactions', '--run_dir')
-  column = finder.item_slot.column or finder.item_slot.name
-  if column not in (columns := ranker.data.log_columns()):
-    found = f"does not read '{column}', the column of the items to rank"
-    raise UserError(f'--run_dir: {found}{nearest(column, columns)}')
 
 
 def _serve(runs: Sequence[_Run], member: processes.Member | None) -> int:

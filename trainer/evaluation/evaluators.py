@@ -32,9 +32,6 @@ class Evaluator(abc.ABC):
 
   # The prediction_histogram (trainer.model.calibration) of the last call, or None.
   predictions: np.ndarray | None = None
-  # Whether samples have predictions of their own, whose error may be attributed to columns and to
-  # slices.
-  scores_samples = False
 
   @abc.abstractmethod
   def figures(
@@ -54,10 +51,10 @@ class Evaluation(Evaluator):
   `slots_before` has the figure `slots` of earlier evaluations, oldest first.
   """
 
-  scores_samples = True
-
-  def __init__(self, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()):
-    cfg, self._inputs = inputs.cfg, inputs
+  def __init__(
+    self, cfg: config.Config, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()
+  ):
+    self._cfg, self._inputs = cfg, inputs
     self._communicator, self._step = inputs.communicator, inputs.step
     self._grouped = cfg.data.group is not None
     predicts_clicks = cfg.model.loss != 'squared_error'
@@ -70,7 +67,7 @@ class Evaluation(Evaluator):
     self._measure = tf.function(self._metrics.update, autograph=False, reduce_retracing=True)
 
   def _begin(self) -> None:
-    self._slots = SlotCalibration([slot.name for slot in self._inputs.cfg.ordered_slots])
+    self._slots = SlotCalibration([slot.name for slot in self._cfg.ordered_slots])
 
   def predict(
     self, prepared: PreparedPass, in_log: bool = False
@@ -129,7 +126,7 @@ class Evaluation(Evaluator):
         group, label, weight = (t.numpy() for t in (batch.group, batch.label, batch.weight))
         columns.append((group, label, probabilities, weight))
     by_slot, state = self.tell_unknown(), self._communicator.sum_arrays(self._metrics.state())
-    values, labels = result(state), self._inputs.cfg.labels
+    values, labels = result(state), self._cfg.labels
     histogram = state.get(f'{labels[0].name}/histogram' if len(labels) > 1 else 'histogram')
     if histogram is not None:
       values |= {'deciles': deciles(histogram), 'ranking': ranking(histogram)}
@@ -163,7 +160,7 @@ class Evaluation(Evaluator):
       if self._communicator.rank == 0:
         logging.warning(
           'GAUC leaves out %.1f %% of the samples, whose data.group, %s, is blank (reported once)',
-          *(100 * (1 - kept / count), self._inputs.cfg.data.group),
+          *(100 * (1 - kept / count), self._cfg.data.group),
         )
     return [tuple(c[k] for c in batch) for k, batch in zip(known, columns)]
 

@@ -80,7 +80,7 @@ def open_run(
     folder = stack.enter_context(files.temporary_directory(where or None))
     prepared_folder = communicator.broadcast(folder)
     task = task_of(cfg)
-    step = task.step(cfg, communicator)
+    step = task.step(communicator)
     state = RunState(cfg, communicator, step)
     if not _restore(state, checkpoint == 'best'):
       raise UserError(f'--run_dir {run_dir}: no finished checkpoint there; wanted a trained run')

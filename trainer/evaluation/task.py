@@ -1,6 +1,6 @@
 """The task of a model: what it learns to do, and what trains, judges and answers for it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -9,6 +9,7 @@ from trainer.comm.communicator import Communicator
 from trainer.config import Config
 from trainer.data.prepared import PreparedPass
 from trainer.evaluation.evaluators import Evaluation, Evaluator
+from trainer.plain_data import Json
 from trainer.storage.export_writer import Items
 from trainer.training.dense_part import DensePart
 from trainer.training.inputs import Inputs
@@ -28,15 +29,20 @@ class Task:
 
   # The kinds of the exports of its models; the first is the one that begins a chain.
   exports: tuple[str, ...] = ('base', 'delta', 'saved_model')
-  # The class that judges its models, which takes the arguments of Evaluation.
-  evaluator: type[Evaluator] = Evaluation
+  # Whether each sample has a prediction, whose error columns and slices may account for.
+  scores_samples = True
 
-  def step(
-    self, cfg: Config, communicator: Communicator, dense_dtype: str | None = None
-  ) -> TrainStep:
+  def __init__(self, cfg: Config):
+    self._cfg = cfg
+
+  def step(self, communicator: Communicator, dense_dtype: str | None = None) -> TrainStep:
     """Returns the training step of a rank; `dense_dtype` is that of DensePart."""
-    dense = DensePart(cfg, communicator.all_reduce_with_gradient, dense_dtype)
-    return TrainStep(cfg, communicator, dense)
+    dense = DensePart(self._cfg, communicator.all_reduce_with_gradient, dense_dtype)
+    return TrainStep(self._cfg, communicator, dense)
+
+  def evaluator(self, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()) -> Evaluator:
+    """Returns what judges its models; `slots_before` is that of Evaluation."""
+    return Evaluation(self._cfg, inputs, slots_before)
 
   def items(self, inputs: Inputs, texts: TextsOf) -> Items | None:
     """Returns, on process 0, the items that exports hold beside rows; None if it finds no items.
@@ -57,4 +63,4 @@ class Task:
 
 
 def task_of(cfg: Config) -> Task:
-  return Task() if cfg.model.retrieval is None else wing('retrieval.task')
+  return (Task if cfg.model.retrieval is None else wing('retrieval.task'))(cfg)

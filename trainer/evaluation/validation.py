@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from absl import logging
 
+from trainer.config import Config
 from trainer.data.prepared import PreparedPass, same_samples
 from trainer.embedding.row_table import table_counts
 from trainer.evaluation import plateau
-from trainer.evaluation.task import task_of
+from trainer.evaluation.evaluators import Evaluator
 from trainer.files import to_json
 from trainer.plain_data import JsonObject
 from trainer.training.advice import few_clicks
@@ -27,10 +28,9 @@ class Validation:
   _valid_of_last: JsonObject = {}
   _valid_of_best: JsonObject = {}
 
-  def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
-    self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
-    self._state, self._inputs, self._log = state, inputs, log
-    self._evaluation = task_of(inputs.cfg).evaluator(inputs)
+  def __init__(self, cfg: Config, judge: Evaluator, inputs: Inputs, state: RunState, log: RunLog):
+    self._cfg, self._communicator, self._step = cfg, inputs.communicator, inputs.step
+    self._state, self._inputs, self._evaluation, self._log = state, inputs, judge, log
     self._passes: dict[str, list[PreparedPass]] = {}
 
   def open(self) -> None:
@@ -74,7 +74,8 @@ class Validation:
         self._forget_best('data.valid or the metric has changed')
       progress.judged_by = judged_by
       rate = progress.rate
-      for line in plateau.follow(self._cfg, progress, values, self._step.steps):
+      train, metric = self._cfg.train, self._cfg.deciding_metric
+      for line in plateau.follow(train, metric, progress, values, self._step.steps):
         self._log.show(line, keep=True)
       if progress.rate != rate:
         self._step.set_rates(progress.rate, progress.first_step)

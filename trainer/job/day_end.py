@@ -5,19 +5,20 @@ import shutil
 import numpy as np
 
 from trainer import files
+from trainer.config import Config
 from trainer.data.features import HASH_BITS
 from trainer.embedding.row_table import table_counts
 from trainer.training.inputs import Inputs
 from trainer.training.run_log import RunLog
 
 
-def end_day(inputs: Inputs, log: RunLog, day: int, is_empty: bool) -> None:
+def end_day(cfg: Config, inputs: Inputs, log: RunLog, day: int, is_empty: bool) -> None:
   """Decays shows and clicks, evicts features, counts one more day for those that are left.
 
   Every process calls it. It changes only memory: a job that crashes before the next checkpoint
   repeats the whole day end.
   """
-  cfg, communicator, store = inputs.cfg, inputs.communicator, inputs.step.store
+  communicator, store = inputs.communicator, inputs.step.store
   store.decay()
   evicted = store.evict(lambda counts: communicator.sum_arrays({'capacity': counts})['capacity'])
   store.age()

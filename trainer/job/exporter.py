@@ -4,8 +4,9 @@ import time
 
 import numpy as np
 
+from trainer.config import Config
 from trainer.data.file_system import modified
-from trainer.evaluation.task import task_of
+from trainer.evaluation.task import Task
 from trainer.storage import chain, export_writer
 from trainer.storage.kept_texts import texts_by_key
 from trainer.training.inputs import Inputs
@@ -16,11 +17,11 @@ from trainer.training.run_state import RunState
 class Exporter:
   """Exports the model for serving. Every process calls each method."""
 
-  def __init__(self, inputs: Inputs, state: RunState, log: RunLog):
-    self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
+  def __init__(self, cfg: Config, task: Task, inputs: Inputs, state: RunState, log: RunLog):
+    self._cfg, self._communicator, self._step = cfg, inputs.communicator, inputs.step
     self._state, self._log = state, log
     self._replay = chain.Replay()
-    self._inputs, self._task = inputs, task_of(inputs.cfg)
+    self._inputs, self._task = inputs, task
     self._base = self._task.exports[0]
 
   def export_day(self) -> None:

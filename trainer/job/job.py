@@ -14,6 +14,7 @@ from trainer.data.labels import nothing_to_learn
 from trainer.data.passes import Pass
 from trainer.data.prepared import PreparedPass
 from trainer.errors import BadPass, Stopped, UserError
+from trainer.evaluation.task import task_of
 from trainer.evaluation.validation import Validation
 from trainer.job.callback import Callback
 from trainer.job.day_end import end_day
@@ -69,14 +70,16 @@ class Job:
     self.state = RunState(cfg, communicator, step)
     folder = os.path.join(cfg.run_dir, 'prepared')
     self.inputs = Inputs(cfg, communicator, step, figures.progress, folder, self.log.show)
-    self.validation = Validation(self.inputs, self.state, self.log)
+    task = task_of(cfg)
+    judge = task.evaluator(self.inputs)
+    self.validation = Validation(cfg, judge, self.inputs, self.state, self.log)
     self.stream = Stream(cfg, communicator, self.state, self._tell_fate)
     self._shown = JobStatus(cfg.run_dir, bool(cfg.data.stream), self.stream, self.log, figures)
-    self.exporter = Exporter(self.inputs, self.state, self.log)
+    self.exporter = Exporter(cfg, task, self.inputs, self.state, self.log)
     shown = bucket.run_dir if bucket else cfg.run_dir
     self.log.listeners = [
       *([TensorBoard(cfg.run_dir, cfg.settings())] if 'tensorboard' in cfg.report.to else ()),
-      *wing('listeners')(self.inputs, self.state, self.log, shown),
+      *wing('listeners')(cfg, self.inputs, self.state, self.log, shown),
     ]
     # Taken in `open_run`; prevents other jobs from using the run_dir.
     self.lock = RunLock(cfg.run_dir)
@@ -263,7 +266,7 @@ class Job:
       items = self.inputs.items()
       self._begin_pass(action, prepared, items)
       meter = PassMeter(
-        self.inputs, self.progress, self.log, prepared, action.data_pass.name, items
+        self.cfg, self.inputs, self.progress, self.log, prepared, action.data_pass.name, items
       )
       with self.log.clock.of('step'):
         is_finished = self.train_on(prepared, meter.on_step)
@@ -387,7 +390,7 @@ class Job:
     if not ended.is_empty:
       self._export(self.exporter.export_day)
       self._upload()
-    end_day(self.inputs, self.log, ended.day, ended.is_empty)
+    end_day(self.cfg, self.inputs, self.log, ended.day, ended.is_empty)
     self.stream.day_ended(ended)
     self.saves.day_ended()
     if self.cfg.data.stream:

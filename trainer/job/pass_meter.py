@@ -61,6 +61,7 @@ class PassMeter:
 
   def __init__(
     self,
+    cfg: config.Config,
     inputs: Inputs,
     progress: Progress,
     log: RunLog,
@@ -68,7 +69,7 @@ class PassMeter:
     name: str,
     items: PreparedPass | None = None,
   ):
-    self._cfg, self._communicator, self._step = inputs.cfg, inputs.communicator, inputs.step
+    self._cfg, self._communicator, self._step = cfg, inputs.communicator, inputs.step
     self._inputs, self._progress, self._log = inputs, progress, log
     self._prepared, self._name, self._items = prepared, name, items
     self._place = {'pass': name, 'epoch': progress.epoch, 'day': progress.day}

@@ -25,7 +25,7 @@ def reached(cfg: config.Config, epochs: int, progress_made: Callable[[], None]) 
   folder = os.path.join(cfg.run_dir, 'prepared', 'race', f'log{UNFINISHED}')
   communicator, never = SingleProcess(), lambda: False
   task = task_of(cfg)
-  step = task.step(cfg, communicator)
+  step = task.step(communicator)
   inputs = Inputs(cfg, communicator, step, progress_made, folder)
   state = RunState(cfg, communicator, step)
   saves = SavePolicy(cfg.checkpoint, state, is_stream=False, goes_back=False)

@@ -32,7 +32,7 @@ class Catalogue:
   Attributes:
     keys: the keys of the items, int64 [C], ascending.
     shows: float64 [C], in the order of `keys`.
-    table: the content of data.items, which RetrievalPart sets; None without data.items.
+    table: the content of data.items, which `read_items` sets; None without data.items.
     field: the index in Config.ordered_slots of the slot that holds the items.
   """
 
@@ -81,6 +81,10 @@ class Catalogue:
         logging.warning('%s: they are left out', told)
     place = arrays.places(merged, self.table.keys)
     self._set(self.table.keys, np.where(place < 0, 0, np.append(shows, 0)[place]))
+
+  def read_items(self, table: PreparedPass) -> None:
+    if self.table is None or self.table.prepared.meta != table.meta:
+      self.table = ItemTable(table, self._name, self.field, self._slots)
 
   def learn_positives(self, prepared: PreparedPass) -> None:
     """Notes which items were right for each user in a pass, where `own_positives: pass` needs it.

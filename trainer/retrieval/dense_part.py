@@ -14,7 +14,6 @@ from trainer.embedding.row_table import RowTable
 from trainer.retrieval import losses as retrieval_losses
 from trainer.retrieval import model as retrieval
 from trainer.retrieval.catalogue import Catalogue
-from trainer.retrieval.item_table import ItemTable
 from trainer.training.dense_part import DensePart
 
 # Dropout depends on the number of a sample among those of all ranks. Drawn negatives, which are the
@@ -34,18 +33,12 @@ class RetrievalPart(DensePart):
 
   def __init__(self, cfg: config.Config, communicator: Communicator):
     super().__init__(cfg, communicator.all_reduce_with_gradient)
-    self._cfg, self._communicator = cfg, communicator
-    self._settings = cfg.model.retrieval
+    self._communicator, self._settings = communicator, cfg.model.retrieval
     self._in_batch = self._settings.loss == 'in_batch_softmax'
     self._of_pass = self._settings.own_positives == 'pass' and not self._in_batch
     self._ranking_loss = retrieval_losses.LOSSES[self._settings.loss]
     self.catalogue = Catalogue(cfg)  # the items with their shows; part of the state
-    self.for_step = self.catalogue.for_step
-
-  def read_items(self, table: PreparedPass) -> None:
-    known = self.catalogue.table
-    if known is None or known.prepared.meta != table.meta:
-      self.catalogue.table = ItemTable(self._cfg, table)
+    self.for_step, self.read_items = self.catalogue.for_step, self.catalogue.read_items
 
   def begin_pass(self, prepared: PreparedPass, store: RowTable, is_new: bool) -> None:
     """Does what the base class does; the catalogue gets the items and positives of the pass."""

@@ -1,24 +1,23 @@
 """Judges a model with model.retrieval: ranks the whole catalogue."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from trainer.config.retrieval import Retrieval
 from trainer.data.prepared import PreparedPass
 from trainer.errors import UserError
 from trainer.evaluation.evaluators import Evaluator
 from trainer.plain_data import Json
 from trainer.retrieval.ranker import Ranker
 from trainer.retrieval.ranking import judge
-from trainer.training.inputs import Inputs
 
 
 class RankingEvaluation(Evaluator):
   """Ranks the whole catalogue for the users of passes, and measures the rankings."""
 
-  def __init__(self, inputs: Inputs, slots_before: Iterable[Mapping[str, Json]] = ()):
-    self._eval_at, self._ranker = inputs.cfg.model.retrieval.eval_at, Ranker(inputs)
-    self._metrics = inputs.cfg.ranking_metrics
+  def __init__(self, settings: Retrieval, ranker: Ranker):
+    self._eval_at, self._metrics, self._ranker = settings.eval_at, settings.metrics(), ranker
 
   def figures(
     self, prepared: Sequence[PreparedPass], in_log: bool = False

@@ -4,7 +4,6 @@ import functools
 
 import numpy as np
 
-from trainer import config
 from trainer.data import arrays
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
@@ -16,25 +15,25 @@ _ITEMS_AT_ONCE = 65536
 class ItemTable:
   """The C items of data.items; UserError if two lines hold the same item, or a line holds none.
 
-  `prepared` is the table as a prepared pass, converted with `config_of_items`.
+  `prepared` is the table as a prepared pass, converted with `config_of_items`; `slot` names the one
+  of `slots` slots, at the index `field`, that holds the item.
   """
 
-  def __init__(self, cfg: config.Config, prepared: PreparedPass):
-    self.prepared, self._path = prepared, cfg.data.items
-    field = cfg.ordered_slots.index(cfg.item_slot)
+  def __init__(self, prepared: PreparedPass, slot: str, field: int, slots: int):
+    self.prepared, path = prepared, prepared.meta['source']['path']
     keys = np.concatenate(
-      [sole_features(b, field, len(cfg.data.slots)) for b in prepared.batches(_ITEMS_AT_ONCE)]
+      [sole_features(b, field, slots) for b in prepared.batches(_ITEMS_AT_ONCE)]
     )
     self._rows = np.argsort(keys, kind='stable')
     self.keys = keys[self._rows]  # int64 [C], the items' keys, ascending
     if blank := int(np.sum(keys < 0)):
       raise UserError(
-        f"{self._path}: column '{cfg.item_slot.name}' is blank in {blank:,} of {len(keys):,} "
-        'lines; wanted the id of an item in each'
+        f"{path}: column '{slot}' is blank in {blank:,} of {len(keys):,} lines; wanted the id of "
+        'an item in each'
       )
     if len(twice := self.keys[1:][self.keys[1:] == self.keys[:-1]]):
       raise UserError(
-        f'{self._path}: the item {short(self.texts[int(twice[0])])} is there twice; wanted it once'
+        f'{path}: the item {short(self.texts[int(twice[0])])} is there twice; wanted it once'
       )
 
   @functools.cached_property

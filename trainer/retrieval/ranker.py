@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from absl import logging
 
+from trainer.config import Config
 from trainer.data.arrays import ranges
 from trainer.data.features import SlotBatch, sole_features
 from trainer.data.prepared import PreparedPass
@@ -30,8 +31,8 @@ class Ranker:
   without duplicates.
   """
 
-  def __init__(self, inputs: Inputs):
-    self._cfg, self._inputs = inputs.cfg, inputs
+  def __init__(self, cfg: Config, inputs: Inputs):
+    self._cfg, self._inputs = cfg, inputs
     self._communicator, self._step = inputs.communicator, inputs.step
     self.catalogue = inputs.step.dense.catalogue  # the items at the time of the last ranking
     self._pairs_by_path: dict[tuple[str, bool], pd.DataFrame] = {}

@@ -280,7 +280,7 @@ class CheckpointReader:
     Columns: only_here, only_there, in_both (numbers of features), and mean_change_of_linear, the
     mean absolute difference of the linear weights of the features in both.
     """
-    ids = [of.cfg.own_slot_ids() for of in (self, other)]
+    ids = [reader.cfg.own_slot_ids() for reader in (self, other)]
     names = list(dict.fromkeys((*ids[0], *ids[1])))
     # A key's shard depends on its slot's id, so with other ids a feature lies in another shard.
     same = all(ids[0][name] == ids[1][name] for name in ids[0].keys() & ids[1].keys())

@@ -333,9 +333,8 @@ def write(
         if kind == 'items':
           items.save_index(unfinished)
         if kind == 'saved_model':
-          given = cfg, model, dense_stats, integer_slots
-          serving_of = functools.partial(saved_model.Serving, *given)
-          _write_model(serving_of, unfinished, len(parts))
+          serving = functools.partial(saved_model.Serving, cfg, model, dense_stats, integer_slots)
+          _write_model(serving, unfinished, len(parts))
         manifest = _manifest(cfg, kind, plan.sequence, links, parts, files.entries(unfinished))
         manifest |= layout | {'position': position, 'made_of': made_of, 'checkpoint': checkpoint}
         files.publish(unfinished, plan.path, manifest)

@@ -25,13 +25,13 @@ _MOST_CHUNKS = 8  # how many chunks of a pass are counted
 class Drift(Listener):
   """Compares days or, without days, passes of the first epoch."""
 
-  def __init__(self, inputs: 'Inputs', state: 'RunState', log: 'RunLog'):
-    self._inputs, self._state, self._log = inputs, state, log
+  def __init__(self, cfg: config.Config, inputs: 'Inputs', state: 'RunState', log: 'RunLog'):
+    self._cfg, self._inputs, self._state, self._log = cfg, inputs, state, log
 
   def trained(self, prepared: 'PreparedPass', name: str) -> None:
     if self._state.progress.epoch == 0:
       self._count(prepared)
-      if not self._inputs.cfg.data.has_days:
+      if not self._cfg.data.has_days:
         self._compare(name, **{'pass': name})
 
   def day_ended(self, day: int, is_empty: bool) -> None:
@@ -48,7 +48,7 @@ class Drift(Listener):
     from trainer.data.columns import bins
     from trainer.data.features import hash_keys
 
-    cfg, counted = self._inputs.cfg, self._state.progress.bins
+    cfg, counted = self._cfg, self._state.progress.bins
     stats = self._inputs.step.dense.embedding.stats.numpy()
     _count_beyond(cfg.data.dense, counted.setdefault('beyond', {}), prepared, stats)
     ids, today = cfg.slot_ids(), counted.setdefault('today', {})

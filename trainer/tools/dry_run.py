@@ -38,7 +38,7 @@ def tell(cfg: config.Config) -> Iterator[str]:
 
   Raw passes are converted into run_dir/prepared, where the run itself then finds them.
   """
-  step = task_of(cfg).step(cfg, SingleProcess())
+  step = task_of(cfg).step(SingleProcess())
   folder = os.path.join(cfg.run_dir, 'prepared')
   inputs = Inputs(cfg, SingleProcess(), step, lambda: None, folder)
   distinct: dict[int, np.ndarray] = {}
@@ -91,7 +91,8 @@ def tell(cfg: config.Config) -> Iterator[str]:
       trained = opened
     else:
       if opened and distinct:
-        unknown[split] = _by_slot(cfg, opened, np.concatenate([*distinct.values()]))
+        names, known = [slot.name for slot in cfg.ordered_slots], [*distinct.values()]
+        unknown[split] = _by_slot(names, opened, np.concatenate(known))
       for one, other in same_samples(itertools.product(trained, opened)):
         yield SAME_SAMPLES % (one, other, split)
       for one, other in same_samples(itertools.combinations(opened, 2)):
@@ -156,9 +157,9 @@ def _count(prepared: PreparedPass, distinct: dict[int, np.ndarray]) -> None:
       distinct[slot_id] = np.union1d(distinct.get(slot_id, keys[:0]), of_slot)
 
 
-def _by_slot(cfg: config.Config, prepared: list[PreparedPass], known: np.ndarray) -> JsonObject:
+def _by_slot(names: list[str], prepared: list[PreparedPass], known: np.ndarray) -> JsonObject:
   """Returns the share of samples with unknown features of each slot, of `known` keys."""
-  found, known = SlotCalibration([slot.name for slot in cfg.ordered_slots]), np.sort(known)
+  found, known = SlotCalibration(names), np.sort(known)
   for batch in (batch for one in prepared for batch in one.batches(CHUNK)):
     places = np.minimum(np.searchsorted(known, batch.keys), len(known) - 1)
     found.update(batch, known[places] == batch.keys, np.zeros(len(batch.label)))

@@ -5,9 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from trainer.config import Config
 from trainer.data.arrays import ranges
 from trainer.data.features import SlotBatch
 from trainer.data.prepared import PreparedPass
+from trainer.evaluation.finished_run import FinishedRun
 from trainer.model import influence
 from trainer.model.influence import Measured
 from trainer.plain_data import JsonObject
@@ -26,22 +28,22 @@ _LEAST_BATCH = 1024
 class Importance(Listener):
   """At the end of a run, writes the permutation importance of each column for the kept state."""
 
-  def __init__(self, inputs: Inputs, log: RunLog):
-    self._inputs, self._log = inputs, log
+  def __init__(self, cfg: Config, inputs: Inputs, log: RunLog):
+    self._cfg, self._inputs, self._log = cfg, inputs, log
 
   def finished(self, prepared: Sequence[PreparedPass], split: str) -> None:
     with self._log.clock.of('evaluate'):
-      importance = column_importance(self._inputs, prepared, MOST_AT_END)
+      importance = column_importance(self._cfg, self._inputs, prepared, MOST_AT_END)
     self._log.write('importance', split=split, **importance)
 
 
-def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
+def importance_table(run: FinishedRun, prepared: Sequence[PreparedPass]) -> pd.DataFrame:
   """Returns the result of `column_importance` as a table with a row per column of the log.
 
   The most important comes first. Columns of the table: `auc_worse_by`, `auc_plus_minus` and so on.
   Its `attrs['examples']` is the number of scored samples.
   """
-  importance = column_importance(inputs, prepared, MOST_PREDICTIONS)
+  importance = column_importance(run.cfg, run.inputs, prepared, MOST_PREDICTIONS)
   table = pd.DataFrame(importance['columns']).T.astype(float).rename_axis('column')
   table.columns = [n if n.endswith('_plus_minus') else f'{n}_worse_by' for n in table]
   table.attrs['examples'] = importance['examples']
@@ -49,7 +51,7 @@ def importance_table(inputs: Inputs, prepared: Sequence[PreparedPass]) -> pd.Dat
 
 
 def column_importance(
-  inputs: Inputs, prepared: Sequence[PreparedPass], most_predictions: int
+  cfg: Config, inputs: Inputs, prepared: Sequence[PreparedPass], most_predictions: int
 ) -> JsonObject:
   """Measures how much worse metrics get if a column is permuted over samples.
 
@@ -71,7 +73,6 @@ def column_importance(
       logloss_plus_minus: half of the 95 % interval}}. The interval covers both the choice of the
       samples and of the permutations.
   """
-  cfg = inputs.cfg
   names, rng = units(cfg), np.random.default_rng(cfg.seed)
   members = np.zeros([len(names), len(cfg.data.slots) + len(cfg.data.dense)], bool)
   for own, places in zip(members, names.values()):
@@ -84,7 +85,8 @@ def column_importance(
   # In the first round, no sample takes a value of another one.
   columns = np.array([0, *np.repeat(np.arange(len(names)), repetitions)])
   donors = np.stack([np.arange(count), *(rng.permutation(count) for _ in columns[1:])])
-  predictions = _predictions(inputs, samples, members[columns], donors)
+  batch_size = max(_LEAST_BATCH, cfg.train.batch_size // inputs.communicator.size)
+  predictions = _predictions(inputs, samples, members[columns], donors, batch_size)
   labels, weights = samples.first_task()
   metrics = {'auc': (1, influence.auc), 'logloss': (-1, influence.logloss)}
   if cfg.labels[0].loss == 'squared_error':
@@ -112,7 +114,7 @@ def _difference(whole: Measured | None, rounds: Sequence[Measured | None]) -> Me
 
 
 def _predictions(
-  inputs: Inputs, samples: '_Samples', members: np.ndarray, donors: np.ndarray
+  inputs: Inputs, samples: '_Samples', members: np.ndarray, donors: np.ndarray, batch_size: int
 ) -> np.ndarray:
   """Predicts n samples in each of R rounds; in each round, one column is permuted.
 
@@ -127,7 +129,6 @@ def _predictions(
   """
   rank, size = inputs.communicator.rank, inputs.communicator.size
   start, end = (donors.size * r // size for r in (rank, rank + 1))
-  batch_size = max(_LEAST_BATCH, inputs.cfg.train.batch_size // size)
   predictions = [np.zeros([0], np.float32)]
   for first in range(0, -(-donors.size // size), batch_size):  # equally often on every process
     places = np.arange(start + first, min(start + first + batch_size, end))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainer import config
+from trainer.config.sparse import Sparse
+from trainer.config.train import Train
 from trainer.errors import BadPass
 
 if TYPE_CHECKING:  # importing TensorFlow takes seconds
@@ -17,9 +19,9 @@ HUGE_WEIGHT = 1e15  # beyond it, sums of squared gradients come near the largest
 LEAST_CLICKS = 200  # with fewer in data.valid, the AUC of an epoch is uncertain by ±0.04 or more
 
 
-def huge_value(cfg: config.Config, batch: 'SlotBatch') -> str | None:
+def huge_value(data: config.Data, slots: list[config.Slot], batch: 'SlotBatch') -> str | None:
   """Returns a text that names a column of the batch whose values make a loss infinite, or None."""
-  for column, values in zip(cfg.data.dense, batch.dense.numpy().T):
+  for column, values in zip(data.dense, batch.dense.numpy().T):
     largest = np.max(np.abs(values), initial=0, where=~np.isnan(values))
     if largest > HUGE_VALUE and column.transform == 'none':
       found = f"dense column '{column.name}' holds values up to {largest:.3g}"
@@ -27,7 +29,7 @@ def huge_value(cfg: config.Config, batch: 'SlotBatch') -> str | None:
   # Empty if each slot of each sample has one feature of value 1.
   values = np.abs(batch.values.numpy())
   if (largest := np.max(values, initial=0)) > HUGE_VALUE:
-    slot = cfg.ordered_slots[int(batch.segments.numpy()[values.argmax()]) % len(cfg.data.slots)]
+    slot = slots[int(batch.segments.numpy()[values.argmax()]) % len(slots)]
     found = f"slot '{slot.name}' holds values up to {largest:.3g}"
     return f'{found}; wanted `from: bins` of the column, its log, or such records left out'
   largest = np.max(batch.weight.numpy(), initial=0)
@@ -43,14 +45,12 @@ def placed(error: BadPass, prepared: 'PreparedPass') -> BadPass:
   return BadPass(f'{error}; {value:.3g} is in {place}') if is_to_blame else error
 
 
-def lower_rates(cfg: config.Config) -> str:
+def lower_rates(train: Train, sparse: Sparse, features: float) -> str:
   """Returns a text: which learning rate most likely made a loss infinite or NaN."""
-  rates = {'train.dense_optimizer': (cfg.train.dense_optimizer.learning_rate, 1e-3)}
-  for key, rule, width in cfg.sparse.optimizers():
-    usual = config.row_defaults(
-      rule.kind, 'tuned', cfg.train.batch_size, width, cfg.features_per_sample
-    )['learning_rate']
-    rates[key] = rule.learning_rate, usual
+  rates = {'train.dense_optimizer': (train.dense_optimizer.learning_rate, 1e-3)}
+  for key, rule, width in sparse.optimizers():
+    usual = config.row_defaults(rule.kind, 'tuned', train.batch_size, width, features)
+    rates[key] = rule.learning_rate, usual['learning_rate']
   key, (rate, usual) = max(rates.items(), key=lambda item: item[1][0] / item[1][1])
   if rate > 5 * usual:
     return f'{key}.learning_rate is {rate:g}; wanted about {usual:g}'

@@ -63,7 +63,7 @@ class Inputs:
     show: Callable[[str], None] = lambda text: None,
   ):
     self._folder, self.show = folder, show
-    self.cfg, self.communicator, self.step = cfg, communicator, step
+    self._cfg, self.communicator, self.step = cfg, communicator, step
     self.progress_made = progress_made
     self._owners: dict[str, int] = {}  # {prepared path: the rank that converts it ahead}
     self._converted_ahead = itertools.count()
@@ -105,7 +105,7 @@ class Inputs:
       prepared = []
       for path in paths:
         with refusing(path):
-          prepared.append(PreparedPass(path, self.cfg))
+          prepared.append(PreparedPass(path, self._cfg))
       return prepared
 
     self.communicator.together(f'cannot prepare passes for {split}', convert)
@@ -117,7 +117,7 @@ class Inputs:
 
   def of_split(self, split: str) -> list[PreparedPass]:
     """Returns the passes of data.train, data.valid or data.test, as `prepared` opens them."""
-    data = self.cfg.data
+    data = self._cfg.data
     return self.prepared(listed(data, getattr(data, split), f'data.{split}'), split)
 
   def items(self) -> PreparedPass | None:
@@ -125,16 +125,16 @@ class Inputs:
 
     The file is read again only if it has changed. Every process calls it.
     """
-    if self.cfg.data.items is None:
+    if self._cfg.data.items is None:
       return None
 
     def look() -> config.Config:
-      if not exists(normal(self.cfg.data.items)):
-        raise UserError(f'data.items: {self.cfg.data.items}: no such file')
-      return config_of_items(self.cfg)
+      if not exists(normal(self._cfg.data.items)):
+        raise UserError(f'data.items: {self._cfg.data.items}: no such file')
+      return config_of_items(self._cfg)
 
     cfg = self.communicator.together('cannot read data.items', look)
-    table = Pass('items', self.cfg.data.items)
+    table = Pass('items', self._cfg.data.items)
     (prepared,) = self.read_by(cfg).prepared([table], 'items', labelled=False)
     self.step.dense.read_items(prepared)
     return prepared
@@ -149,8 +149,8 @@ class Inputs:
       for i, (data_pass, path) in enumerate(zip(passes, paths)):
         if path != data_pass.path and path not in self._owners and data_pass.exists():
           with contextlib.suppress(Exception):  # the conversion reports what is wrong
-            file = shareable(self.cfg.data, data_pass.path)
-            if file and not is_prepared_from(self.cfg, data_pass.path, path, labelled):
+            file = shareable(self._cfg.data, data_pass.path)
+            if file and not is_prepared_from(self._cfg, data_pass.path, path, labelled):
               shared.append([i, list(file)])
       return shared
 
@@ -161,7 +161,7 @@ class Inputs:
     """Converts a raw pass that is one file; every process converts a part."""
     rank, size = self.communicator.rank, self.communicator.size
     together = self.communicator.together
-    cfg, on_block = self.cfg, self._on_block(data_pass, place)
+    cfg, on_block = self._cfg, self._on_block(data_pass, place)
 
     def count() -> list[int]:
       with data_pass.refusing():
@@ -201,7 +201,7 @@ class Inputs:
       for data_pass in passes[rank::size]:
         if not self.is_ready(data_pass, split):
           with data_pass.refusing():
-            look_at(self.cfg, data_pass.path)
+            look_at(self._cfg, data_pass.path)
         self.progress_made()
 
     self.communicator.together('cannot read passes', look)
@@ -229,7 +229,7 @@ class Inputs:
     self._samples_ahead = 0
     with contextlib.suppress(Exception):  # `prepared` converts it again and raises the error
       if data_pass.exists():
-        prepare_pass(self.cfg, data_pass.raw, path, on_block=on_block)
+        prepare_pass(self._cfg, data_pass.raw, path, on_block=on_block)
 
   def _wait_for(self, data_pass: Pass, path: str) -> None:
     """Waits for the background conversion of a pass to end; cancels it if it has not begun."""
@@ -258,7 +258,7 @@ class Inputs:
     self._thread.shutdown(cancel_futures=True)
 
   def _path(self, data_pass: Pass, split: str) -> str:
-    if data_pass.spans is None and is_prepared(self.cfg.data, data_pass.path):
+    if data_pass.spans is None and is_prepared(self._cfg.data, data_pass.path):
       return data_pass.path
     return os.path.join(self._folder, split, folder_name(data_pass.name))
 
@@ -268,7 +268,7 @@ class Inputs:
     if path == data_pass.path or (os.path.exists(path) and not data_pass.exists()):
       return
     with data_pass.refusing():
-      prepare_pass(self.cfg, data_pass.raw, path, labelled, self._on_block(data_pass, place))
+      prepare_pass(self._cfg, data_pass.raw, path, labelled, self._on_block(data_pass, place))
 
   def _on_block(self, data_pass: Pass, place: str) -> Callable[[int], None]:
     """Returns a callback that takes the number of samples converted so far and reports it.
@@ -284,8 +284,8 @@ class Inputs:
 
   def remove_settled(self, ledger: Ledger, epoch: int) -> None:
     """In the last epoch, removes converted passes, except the newest data.keep_prepared_passes."""
-    keep = self.cfg.data.keep_prepared_passes
-    if keep is None or epoch + 1 < self.cfg.train.epochs:
+    keep = self._cfg.data.keep_prepared_passes
+    if keep is None or epoch + 1 < self._cfg.train.epochs:
       return
     settled = [e for e in ledger if e.epoch == epoch and e.fate != 'entered']
     trained = [e.name for e in settled if e.fate in TRAINED]
@@ -311,10 +311,10 @@ class Inputs:
     the step of this number. The order of shuffled samples depends on seed, epoch and pass.
     """
     batches = prepared.batches(
-      self.cfg.train.batch_size,
+      self._cfg.train.batch_size,
       rank=self.communicator.rank,
       size=self.communicator.size,
-      seed=self.cfg.seed,
+      seed=self._cfg.seed,
       epoch=epoch,
       shuffle=shuffle,
       start_batch=start,

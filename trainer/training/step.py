@@ -151,11 +151,12 @@ class Step(abc.ABC):
     """
     if np.isfinite(loss):
       return
-    huge = huge_value(self._cfg, batch)
+    cfg, found = self._cfg, f'the loss or a gradient is not finite at step {int(step.numpy())}'
+    why = huge_value(cfg.data, cfg.ordered_slots, batch)
     if self.in_lockstep:
-      huge = next(filter(None, self._communicator.gather(huge)), None)
-    found = f'the loss or a gradient is not finite at step {int(step.numpy())}'
-    raise BadPass(f'{found}: {huge or lower_rates(self._cfg)}; earlier checkpoints are intact')
+      why = next(filter(None, self._communicator.gather(why)), None)
+    why = why or lower_rates(cfg.train, cfg.sparse, cfg.features_per_sample)
+    raise BadPass(f'{found}: {why}; earlier checkpoints are intact')
 
   @property
   def steps(self) -> int:

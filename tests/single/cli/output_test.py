@@ -15,9 +15,8 @@ import unittest.mock
 import pytest
 import tensorflow as tf
 import tomli
-import yaml
 
-from tests.support import commands
+from tests.support import commands, small
 from trainer import command_line
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -34,11 +33,10 @@ def start(arguments, **streams):
 
 def write_config(folder):
   """Writes a log and its config; returns the path of the config."""
-  log, config = pathlib.Path(folder, 'log.csv'), pathlib.Path(folder, 'config.yaml')
+  log = pathlib.Path(folder, 'log.csv')
   log.write_text('click,user\n' + '0,1\n1,2\n' * 50)
   data = {'train': [str(log)], 'label': 'click', 'slots': [{'name': 'user'}]}
-  config.write_text(yaml.safe_dump({'data': data, 'model': {'interactions': ['linear']}}))
-  return str(config)
+  return small.write(pathlib.Path(folder, 'config.yaml'), data=data)
 
 
 def without_reader():

@@ -12,8 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import tensorflow as tf
 
-from tests.support import fuzz
-from trainer import config
+from tests.support import fuzz, small
 from trainer.data import carried, text_blocks
 from trainer.errors import UserError
 from trainer.files import whole_file
@@ -145,13 +144,13 @@ class FormatTest(tf.test.TestCase):
     path = os.path.join(self.get_temp_dir(), 'ask.jsonl')
     with open(path, 'w', encoding='utf-8') as f:
       f.writelines(json.dumps({'n': n}) + '\n' for n in range(9))
-    text = '{data: {train: [x], label: y, slots: [{name: n}]}, model: {interactions: [linear]}}'
-    tables = carried.carried_tables(config.parse(text, 'a test').data, [(path, 8)], ['n'], '')
+    data = small.config(data={'slots': [{'name': 'n'}]}).data
+    tables = carried.carried_tables(data, [(path, 8)], ['n'], '')
     with self.assertRaisesRegex(UserError, 'found 9 records for --columns beside 8 predictions'):
       next(tables)
     with open(path, 'a', encoding='utf-8') as f:
       f.write('{"n": 1, "n": 2}\n')
-    tables = carried.carried_tables(config.parse(text, 'a test').data, [(path, 10)], ['n'], '')
+    tables = carried.carried_tables(data, [(path, 10)], ['n'], '')
     with self.assertRaisesRegex(UserError, "ask.jsonl:10: .* found .the name 'n' twice"):
       next(tables)
 

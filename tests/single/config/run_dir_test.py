@@ -10,7 +10,7 @@ from unittest import mock
 import tensorflow as tf
 import yaml
 
-from tests.support import commands
+from tests.support import commands, small
 from trainer import api, config, errors
 from trainer.comm.communicator import SingleProcess
 from trainer.config import loading
@@ -22,7 +22,7 @@ from trainer.training.run_state import RunState
 
 
 def check_run_dir(cfg):
-  RunState(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess())).check_run_dir()
+  RunState(cfg, SingleProcess(), task_of(cfg).step(SingleProcess())).check_run_dir()
 
 
 class RunDirTest(tf.test.TestCase):
@@ -31,15 +31,12 @@ class RunDirTest(tf.test.TestCase):
     super().setUpClass()
     cls.folder = pathlib.Path(tempfile.mkdtemp())
     (cls.folder / 'log.csv').write_text('label,user,item\n' + '1,a,b\n0,c,d\n' * 40)
-    cls.tree = {
-      'run_dir': f'{cls.folder}/run',
-      'data': {
-        'train': [f'{cls.folder}/log.csv'],
-        'slots': [{'name': 'user'}, {'name': 'item'}],
-      },
-      'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
-      'train': {'epochs': 2},
-    }
+    cls.tree = small.tree(
+      run_dir=f'{cls.folder}/run',
+      data={'train': [f'{cls.folder}/log.csv']},
+      model={'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
+      train={'epochs': 2},
+    )
     api.fit(cls.tree)
 
   def told(self, *overrides):

@@ -17,6 +17,7 @@ import pyarrow.parquet
 import tensorflow as tf
 import yaml
 
+from tests.support import small
 from tests.support.random_values import (
   ZONES,
   ids,
@@ -28,7 +29,6 @@ from tests.support.random_values import (
   seconds,
   texts,
 )
-from trainer import config
 from trainer.data.columns import cross, lookup
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.conversion import prepare_pass
@@ -52,8 +52,7 @@ def example(row):
 
 
 def make_config(slots, dense=(), **data):
-  tree = {'train': ['log.csv'], 'slots': slots, 'dense': list(dense)} | data
-  return config.Config.model_validate({'data': tree, 'model': {'interactions': ['linear']}})
+  return small.config(data={'slots': slots, 'dense': list(dense)} | data)
 
 
 class ColumnsTest(tf.test.TestCase):

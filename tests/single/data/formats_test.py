@@ -14,7 +14,7 @@ import pyarrow.parquet
 import sklearn.datasets
 import tensorflow as tf
 
-from trainer import config
+from tests.support import small
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
@@ -22,8 +22,7 @@ from trainer.errors import BadPass, UserError
 
 
 def make_config(**data):
-  data = {'train': ['unused'], 'label': 'click', **data}
-  return config.Config.model_validate({'data': data, 'model': {'interactions': ['linear']}})
+  return small.config(data={'label': 'click'} | data)
 
 
 def example(record):

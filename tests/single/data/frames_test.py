@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from trainer import config
+from tests.support import small
 from trainer.data import frames
 from trainer.data.conversion import prepare_pass, prepare_table
 from trainer.data.prepared import PreparedPass, read_meta
@@ -26,8 +26,7 @@ SLOTS = [{'name': 'user'}, {'name': 'tags', 'separator': '|'}]
 
 
 def make_config(**data):
-  data = {'train': ['unused'], 'label': 'click', 'slots': SLOTS, 'dense': [{'name': 'x'}], **data}
-  return config.Config.model_validate({'data': data, 'model': {'interactions': ['linear']}})
+  return small.config(data={'label': 'click', 'slots': SLOTS, 'dense': [{'name': 'x'}]} | data)
 
 
 class Exporter:

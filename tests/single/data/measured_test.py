@@ -12,7 +12,7 @@ import pandas as pd
 import tensorflow as tf
 import yaml
 
-from tests.support import commands
+from tests.support import commands, small
 from tests.support.runs import begin
 from tests.support.threads import on_threads
 from trainer import api, config
@@ -43,20 +43,16 @@ class LogTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(tempfile.mkdtemp(dir=self.get_temp_dir()))
-    self.tree = {
-      'run_dir': str(self.folder / 'run'),
-      'data': {
-        'train': [f'{self.folder}/train*'],
-        'label': 'click',
-        'slots': [{'name': 'user'}, {'name': 'item'}],
-      },
-      'model': {'interactions': ['linear', 'fm']},
-    }
+    self.tree = small.tree(
+      run_dir=str(self.folder / 'run'),
+      data={'train': [f'{self.folder}/train*'], 'label': 'click'},
+      model={'interactions': ['linear', 'fm']},
+    )
 
 
 class BatchSizeTest(LogTest):
   def suitable(self):
-    return suitable(config.parse(yaml.safe_dump(self.tree), 'test'))[:2]
+    return suitable(small.checked(self.tree))[:2]
 
   def test_it_follows_the_number_of_samples_and_epochs(self):
     for samples, epochs, size in (
@@ -99,7 +95,7 @@ class BatchSizeTest(LogTest):
   def begin_run(self):
     """Returns the batch size of a start, what it prints, and what ctr-resolve says of the size."""
     told, (config_file, run) = io.StringIO(), (self.folder / 'c.yaml', self.folder / 'run')
-    config_file.write_text(yaml.safe_dump(self.tree))
+    small.write(config_file, self.tree)
     with contextlib.redirect_stdout(told):
       cfg = api.Source(str(config_file)).with_measured_values()
     before = resolve.resolved(str(config_file)).origin('train.batch_size')
@@ -339,9 +335,8 @@ class RecipeTest(LogTest):
 
   def test_prepared_passes_suit_the_run(self):
     self.write(100_000)
-    file, out = str(self.folder / 'config.yaml'), str(self.folder / 'prepared')
-    with open(file, 'w', encoding='utf-8') as f:
-      yaml.safe_dump(self.tree, f)
+    file = small.write(self.folder / 'config.yaml', self.tree)
+    out = str(self.folder / 'prepared')
     told = commands.run('-m', 'trainer.cli.prepare', '--config', file, '--out', out).stdout
     self.assertIn('model.recipe: plain, measured', told)
     prepared = [f'data.{split}=[{out}/{split}/*]' for split in ('train', 'valid')]
@@ -377,7 +372,7 @@ class CrossesTest(LogTest):
       frame.to_csv(self.folder / f'{split}.csv', index=False)
 
   def found(self):
-    return crosses.found(config.parse(yaml.safe_dump(self.tree), 'test'))
+    return crosses.found(small.checked(self.tree))
 
   def test_they_are_found(self):
     self.write(['a', 'c'])
@@ -415,7 +410,7 @@ class CrossesTest(LogTest):
 
   def test_a_race_that_cannot_judge_leaves_the_default(self):
     self.write(['a', 'c'])
-    cfg = config.resolve(config.parse(yaml.safe_dump(self.tree), 'test'), {'model.recipe': 'plain'})
+    cfg = config.resolve(small.checked(self.tree), {'model.recipe': 'plain'})
     for results in ((None,), (-0.5, None)):
       race = mock.Mock(side_effect=results)
       with mock.patch.object(measured, 'measured', wraps=measured.measured) as measures:
@@ -427,7 +422,7 @@ class CrossesTest(LogTest):
     self.write(['a', 'c'])
     self.tree['data'] |= {'slots': [{'name': 'a'}, {'name': 'c'}], 'dense': [{'name': 'b'}]}
     chosen = {'model.recipe': 'plain', 'data.dense_bins': 32, 'data.crosses': [['a', 'c']]}
-    plain = config.resolve(config.parse(yaml.safe_dump(self.tree), 'test'), chosen)
+    plain = config.resolve(small.checked(self.tree), chosen)
     begin(config.resolve(plain, measured.measured(plain)[0]))
     log = pd.read_csv(self.folder / 'train.csv').assign(b=7)
     log.to_csv(self.folder / 'train1.csv', index=False)
@@ -523,7 +518,7 @@ class FeaturesTest(LogTest):
     self.assertEqual(self.config().sparse.shared_lists, 'mean')
     # A run that began before there was the key goes on as it began.
     self.tree['run_dir'] = str(self.folder / 'earlier')
-    begin(config.parse(yaml.safe_dump(self.tree), 'as given'))
+    begin(small.checked(self.tree))
     self.assertIsNone(self.config().sparse.shared_lists)
     self.tree['run_dir'] = str(self.folder / 'new')
     self.tree['sparse'] = {'shared_lists': 'sum'}
@@ -562,17 +557,11 @@ class BinsTest(tf.test.TestCase):
       'wide': {'bins': 'x', 'widths': 4},
       'ratio': {'bins': 'half', 'quantiles': 3},
     }
-    self.tree = {
-      'run_dir': str(self.folder / 'run'),
-      'data': {
-        'train': [f'{self.folder}/day_*'],
-        'label': 'click',
-        'day_pattern': r'day_(\d)',
-        'slots': [{'name': n, 'from': b} for n, b in bins.items()],
-        'dense': [{'name': 'half', 'from': {'expression': 'x / 2'}}],
-      },
-      'model': {'interactions': ['linear', 'fm']},
-    }
+    data = {'train': [f'{self.folder}/day_*'], 'label': 'click', 'day_pattern': r'day_(\d)'}
+    data['slots'] = [{'name': n, 'from': b} for n, b in bins.items()]
+    data['dense'] = [{'name': 'half', 'from': {'expression': 'x / 2'}}]
+    model = {'interactions': ['linear', 'fm']}
+    self.tree = small.tree(run_dir=str(self.folder / 'run'), data=data, model=model)
     rng = np.random.default_rng(0)
     self.x = np.where(rng.random(2000) < 0.4, 0, rng.normal(3, 2, 2000)).astype(np.float32)
     self.write('day_1.csv', self.x)
@@ -584,7 +573,7 @@ class BinsTest(tf.test.TestCase):
     frame.to_csv(self.folder / name, index=False)
 
   def config(self):
-    return config.parse(yaml.safe_dump(self.tree), 'test')
+    return small.checked(self.tree)
 
   def of(self, cfg):
     return {slot.name: slot.made.boundaries for slot in cfg.data.slots}
@@ -646,7 +635,7 @@ class BinsTest(tf.test.TestCase):
     other = api.Source(self.tree, (), str(self.folder / 'other'))
     self.assertNotEqual(self.of(other.with_measured_values())['wide'], bins['wide'])
     self.assertEqual(self.of(other.with_measured_values(init_from=run.run_dir)), bins)
-    (self.folder / 'other.yaml').write_text(yaml.safe_dump(self.tree))
+    small.write(self.folder / 'other.yaml', self.tree)
     flags = '--config', self.folder / 'other.yaml', '--run_dir', self.folder / 'other'
     command = '-m', 'trainer.run', '--dry_run', '--init_from', run.run_dir, *flags
     told = commands.run(*command).stdout
@@ -658,7 +647,7 @@ class BinsTest(tf.test.TestCase):
 
   def test_prepared_passes_bring_theirs(self):
     bins = open_values(self.config())
-    cfg = config.resolve(config.parse(yaml.safe_dump(self.tree), 'test'), bins)
+    cfg = config.resolve(small.checked(self.tree), bins)
     prepare_pass(cfg, f'{self.folder}/day_2.csv', f'{self.folder}/prepared')
     self.tree['data'] |= {'train': [f'{self.folder}/prepared'], 'format': 'prepared'}
     self.assertEqual(open_values(self.config()), bins)
@@ -749,9 +738,10 @@ class BinsTest(tf.test.TestCase):
     (self.folder / 'day_0.csv').write_text('x,click\n,1\n,0\n')
     with self.assertRaisesRegex(UserError, "day_0.csv: slot 'bin': found no number in the colum"):
       open_values(self.config())
-    data = self.tree['data'] | {'slots': [{'name': 'x'}], 'dense': [{'name': 'x'}], 'dense_bins': 4}
-    blank = config.Config.model_validate(self.tree | {'data': data})
-    self.assertEqual(open_values(blank), {'data.slots.1.from.boundaries': [0.0]})
+    data = {'slots': [{'name': 'x'}], 'dense': [{'name': 'x'}], 'dense_bins': 4}
+    self.assertEqual(
+      open_values(small.config(self.tree, data=data)), {'data.slots.1.from.boundaries': [0.0]}
+    )
     self.tree['data'] |= {'train': [], 'watch': str(self.folder)}
     with self.assertRaisesRegex(UserError, 'slots.0.from.boundaries: found no pass in .* wanted'):
       open_values(self.config())

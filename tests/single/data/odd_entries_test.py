@@ -17,16 +17,13 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.waiting import stopped_when_it_waits
-from trainer import config
-from trainer.comm.communicator import SingleProcess
 from trainer.errors import BadPass
 from trainer.files import to_json
 from trainer.job import stream
-from trainer.job.job import Job
 from trainer.tools import closing
 from trainer.training import inputs
-from trainer.training.step import TrainStep
 
 pytestmark = pytest.mark.reports
 
@@ -156,15 +153,13 @@ class OddEntriesTest(tf.test.TestCase):
       _bytes(b'')(path + '.done')
 
   def make_job(self, **data):
-    tree = {
-      'run_dir': f'{self.folder}/run',
-      'data': {'slots': [{'name': 'user'}, {'name': 'item'}], 'day_pattern': r'day_(\d+)'} | data,
-      'model': {'interactions': ['linear']},
-      'train': {'batch_size': 16},
-      'checkpoint': {'every_passes': 3},
-    }
-    cfg = config.Config.model_validate(tree)
-    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    cfg = small.config(
+      run_dir=f'{self.folder}/run',
+      data={'day_pattern': r'day_(\d+)'} | data,
+      train={'batch_size': 16},
+      checkpoint={'every_passes': 3},
+    )
+    return small.job(cfg)
 
   def run_job(self, one):
     """Trains on what there is, then stops. Returns: what it printed."""

@@ -17,8 +17,8 @@ import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.s3 import S3
-from trainer import config
 from trainer.data.conversion import blocks_of_pass, prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.pass_files import files_of, matching
@@ -29,8 +29,7 @@ from trainer.training import ledger
 
 
 def make_config(**data):
-  tree = {'label': 'click', 'slots': [{'name': 'user'}, {'name': 'item'}], **data}
-  return config.Config.model_validate({'data': tree, 'model': {'interactions': ['linear']}})
+  return small.config(data={'label': 'click'} | data)
 
 
 def records(n, seed):

@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops.samples import SampleArrays
-from tests.support import commands
-from trainer import config
+from tests.support import commands, small
 from trainer.data import prepared
 from trainer.data.parse import Parsed
 from trainer.data.passes import (
@@ -64,9 +63,7 @@ def make_config(**data):
     'weight': 'w',
     'group': 's0',
   }
-  return config.Config.model_validate(
-    {'data': tree | data, 'model': {'interactions': ['linear'], 'loss': 'squared_error'}}
-  )
+  return small.config(data=tree | data, model={'loss': 'squared_error'})
 
 
 class PassesTest(tf.test.TestCase):

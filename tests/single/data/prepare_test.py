@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import json
 import math
 import os
 import pathlib
@@ -15,7 +14,7 @@ import pyarrow.parquet
 import pytest
 import tensorflow as tf
 
-from tests.support import commands
+from tests.support import commands, small
 from trainer import config
 from trainer.data import csv_format as csv_reader
 from trainer.data import parquet_format as parquet_reader
@@ -31,12 +30,8 @@ SHARED = ROOT.parent / 'shared' / 'data'
 
 
 def make_config(data, tables=('default',), loss='log_loss'):
-  tree = {
-    'data': {'train': ['unused'], 'label': 'click', **data},
-    'model': {'interactions': ['linear'], 'loss': loss},
-    'sparse': {'tables': {t: {} for t in tables}},
-  }
-  return config.Config.model_validate(tree)
+  tables = {'tables': {t: {} for t in tables}}
+  return small.config(data={'label': 'click', **data}, model={'loss': loss}, sparse=tables)
 
 
 MIXED = {
@@ -739,15 +734,9 @@ class BadInputTest(PrepareTestCase):
     os.makedirs(self.path('logs', 'b'))
     self.write('logs/b/day.csv', 'click,user\n1,u\n0,v\n')
     raw = self.write('logs/a/day.csv', 'click,user\n1,u\n7,v\n')
-    tree = {
-      'data': {
-        'train': [self.path('logs', '*', 'day.csv')],
-        'label': 'click',
-        'slots': [{'name': 'user'}],
-      },
-      'model': {'interactions': ['linear']},
-    }
-    flags = '--config', self.write('c.yaml', json.dumps(tree)), '--out', self.path('out')
+    data = {'train': [self.path('logs', '*', 'day.csv')], 'label': 'click'}
+    given = small.write(self.path('c.yaml'), data=data | {'slots': [{'name': 'user'}]})
+    flags = '--config', given, '--out', self.path('out')
     done = commands.run('-m', 'trainer.cli.prepare', *flags)
     self.assertEqual(done.returncode, 2, done.stderr)
     self.assertIn(

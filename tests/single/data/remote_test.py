@@ -14,8 +14,8 @@ import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.s3 import S3
-from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.data import file_system, pass_files
 from trainer.data.conversion import prepare_pass
@@ -28,8 +28,7 @@ from trainer.training.run_state import Progress
 
 
 def make_config(**data):
-  data = {'label': 'click', 'slots': [{'name': 'user'}, {'name': 'item'}], **data}
-  return config.Config.model_validate({'data': data, 'model': {'interactions': ['linear']}})
+  return small.config(data={'label': 'click'} | data)
 
 
 class RemoteTest(tf.test.TestCase):

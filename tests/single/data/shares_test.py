@@ -10,7 +10,7 @@ import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
 
-from trainer import config
+from tests.support import small
 from trainer.data import prepared, prepared_writer, shares, text_blocks
 from trainer.data.conversion import join_parts, prepare_part, prepare_pass
 from trainer.errors import BadPass
@@ -41,8 +41,7 @@ class SharesTest(tf.test.TestCase):
   def config(self, **data):
     slots = [{'name': 'user'}, {'name': 'tags', 'separator': '|', 'value_separator': ':'}]
     tree = {'label': 'click', 'slots': slots, 'dense': [{'name': 'price'}], 'weight': 'w'}
-    data = tree | {'group': 'user', 'max_bad_share': 0.2} | data
-    return config.Config.model_validate({'data': data, 'model': {'interactions': ['linear']}})
+    return small.config(data=tree | {'group': 'user', 'max_bad_share': 0.2} | data)
 
   def samples(self, n):
     rng = np.random.default_rng(n)

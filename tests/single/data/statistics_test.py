@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from trainer import config
+from tests.support import small
 from trainer.data.conversion import prepare_pass
 from trainer.data.prepared import PreparedPass
 from trainer.data.statistics import describe, table
@@ -24,7 +24,7 @@ class DescribeTest(tf.test.TestCase):
       'dense': [{'name': 'price'}],
       'day_pattern': r'(\d+)\.csv',
     }
-    cfg = config.Config.model_validate({'data': data, 'model': {'interactions': ['linear', 'fm']}})
+    cfg = small.config(data=data, model={'interactions': ['linear', 'fm']})
     passes, days = [], []
     for day in (3, 4):
       frame = pd.DataFrame(
@@ -67,8 +67,8 @@ class DescribeTest(tf.test.TestCase):
     self.assertAllClose(price['quantiles'][3], both['price'].median())
     self.assertEqual(*found['table_bytes'].values())  # every feature is admitted
     for admission in ('score', 'count', 'probability'):
-      tree = cfg.model_dump() | {'lifecycle': {'admission': admission, 'admission_threshold': 2.0}}
-      memory = describe(passes, config.Config.model_validate(tree))['table_bytes']
+      lifecycle = {'admission': admission, 'admission_threshold': 2.0}
+      memory = describe(passes, small.config(cfg.model_dump(), lifecycle=lifecycle))['table_bytes']
       self.assertLess(memory['with_admission'], memory['without_admission'])
     self.assertIn('day 4: 300 samples', table(json.loads(json.dumps(found))))
 

@@ -15,8 +15,8 @@ import pyarrow.orc
 import pyarrow.parquet
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.scorer import served
-from trainer import config
 from trainer.data import frames
 from trainer.data.columns.graph_columns import GraphColumn, GraphReader
 from trainer.data.conversion import prepare_pass, prepare_table
@@ -58,10 +58,9 @@ VALUES = [(v, (keys or [v.strip()]) if keys != [] else [], n) for vs, keys, n in
 def make_config(is_slot, column='v', id='id', other='other', **data):
   """A config that reads `column` as a slot or as a number, and the number of the record, `id`."""
   slots = [{'name': 'f', 'column': column, 'separator': '|'}] if is_slot else [{'name': other}]
-  data = {'train': ['unused'], 'slots': slots, 'missing_values': ['-999', 'NULL'], **data}
+  data = {'slots': slots, 'missing_values': ['-999', 'NULL'], **data}
   data['dense'] = [{'name': id}] if is_slot else [{'name': id}, {'name': column}]
-  tree = {'data': data | {'max_bad_share': 1.0}, 'model': {'interactions': ['linear']}}
-  return config.Config.model_validate(tree)
+  return small.config(data=data | {'max_bad_share': 1.0})
 
 
 def polars_table(columns):
@@ -282,10 +281,9 @@ class ValuesTest(tf.test.TestCase):
       {'name': 'f', 'separator': '|', 'value_separator': ':'},
       {'name': 'first', 'from': {'text': 'g', 'prefixes': [1, 9]}},
     ]
-    data = {'train': ['unused'], 'label': 'y', 'label_positive': '4|5|true', 'slots': slots}
+    data = {'label': 'y', 'label_positive': '4|5|true', 'slots': slots, 'max_bad_share': 1.0}
     data |= {'dense': [{'name': 'id'}, {'name': 'x'}], 'missing_values': ['-999', 'NULL']}
-    tree = {'data': data | {'max_bad_share': 1.0}, 'model': {'interactions': ['linear']}}
-    cfg = config.Config.model_validate(tree)
+    cfg = small.config(data=data)
     values = {
       'f': ['a|b:0.5', ['a', 'NULL', 'b:2'], {'a': 3, 'NULL': 1}, 7, 7.0, True, None, ['7|8', 7.0]],
       'g': ['a b', 7.0, ['a b'], True, ['a', 'b'], {'a': 1}],
@@ -342,10 +340,8 @@ class ValuesTest(tf.test.TestCase):
       '0?7': (['07', '7', '7.0', '0'], [1, 1, 1, 0]),
     }
     for positive, (texts, labels) in ways.items():
-      data = {'train': ['unused'], 'label': 'v', 'label_positive': positive}
-      data |= {'slots': [{'name': 'other'}], 'missing_values': ['-1']}
-      tree = {'data': data | {'max_bad_share': 1.0}, 'model': {'interactions': ['linear']}}
-      cfg = config.Config.model_validate(tree)
+      data = {'label': 'v', 'label_positive': positive, 'max_bad_share': 1.0}
+      cfg = small.config(data=data | {'slots': [{'name': 'other'}], 'missing_values': ['-1']})
       typed = (
         list(map(float, texts)) if positive[0] in '4[' else [t.lower() == 'true' for t in texts]
       )

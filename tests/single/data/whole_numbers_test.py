@@ -15,7 +15,8 @@ import pyarrow.parquet
 import tensorflow as tf
 
 from ops import keys
-from trainer import api, config
+from tests.support import small
+from trainer import api
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
@@ -61,8 +62,7 @@ class WholeNumbersTest(tf.test.TestCase):
     self.small = small
 
   def make_config(self, **slot):
-    tree = {'data': {'train': ['x.csv'], 'label': 'click', 'slots': [{'name': 'id'} | slot]}}
-    return config.Config.model_validate(tree | {'model': {'interactions': ['linear']}})
+    return small.config(data={'label': 'click', 'slots': [{'name': 'id'} | slot]})
 
   def path(self, name):
     return os.path.join(self.get_temp_dir(), name)
@@ -237,8 +237,7 @@ class WholeNumbersTest(tf.test.TestCase):
     table = pd.DataFrame({'click': (ids % 3 == 0).astype(int), 'id': ids})
     table.to_csv(self.path('log.csv'), index=False)
     data = {'train': [self.path('log.csv')], 'label': 'click', 'slots': [{'name': 'id'}]}
-    tree = {'run_dir': self.path('run'), 'data': data, 'model': {'interactions': ['linear']}}
-    run = api.fit(tree | {'lifecycle': {'base_threshold': 0}})
+    run = api.fit(small.tree(data=data, lifecycle={'base_threshold': 0}), run_dir=self.path('run'))
     numbers = list(range(-20, 20))
     wanted = run.predict(pd.DataFrame({'id': numbers}))
     self.assertGreater(np.std(wanted), 0.01)

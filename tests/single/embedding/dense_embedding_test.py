@@ -6,6 +6,7 @@ os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 import numpy as np
 import tensorflow as tf
 
+from tests.support import small
 from trainer import config
 from trainer.embedding.layer_inputs import LayerInputs, slot_vectors, with_fields
 from trainer.errors import ConfigError, UserError
@@ -37,12 +38,12 @@ def of_pieces(x, column, layer):
 
 
 def make(interactions, embedding, **data):
-  tree = {
-    'data': {'train': ['x.csv'], 'slots': [{'name': 'a'}, {'name': 'b'}]} | data,
-    'model': {'interactions': interactions, 'dense_embedding': embedding},
-    'sparse': {'tables': {'default': {'width': WIDTH}}},
-  }
-  return config.parse(config.dump(config.Config.model_validate(tree)), 'test')
+  cfg = small.config(
+    data={'train': ['x.csv'], 'slots': [{'name': 'a'}, {'name': 'b'}]} | data,
+    model={'interactions': interactions, 'dense_embedding': embedding},
+    sparse={'tables': {'default': {'width': WIDTH}}},
+  )
+  return config.parse(config.dump(cfg), 'test')
 
 
 class DenseEmbeddingTest(tf.test.TestCase):

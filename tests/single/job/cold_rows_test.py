@@ -7,8 +7,8 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.states import state_of
-from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.embedding.stores import plain_disk_errors
 from trainer.errors import UserError
@@ -42,22 +42,16 @@ class ColdRowsTest(tf.test.TestCase):
         f.writelines(f'{u},{rng.integers(50)},{rng.integers(2)}\n' for u in users)
 
   def config(self, run_dir, logs=4, **sparse):
-    return config.Config.model_validate(
-      {
-        'run_dir': run_dir,
-        'data': {
-          'train': self.logs[:logs],
-          'test': [self.logs[0]],
-          'day_pattern': r'day_(\d+)',
-          'slots': [{'name': 'user', 'counts': True}, {'name': 'item'}],
-        },
-        'model': {'interactions': ['linear', 'fm']},
-        'sparse': {'tables': {'default': {'width': 8}}} | sparse,
-        'lifecycle': {'admission': 'none', 'delete_after_unseen_days': 1, 'decay': 0.9},
-        'train': {'batch_size': 64},
-        'checkpoint': {'every_steps': 2},
-        'export': {'base': True, 'delta_every_passes': 1},
-      }
+    data = {'train': self.logs[:logs], 'test': [self.logs[0]], 'day_pattern': r'day_(\d+)'}
+    return small.config(
+      run_dir=run_dir,
+      data=data | {'slots': [{'name': 'user', 'counts': True}, {'name': 'item'}]},
+      model={'interactions': ['linear', 'fm']},
+      sparse={'tables': {'default': {'width': 8}}} | sparse,
+      lifecycle={'admission': 'none', 'delete_after_unseen_days': 1, 'decay': 0.9},
+      train={'batch_size': 64},
+      checkpoint={'every_steps': 2},
+      export={'base': True, 'delta_every_passes': 1},
     )
 
   def run_job(self, run_dir, **changes):

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import tensorflow as tf
 
+from tests.support import small
 from trainer import api
 from trainer.data.features import hash_keys
 from trainer.evaluation.finished_run import open_run
@@ -45,20 +46,14 @@ class ContinuedRunTest(tf.test.TestCase):
 
   def fit(self, **sections) -> str:
     """Trains, or goes on with what is new. Returns: what was printed, in one line."""
-    tree = {
-      'run_dir': self.run_dir,
-      'data': {
-        'train': [f'{self.folder}/day_*.csv'],
-        'valid': [f'{self.folder}/valid.csv'],
-        'label': 'click',
-        'slots': [{'name': 'user'}],
-      },
-      'model': {'interactions': ['linear']},
-      'train': {'batch_size': 50, 'epochs': 6, 'plateau': {'patience': 1, 'stop_after': 2}},
-      'export': {'delta_every_passes': 1},
-    }
-    for name, keys in sections.items():
-      tree[name] = tree[name] | keys
+    data = {'train': [f'{self.folder}/day_*.csv'], 'valid': [f'{self.folder}/valid.csv']}
+    tree = small.tree(
+      run_dir=self.run_dir,
+      data=data | {'label': 'click', 'slots': [{'name': 'user'}]},
+      train={'batch_size': 50, 'epochs': 6, 'plateau': {'patience': 1, 'stop_after': 2}},
+      export={'delta_every_passes': 1},
+    )
+    tree = small.tree(tree, **sections)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       self.assertEqual(api.train_here(api.Source(tree, (), None))[0], 0)
     return ' '.join(printed.getvalue().split())

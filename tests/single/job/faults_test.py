@@ -5,14 +5,11 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-import yaml
 
+from tests.support import small
 from trainer import config
-from trainer.comm.communicator import SingleProcess
-from trainer.job.job import Job
 from trainer.tools import findings
 from trainer.tools.runs import read_run
-from trainer.training.step import TrainStep
 
 DAYS, SAMPLES = 5, 2000
 
@@ -31,24 +28,19 @@ class FaultsTest(tf.test.TestCase):
       name = f'day_{day}.csv' if day < DAYS else 'test.csv'
       with open(f'{folder}/{name}', 'w', encoding='utf-8') as f:
         f.write('\n'.join([','.join(columns), *map(','.join, rows)]) + '\n')
-    tree = {
-      'run_dir': f'{folder}/run',
-      'data': {
-        'train': [f'{folder}/day_*.csv'],
-        'test': [f'{folder}/test.csv'],
-        'day_pattern': r'day_(\d+)',
-        'label': 'click',
-        'slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'tip'}],
-      },
-      'model': {'interactions': ['linear', 'fm']},
-      'sparse': {'tables': {'default': {'width': 4}}},
-      'train': {'batch_size': 50, 'progressive_validation': True},
-      'checkpoint': {'every_passes': None},
-    }
-    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
-      yaml.safe_dump(tree, f)
-    cfg = config.load(f'{folder}/config.yaml')
-    Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+    data = {'train': [f'{folder}/day_*.csv'], 'test': [f'{folder}/test.csv'], 'label': 'click'}
+    data['slots'] = [{'name': 'user'}, {'name': 'item'}, {'name': 'tip'}]
+    file = small.write(
+      f'{folder}/config.yaml',
+      run_dir=f'{folder}/run',
+      data=data | {'day_pattern': r'day_(\d+)'},
+      model={'interactions': ['linear', 'fm']},
+      sparse={'tables': {'default': {'width': 4}}},
+      train={'batch_size': 50, 'progressive_validation': True},
+      checkpoint={'every_passes': None},
+    )
+    cfg = config.load(file)
+    small.job(cfg).run()
     self.assertTrue(os.path.exists(f'{cfg.run_dir}/metrics.jsonl'))
     return findings.faults(read_run(cfg.run_dir))
 

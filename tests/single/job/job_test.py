@@ -19,16 +19,15 @@ import tensorflow as tf
 
 from ops.sharding import SHARDS
 from ops.tensors import to_tensor
+from tests.support import small
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config, files
-from trainer.comm.communicator import SingleProcess
 from trainer.config import rules
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import passes
 from trainer.errors import BadPass, UserError
 from trainer.evaluation import finished_run
 from trainer.job import job
-from trainer.job.job import Job
 from trainer.serving.memory_store import MemoryStore
 from trainer.serving.publisher import Publisher
 from trainer.serving.stores import open_store
@@ -38,7 +37,6 @@ from trainer.tools import figures, findings
 from trainer.tools.advice import why_no_help
 from trainer.tools.runs import read_run
 from trainer.training import inputs
-from trainer.training.step import TrainStep
 
 pytestmark = pytest.mark.reports
 
@@ -59,14 +57,8 @@ class JobTest(tf.test.TestCase):
     return path
 
   def make_job(self, data, init_from=None, **sections):
-    tree = {
-      'run_dir': sections.pop('run_dir', self.run_dir),
-      'data': {'slots': [{'name': 'user'}, {'name': 'item'}]} | data,
-      'model': sections.pop('model', {'interactions': ['linear']}),
-      'train': {'batch_size': 16} | sections.pop('train', {}),
-    }
-    cfg = config.Config.model_validate(tree | sections)
-    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), init_from=init_from)
+    tree = small.tree(run_dir=self.run_dir, data=data, train={'batch_size': 16})
+    return small.job(small.config(tree, **sections), init_from=init_from)
 
   def watch(self, data, **sections):
     """Trains on what is announced, then stops."""

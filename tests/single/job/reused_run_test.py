@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from absl import logging
 
+from tests.support import small
 from trainer import api, config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import UserError
@@ -47,9 +48,8 @@ class ReusedRunTest(tf.test.TestCase):
   def fit(self, interactions=('linear', 'fm'), init_from=None, **sections):
     """Trains, or goes on. Returns: what was printed."""
     data = {'label': 'click', 'slots': [{'name': 'user'}], 'train': [f'{self.folder}/log*.csv']}
-    tree = {'run_dir': self.run_dir, 'data': data, 'model': {'interactions': list(interactions)}}
-    for name, keys in sections.items():
-      tree[name] = tree.get(name, {}) | keys
+    tree = small.tree(run_dir=self.run_dir, data=data, model={'interactions': list(interactions)})
+    tree = small.tree(tree, **sections)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
       self.assertEqual(api.train_here(api.Source(tree, (), None), init_from=init_from)[0], 0)
     return printed.getvalue()
@@ -220,9 +220,7 @@ class ReusedRunTest(tf.test.TestCase):
 
   def test_a_state_that_no_step_has_trained(self):
     """As a stream leaves it that was stopped before its first pass."""
-    data = {'train': ['log.csv'], 'slots': [USER]}
-    tree = {'run_dir': self.run_dir, 'data': data, 'model': {'interactions': ['linear']}}
-    cfg = config.Config.model_validate(tree)
+    cfg = small.config(run_dir=self.run_dir, data={'train': ['log.csv'], 'slots': [USER]})
     pathlib.Path(self.run_dir).mkdir()
     config.write_of_run(cfg)
     RunState(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).save(0)

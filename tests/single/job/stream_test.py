@@ -9,7 +9,7 @@ from unittest import mock
 
 import tensorflow as tf
 
-from trainer import config
+from tests.support import small
 from trainer.comm.communicator import SingleProcess
 from trainer.data import passes
 from trainer.errors import BadPass, UserError
@@ -49,9 +49,7 @@ class StreamTest(tf.test.TestCase):
       'slots': [{'name': 'a'}],
       'day_pattern': r'day_(\d+(?:-\d+-\d+)?)',
     }
-    self.cfg = config.Config.model_validate(
-      {'data': tree | data, 'model': {'interactions': ['linear']}, 'train': {'epochs': epochs}}
-    )
+    self.cfg = small.config(data=tree | data, train={'epochs': epochs})
     if state is None:
       self.state = types.SimpleNamespace(progress=Progress(), ledger=Ledger())
     else:

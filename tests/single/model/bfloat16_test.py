@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ops import bfloat16, library
+from tests.support import small
 from tests.support.steps import make_config
 from tests.support.threads import on_threads
 from trainer import api
@@ -230,12 +231,12 @@ class ChoiceTest(tf.test.TestCase):
   def test_a_run_multiplies_in_what_was_chosen(self):
     log = pathlib.Path(self.folder, 'log.csv')
     log.write_text('user,click\n' + '1,0\n2,1\n' * 20)
-    tree = {
-      'run_dir': f'{self.folder}/run',
-      'data': {'train': [str(log)], 'label': 'click', 'slots': [{'name': 'user'}]},
-      'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
-      'train': {'dense_dtype': 'bfloat16', 'batch_size': 10},
-    }
+    tree = small.tree(
+      run_dir=f'{self.folder}/run',
+      data={'train': [str(log)], 'label': 'click', 'slots': [{'name': 'user'}]},
+      model={'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
+      train={'dense_dtype': 'bfloat16', 'batch_size': 10},
+    )
     with mock.patch.object(bfloat16, 'available', return_value=True):
       with mock.patch.object(bfloat16, 'seconds', return_value=SLOWER):
         with mock.patch.object(bfloat16, 'product', side_effect=AssertionError):

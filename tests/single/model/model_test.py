@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import small
 from trainer import config, errors
 from trainer.config import rules
 from trainer.embedding.layer_inputs import LayerInputs
@@ -24,13 +25,11 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 
 def make_config(interactions, **model):
-  return config.Config.model_validate(
-    {
-      'seed': model.pop('seed', 0),
-      'data': {'train': ['x'], 'slots': [{'name': n} for n in 'abc'], 'dense': [{'name': 'u'}]},
-      'sparse': {'tables': {'default': {'width': 4}}},
-      'model': {'interactions': interactions, **model},
-    }
+  return small.config(
+    seed=model.pop('seed', 0),
+    data={'slots': [{'name': n} for n in 'abc'], 'dense': [{'name': 'u'}]},
+    sparse={'tables': {'default': {'width': 4}}},
+    model={'interactions': interactions, **model},
   )
 
 

@@ -323,7 +323,7 @@ class PassTest(tf.test.TestCase):
         **{'data.labels': ordered, 'model.tasks': {one['name']: {} for one in ordered}}
       )
       inputs = Inputs(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), lambda: None, '')
-      values = dict(Evaluation(inputs).figures([self.prepared(cfg, self.lines(50))]))
+      values = dict(Evaluation(cfg, inputs).figures([self.prepared(cfg, self.lines(50))]))
       self.assertEqual('deciles' in values, of_first)
       self.assertEqual('auc' in values, of_first)
 

@@ -12,22 +12,15 @@ import tempfile
 import tensorflow as tf
 import yaml
 
-from tests.support import runs
+from tests.support import runs, small
 from trainer import config
 from trainer.reporting import live_line
 from trainer.reporting.live_line import LiveLine
 from trainer.tools import closing
 from trainer.tools.runs import read_run
 
-CONFIG = {
-  'data': {
-    'train': ['day_*.csv'],
-    'valid': ['valid.csv'],
-    'slots': [{'name': 'user'}],
-    'group': 'user',
-  },
-  'model': {'interactions': ['linear']},
-}
+DATA = {'train': ['day_*.csv'], 'valid': ['valid.csv'], 'slots': [{'name': 'user'}]}
+CONFIG = small.tree(data=DATA | {'group': 'user'})
 
 
 class ClosingTest(tf.test.TestCase):
@@ -80,9 +73,9 @@ class ClosingTest(tf.test.TestCase):
 
   def test_a_constant_knows_only_what_was_trained_before(self):
     def rows(events, rate=1.0, loss='log_loss'):
-      model = CONFIG['model'] | {'negative_sampling_rate': rate, 'loss': loss}
+      model = {'negative_sampling_rate': rate, 'loss': loss}
       lines = self.printed(
-        [{'epoch': 0, 'examples': 9} | e for e in events], CONFIG | {'model': model}
+        [{'epoch': 0, 'examples': 9} | e for e in events], small.tree(CONFIG, model=model)
       )
       return [line.split() for line in lines if line.split()[:1] == ['constant']]
 
@@ -128,7 +121,7 @@ class ClosingTest(tf.test.TestCase):
 
   def test_few_clicks_and_small_loglosses(self):
     rare = {'ctr': 0.005, 'examples': 8000, 'logloss': 0.032134}
-    for tree in (CONFIG, CONFIG | {'data': CONFIG['data'] | {'group': None}}):
+    for tree in (CONFIG, small.tree(CONFIG, data={'group': None})):
       lines = self.printed([e | rare for e in self.events(20)], tree)
       self.assertLessEqual(max(map(len, lines)), closing.WIDTH)
       (title,) = [line for line in lines if 'AUC' in line and 'logloss' in line]
@@ -145,7 +138,7 @@ class ClosingTest(tf.test.TestCase):
 
   def test_a_run_that_exports_is_served_next(self):
     for export, wanted in (({}, 'ctr-export --run_dir RUN'), ({'base': True}, 'ctr-serve')):
-      text = '\n'.join(self.printed(list(self.events(1)), CONFIG | {'export': export}))
+      text = '\n'.join(self.printed(list(self.events(1)), small.tree(CONFIG, export=export)))
       self.assertIn(wanted, text)
 
   def test_findings_are_told(self):
@@ -162,11 +155,9 @@ class ClosingTest(tf.test.TestCase):
 
   def retrieval(self):
     sides = {side: {'slots': [side]} for side in ('user', 'item')}
-    data = CONFIG['data'] | {'slots': [{'name': 'user'}, {'name': 'item'}]}
-    return {
-      'data': data,
-      'model': {'retrieval': {'query': sides['user'], 'item': sides['item']}},
-    }
+    data = {'slots': [{'name': 'user'}, {'name': 'item'}]}
+    towers = {'query': sides['user'], 'item': sides['item']}
+    return small.tree(CONFIG, data=data) | {'model': {'retrieval': towers}}
 
   def test_rankings_that_do_not_fit_are_left_out_whole(self):
     tree = self.retrieval()
@@ -211,11 +202,12 @@ class ClosingTest(tf.test.TestCase):
     self.assertEqual(live_line.short_name(days[0], 23), days[0])
 
   def test_each_task_has_a_table_and_the_plateau_names_the_one_that_decides(self):
-    tree = CONFIG | {
-      'data': CONFIG['data'] | {'labels': [{'name': 'click'}, {'name': 'conversion'}]},
-      'model': {'interactions': ['linear'], 'tasks': {'click': {}, 'conversion': {}}},
-      'train': {'plateau': {'metric': 'logloss', 'task': 'conversion'}},
-    }
+    tree = small.tree(
+      CONFIG,
+      data={'labels': [{'name': 'click'}, {'name': 'conversion'}]},
+      model={'tasks': {'click': {}, 'conversion': {}}},
+      train={'plateau': {'metric': 'logloss', 'task': 'conversion'}},
+    )
     events = []
     for epoch, (auc, logloss) in enumerate([(0.7, 0.21), (0.8, 0.20), (0.9, 0.22)]):
       click = {'auc': auc, 'logloss': 0.5, 'calibration': 1.0, 'gauc': 0.61}

@@ -20,8 +20,8 @@ import prometheus_client.parser
 import tensorflow as tf
 import yaml
 
+from tests.support import small
 from tests.support.scorer import served
-from trainer import config
 from trainer.comm.communicator import SingleProcess
 from trainer.errors import UserError
 from trainer.job.callback import Callback
@@ -37,16 +37,6 @@ LAUNCH = pathlib.Path(__file__).resolve().parents[3] / 'launch'
 RULES = yaml.safe_load((LAUNCH / 'prometheus' / 'rules.yaml').read_text('utf-8'))
 ALERTS = {r['alert']: r['expr'] for group in RULES['groups'] for r in group['rules']}
 HOURS = 3600
-CONFIG = """
-data:
-  watch: {folder}/passes
-  label: click
-  slots: [{{name: user}}, {{name: item}}]
-  max_refused_passes: 3
-model: {{interactions: [linear]}}
-train: {{batch_size: 50, progressive_validation: true}}
-export: {{base: true, delta_every_passes: 1, gate: {{metric: auc, tolerance: 0.1}}}}
-"""
 
 
 def samples(text: str) -> dict[str, float]:
@@ -86,7 +76,14 @@ class StatusTest(tf.test.TestCase):
     self.folder = tempfile.mkdtemp(dir=self.get_temp_dir())
     os.mkdir(f'{self.folder}/passes')
     self.run_dir = f'{self.folder}/run'
-    self.cfg = config.parse(CONFIG.format(folder=self.folder), 'a config', [], run_dir=self.run_dir)
+    gate = {'metric': 'auc', 'tolerance': 0.1}
+    tree = small.tree(
+      run_dir=self.run_dir,
+      data={'watch': f'{self.folder}/passes', 'label': 'click', 'max_refused_passes': 3},
+      train={'batch_size': 50, 'progressive_validation': True},
+      export={'base': True, 'delta_every_passes': 1, 'gate': gate},
+    )
+    self.cfg = small.checked(tree)
 
   def announce(self, name, size, hours_ago=0, clicks=lambda i: i % 3 == 0):
     rows = [f'{i % 7},{i % 5},{clicks(i):d}\n' for i in range(size)]

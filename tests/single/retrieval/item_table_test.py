@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import trainer
-from tests.support import commands, runs
+from tests.support import commands, runs, small
 from tests.support.retrieval import (
   ITEM_COLUMNS,
   ITEM_TABLE,
@@ -61,7 +61,7 @@ class ItemTableTest(tf.test.TestCase):
 
   def catalogue(self, cfg):
     """The catalogue of a new model at the beginning of data.train."""
-    step = task_of(cfg).step(cfg, SingleProcess())
+    step = task_of(cfg).step(SingleProcess())
     inputs = Inputs(cfg, SingleProcess(), step, lambda: None, f'{cfg.run_dir}_items')
     catalogue = step.dense.catalogue
     inputs.items()
@@ -239,7 +239,7 @@ class ItemTableTest(tf.test.TestCase):
     paths = [f'{self.folder}/{name}.csv' for name in ('blank', 'lacks', 'train')]
     changes = {'data.train': paths, 'data.max_refused_passes': 2, 'train.epochs': 1}
     cfg = self.make_config(**changes)
-    job = Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess()))
+    job = small.job(cfg)
     self.assertEqual(job.run(), 0)
     fates = [(entry.fate, entry.reason) for entry in job.state.ledger]
     self.assertEqual([fate for fate, _ in fates], ['refused', 'refused', 'trained'])

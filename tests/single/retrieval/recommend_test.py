@@ -217,7 +217,7 @@ class PairTest(tf.test.TestCase):
     """Trains a little on the lines, and exports; returns the run_dir."""
     run_dir = f'{self.folder}/{name}'
     cfg = cfg.model_copy(update={'run_dir': run_dir})
-    step, lines = task_of(cfg).step(cfg, SingleProcess()), make_lines()['train']
+    step, lines = task_of(cfg).step(SingleProcess()), make_lines()['train']
     rows = [(u, f'{i},{(u * i) % 2},{u % 3}') for u, i in lines]
     path = write_lines(f'{self.folder}/{name}.csv', rows, 'user,item,click,place')
     prepare_pass(cfg, path, path + '.pass')
@@ -229,7 +229,7 @@ class PairTest(tf.test.TestCase):
     items = None
     if retrieval:
       inputs = Inputs(cfg, SingleProcess(), step, lambda: None, self.folder)
-      keys, vectors = Ranker(inputs).all_item_vectors()
+      keys, vectors = Ranker(cfg, inputs).all_item_vectors()
       names = dict(zip(item_keys(range(25)), map(str, range(25))))
       items = Items(keys, np.array([names[key] for key in keys.tolist()], object), vectors)
     exported(step, cfg, 'items' if retrieval else 'base', 1, items)
@@ -312,7 +312,7 @@ class DeltaTest(tf.test.TestCase):
     }
     folder = self.enter_context(tempfile.TemporaryDirectory())
     cfg = make_config(changes | {'run_dir': folder}, query={'slots': ['user', 'bought']})
-    step, rng = task_of(cfg).step(cfg, SingleProcess()), np.random.default_rng(0)
+    step, rng = task_of(cfg).step(SingleProcess()), np.random.default_rng(0)
     inputs = Inputs(cfg, SingleProcess(), step, lambda: None, folder)
 
     def train_pass(name, items):
@@ -327,7 +327,7 @@ class DeltaTest(tf.test.TestCase):
     names = dict(zip(item_keys(range(40)), map(str, range(40))))
 
     def write(kind, number, to):
-      keys, vectors = Ranker(inputs).all_item_vectors()
+      keys, vectors = Ranker(cfg, inputs).all_item_vectors()
       texts = np.array([names[key] for key in keys.tolist()], object)
       done = exported(step, cfg, kind, number, Items(keys, texts, vectors), f'{folder}/{to}')
       return RowExport(done.path)

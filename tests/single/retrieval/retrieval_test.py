@@ -13,7 +13,7 @@ import pandas as pd
 import tensorflow as tf
 
 import trainer
-from tests.support import commands
+from tests.support import commands, small
 from tests.support.retrieval import (
   loss_of,
   make_batch,
@@ -64,7 +64,7 @@ def keys_of(slot, names):
 
 def with_catalogue(cfg, batch):
   """A step whose catalogue has the batch's items and three more, and the batch for it."""
-  step = task_of(cfg).step(cfg, SingleProcess())
+  step = task_of(cfg).step(SingleProcess())
   items = np.unique(batch.keys.reshape(-1, 2)[:, 1])
   keys = np.concatenate([items, [(2 << 52) + i * 7919 for i in (50, 51, 52)]])
   shows = np.arange(1.0, len(keys) + 1)
@@ -430,7 +430,7 @@ class RunTest(tf.test.TestCase):
       if steps > 20:
         raise Killed
 
-    step, status = task_of(cfg).step(cfg, SingleProcess()), Status('trainer', 1800)
+    step, status = task_of(cfg).step(SingleProcess()), Status('trainer', 1800)
     status.also = progress_made
     with self.assertRaises(Killed):
       Job(cfg, SingleProcess(), step, status).run()
@@ -450,7 +450,7 @@ class RunTest(tf.test.TestCase):
     cfg = self.make_config(**towers, **admission)
     self.train(cfg)
     with open_run(cfg.run_dir, checkpoint='last') as run:
-      keys, vectors = Ranker(run.inputs).all_item_vectors()
+      keys, vectors = Ranker(run.cfg, run.inputs).all_item_vectors()
       known = run.step.store.lookup(keys_of(2, range(25)))
     admitted = keys_of(2, range(25))[np.asarray(known['admitted'])]
     self.assertBetween(len(admitted), 1, 24)
@@ -459,12 +459,9 @@ class RunTest(tf.test.TestCase):
 
   def test_a_k_above_the_catalogue_is_told(self):
     cfg = self.make_config()
-    cfg = config.Config.model_validate(
-      cfg.model_dump()
-      | {'model': {'retrieval': cfg.model.retrieval.model_dump() | {'eval_at': [99]}}}
-    )
+    cfg = small.config(cfg.model_dump(), {'model.retrieval.eval_at': [99]})
     with self.assertRaisesRegex(UserError, 'eval_at: found 99; wanted at most 25'):
-      Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess())).run()
+      small.job(cfg).run()
 
 
 class MistakesTest(tf.test.TestCase):
@@ -479,7 +476,7 @@ class MistakesTest(tf.test.TestCase):
       run_dir = tempfile.mkdtemp(dir=folder)
       cfg = make_config({'run_dir': run_dir, 'data.train': [str(path)], 'train.batch_size': 2})
       with self.subTest(wanted), self.assertRaisesRegex(UserError, wanted) as caught:
-        Job(cfg, SingleProcess(), task_of(cfg).step(cfg, SingleProcess())).run()
+        small.job(cfg).run()
       self.assertNotIn('\n', str(caught.exception))
 
   def test_each_is_one_line(self):

@@ -24,6 +24,7 @@ import tensorflow as tf
 from absl import logging
 from absl.testing import parameterized
 
+from tests.support import small
 from tests.support.exports import RedisServer
 from tests.support.fuzz import mixed, requests
 from tests.support.scorer import Client, asked_together, served
@@ -47,8 +48,8 @@ from trainer.storage import export_writer
 from trainer.training.step import TrainStep
 
 BATCH = 64
-CONFIG = {
-  'data': {
+CONFIG = small.tree(
+  data={
     'train': ['x'],
     'delimiter': '\t',
     'slots': [
@@ -64,13 +65,13 @@ CONFIG = {
       {'name': 'age', 'transform': 'log1p'},
     ],
   },
-  'sparse': {
+  sparse={
     'tables': {
       'default': {'width': 4, 'init_scale': 0.3},
       'small': {'width': 4, 'init_scale': 0.3, 'dtype': 'bfloat16'},
     }
   },
-  'lifecycle': {
+  lifecycle={
     'admission': 'count',
     'admission_count': 4.0,
     'eviction': 'score',
@@ -81,8 +82,8 @@ CONFIG = {
     'delete_threshold': 0.04,
     'delete_after_unseen_days': 3,
   },
-  'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
-}
+  model={'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}]},
+)
 COLUMNS = ('user id', 'tags', 'history', 'item', 'topics', 'age', 'price')
 PATH = '/v1/models/ctr:predict'
 CONTEXT = ('user id', 'tags', 'topics', 'age')
@@ -124,9 +125,7 @@ class ScorerTest(tf.test.TestCase):
     cls.stack = contextlib.ExitStack()
     cls.folder = cls.stack.enter_context(tempfile.TemporaryDirectory())
     path = os.path.join(cls.folder, 'in.json')
-    with open(path, 'w', encoding='utf-8') as f:
-      json.dump(CONFIG | {'run_dir': os.path.join(cls.folder, 'run')}, f)
-    cls.cfg = config.load(path)
+    cls.cfg = config.load(small.write(path, CONFIG, run_dir=os.path.join(cls.folder, 'run')))
     cls.exports = os.path.join(cls.cfg.run_dir, 'exports')
     cls.rng = np.random.default_rng(5)
     cls.records = make_records(cls.rng, 60) + make_records(cls.rng, 15, first_id=1000)

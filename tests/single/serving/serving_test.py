@@ -9,6 +9,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.steps import train
 from trainer import config, errors
 from trainer.comm.communicator import SingleProcess
@@ -122,21 +123,15 @@ class ServingTest(tf.test.TestCase):
 
   def _config(self, slots, interactions, tables=None, dense=(), policy=None, loss='log_loss'):
     path = os.path.join(self.run_dir, 'in.json')
-    with open(path, 'w', encoding='utf-8') as f:
-      json.dump(
-        {
-          'run_dir': self.run_dir,
-          'data': {'train': ['x'], 'slots': slots, 'dense': list(dense), 'delimiter': '\t'},
-          'sparse': {'tables': tables or {'default': {'width': 4, 'init_scale': 0.3}}},
-          'lifecycle': policy or POLICY,
-          'model': {
-            'interactions': interactions,
-            'loss': loss,
-            'negative_sampling_rate': 0.5 if loss == 'log_loss' else 1.0,
-          },
-        },
-        f,
-      )
+    rate = 0.5 if loss == 'log_loss' else 1.0
+    small.write(
+      path,
+      run_dir=self.run_dir,
+      data={'train': ['x'], 'slots': slots, 'dense': list(dense), 'delimiter': '\t'},
+      sparse={'tables': tables or {'default': {'width': 4, 'init_scale': 0.3}}},
+      lifecycle=policy or POLICY,
+      model={'interactions': interactions, 'loss': loss, 'negative_sampling_rate': rate},
+    )
     return config.load(path)
 
   def _prepared(self, cfg, rows, name):

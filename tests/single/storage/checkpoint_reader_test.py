@@ -9,19 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 import tensorflow as tf
-import yaml
 
 from examples.synthetic_log import synthesize
-from tests.support import commands, runs
+from tests.support import commands, runs, small
 from trainer import api, config
-from trainer.comm.communicator import SingleProcess
 from trainer.data.features import hash_keys
 from trainer.errors import UserError
-from trainer.job.job import Job
 from trainer.storage.checkpoint_reader import CheckpointReader
 from trainer.tools import figures, report
 from trainer.tools.runs import read_run
-from trainer.training.step import TrainStep
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 
@@ -40,27 +36,20 @@ class CheckpointReaderTest(tf.test.TestCase):
       rows = [f'{a},{b},{c},{d:d}\n' for a, b, c, d in zip(strong, weak, noise, click)]
       with open(f'{folder}/{name}.csv', 'w', encoding='utf-8') as f:
         f.write('strong,weak,noise,click\n' + ''.join(rows))
-    tree = {
-      'run_dir': f'{folder}/run',
-      'data': {
-        'train': [f'{folder}/day_*.csv'],
-        'test': [f'{folder}/test.csv'],
-        'day_pattern': r'day_(\d+)',
-        'label': 'click',
-        'slots': [{'name': 'strong'}, {'name': 'weak'}, {'name': 'noise'}],
-      },
-      'sparse': {'tables': {'default': {'width': 4}}},
-      'lifecycle': {'admission': 'score', 'eviction': 'score', 'decay': 0.5, 'delete_threshold': 2},
-      'model': {'interactions': ['linear', 'fm']},
-      'train': {'batch_size': 100, 'epochs': 1, 'log_every_steps': 10},
-      'export': {'base': True},
-    }
-    path = f'{folder}/config.yaml'
-    with open(path, 'w', encoding='utf-8') as f:
-      yaml.safe_dump(tree, f)
-    cfg = config.load(path)
+    data = {'train': [f'{folder}/day_*.csv'], 'test': [f'{folder}/test.csv'], 'label': 'click'}
+    data['slots'] = [{'name': 'strong'}, {'name': 'weak'}, {'name': 'noise'}]
+    tree = small.tree(
+      run_dir=f'{folder}/run',
+      data=data | {'day_pattern': r'day_(\d+)'},
+      sparse={'tables': {'default': {'width': 4}}},
+      lifecycle={'admission': 'score', 'eviction': 'score', 'decay': 0.5, 'delete_threshold': 2},
+      model={'interactions': ['linear', 'fm']},
+      train={'batch_size': 100, 'epochs': 1, 'log_every_steps': 10},
+      export={'base': True},
+    )
+    cfg = config.load(small.write(f'{folder}/config.yaml', tree))
     cls.cfg, cls.run_dir, cls.tree = cfg, cfg.run_dir, tree
-    job = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    job = small.job(cfg)
     job.run()
     cls.rows = [dict(chunk) for chunk in job.step.store.export_state()]
     with open(f'{cfg.run_dir}/metrics.jsonl', encoding='utf-8') as f:
@@ -134,7 +123,7 @@ class CheckpointReaderTest(tf.test.TestCase):
   def test_against_a_run_whose_slots_have_other_ids(self):
     slots = [{'name': 'again', 'column': 'weak'}, *self.tree['data']['slots'][::-1]]
     slots += [{'name': 'strong_too', 'column': 'strong', 'shares': 'strong'}]
-    tree = self.tree | {'data': self.tree['data'] | {'slots': slots}, 'export': {}}
+    tree = small.tree(self.tree, data={'slots': slots}) | {'export': {}}
     run = api.fit(tree, run_dir=f'{self.get_temp_dir()}/other')
     here, there = CheckpointReader(self.run_dir), CheckpointReader(run.run_dir)
     table, turned = here.against(there), there.against(here)
@@ -161,18 +150,13 @@ class CheckpointReaderTest(tf.test.TestCase):
       return done.stdout
 
     frame = pd.DataFrame({'user': [str(i % 7) for i in range(200)], 'click': [0, 1] * 100})
-    tree = {
-      'data': {'label': 'click', 'slots': [{'name': 'user'}]},
-      'model': {'interactions': ['linear']},
-      'train': {'epochs': 3, 'batch_size': 50},
-    }
+    data = {'label': 'click', 'slots': [{'name': 'user'}]}
+    tree = small.tree(data=data, train={'epochs': 3, 'batch_size': 50})
     api.fit(tree, run_dir=f'{folder}/three', train=frame)
     api.fit(tree, ['train.epochs=1'], f'{folder}/one', train=frame)
     api.fit(tree, ['data.slots.0.counts=true'], f'{folder}/counts', train=frame)
     frame.to_csv(f'{folder}/log.csv', index=False)
-    tree['data']['train'] = [f'{folder}/log.csv']
-    with open(f'{folder}/config.yaml', 'w', encoding='utf-8') as f:
-      yaml.safe_dump(tree, f)
+    small.write(f'{folder}/config.yaml', tree, data={'train': [f'{folder}/log.csv']})
     flags = f'--config={folder}/config.yaml', f'--init_from={folder}/one', '--set=train.epochs=1'
     done = commands.run('-m', 'trainer.run', *flags, f'--run_dir={folder}/begun')
     self.assertEqual(done.returncode, 0, done.stderr)
@@ -209,13 +193,13 @@ class CheckpointReaderTest(tf.test.TestCase):
     frame.to_csv(f'{folder}/items.csv', index=False)
     slots = [{'name': 'item'}, {'name': 'user'}]
     slots += [{'name': 'seen', 'separator': '|', 'shares': 'item'}]
-    tree = {
-      'data': {'train': [f'{folder}/items.csv'], 'label': 'click', 'slots': slots},
-      'sparse': {'tables': {'default': {'width': 4}}},
-      'lifecycle': {'admission': 'score', 'admission_threshold': 25},
-      'model': {'interactions': ['linear', 'fm']},
-      'train': {'batch_size': 50},
-    }
+    tree = small.tree(
+      data={'train': [f'{folder}/items.csv'], 'label': 'click', 'slots': slots},
+      sparse={'tables': {'default': {'width': 4}}},
+      lifecycle={'admission': 'score', 'admission_threshold': 25},
+      model={'interactions': ['linear', 'fm']},
+      train={'batch_size': 50},
+    )
     run = api.fit(tree, run_dir=f'{folder}/items')
 
     def inspected(*flags):
@@ -363,7 +347,7 @@ class TrueImportanceTest(tf.test.TestCase):
       ],
       f'{folder}/run',
     )
-    Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+    small.job(cfg).run()
     with open(f'{cfg.run_dir}/metrics.jsonl', encoding='utf-8') as f:
       (found,) = [e['columns'] for e in map(json.loads, f) if e['event'] == 'importance']
     for metric in ('auc', 'logloss'):

@@ -7,14 +7,13 @@ import tempfile
 import numpy as np
 import pytest
 import tensorflow as tf
-import yaml
 
 from ops.policy import Policy
 from ops.row_store import FactorPart, RowStore, TableSpec
 from ops.sharding import shard_of, shards_of
-from tests.support import commands
+from tests.support import commands, small
 from tests.support.threads import on_threads
-from trainer import api, config
+from trainer import api
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
@@ -41,18 +40,13 @@ class KeptTextsTest(tf.test.TestCase):
   def setUp(self):
     super().setUp()
     self.folder = pathlib.Path(self.enter_context(tempfile.TemporaryDirectory()))
-    self.tree = {
-      'run_dir': f'{self.folder}/run',
-      'data': {
-        'train': [f'{self.folder}/day_*.csv'],
-        'label': 'click',
-        'slots': SLOTS,
-        'keep_texts': ['tags'],
-        'day_pattern': r'day_(\d+)',
-      },
-      'lifecycle': {'admission_count': 50, 'delete_after_unseen_days': 1},
-      'model': {'interactions': ['linear', 'fm']},
-    }
+    data = {'train': [f'{self.folder}/day_*.csv'], 'label': 'click', 'slots': SLOTS}
+    self.tree = small.tree(
+      run_dir=f'{self.folder}/run',
+      data=data | {'keep_texts': ['tags'], 'day_pattern': r'day_(\d+)'},
+      lifecycle={'admission_count': 50, 'delete_after_unseen_days': 1},
+      model={'interactions': ['linear', 'fm']},
+    )
 
   def write(self, number):
     path = self.folder / f'day_{number}.csv'
@@ -119,7 +113,7 @@ class KeptTextsTest(tf.test.TestCase):
     self.assertEqual((done.returncode, done.stderr), (2, told))
 
   def test_any_number_of_ranks(self):
-    cfg = config.parse(yaml.safe_dump(self.tree), 'test')
+    cfg = small.checked(self.tree)
     prepare_pass(cfg, str(self.write(0)), f'{self.folder}/prepared')
     prepared = PreparedPass(f'{self.folder}/prepared', cfg)
     shows = self.shows(0)
@@ -159,7 +153,7 @@ class KeptTextsTest(tf.test.TestCase):
 
   def test_mistakes_are_told(self):
     def parse(*settings):
-      return config.parse(yaml.safe_dump(self.tree), 'test', settings)
+      return small.checked(self.tree, settings)
 
     with self.assertRaisesRegex(ConfigError, "'tag'; wanted a slot.*nearest.*'tags'"):
       parse('data.keep_texts=[tag]')

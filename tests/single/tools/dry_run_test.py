@@ -6,9 +6,8 @@ import tempfile
 
 import numpy as np
 import tensorflow as tf
-import yaml
 
-from trainer import config
+from tests.support import small
 from trainer.errors import UserError
 from trainer.job.source import Source
 from trainer.tools import dry_run
@@ -28,18 +27,14 @@ class DryRunTest(tf.test.TestCase):
           'user,item,click,id\n'
           + ''.join(f'{u},{i},{c},{at}\n' for u, i, c, at in zip(user, item, click, ids))
         )
-    tree = {
-      'run_dir': f'{folder}/run',
-      'data': {
-        'train': [f'{folder}/day_*.csv'],
-        'label': 'click',
-        'day_pattern': r'day_(\d+)',
-        'slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'id'}],
-      },
-      'model': {'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
-      'sparse': {'tables': {'default': {'width': 3}}},
-    }
-    text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+    data = {'train': [f'{folder}/day_*.csv'], 'label': 'click', 'day_pattern': r'day_(\d+)'}
+    tree = small.tree(
+      run_dir=f'{folder}/run',
+      data=data | {'slots': [{'name': 'user'}, {'name': 'item'}, {'name': 'id'}]},
+      model={'interactions': ['linear', {'dnn': {'hidden': [4]}}]},
+      sparse={'tables': {'default': {'width': 3}}},
+    )
+    text = '\n'.join(dry_run.tell(small.checked(tree)))
     features = len(users) + 9 + 100
     layers = 3 * 3 * 4 + 4 + 4 + 1  # kernel, biases, head, the bias of all
     for wanted in (
@@ -61,8 +56,8 @@ class DryRunTest(tf.test.TestCase):
 
     def tell(**data):
       data = {'label': 'click', 'day_pattern': r'day_(\d+)', 'slots': [{'name': 'user'}]} | data
-      tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
-      return '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+      tree = small.tree(run_dir=f'{folder}/run', data=data)
+      return '\n'.join(dry_run.tell(small.checked(tree)))
 
     self.assertIn('in: No such file or directory; a run waits for it', tell(watch=watch))
     os.makedirs(f'{watch}/sub')
@@ -110,8 +105,8 @@ class DryRunTest(tf.test.TestCase):
     data = {'train': [f'{folder}/*.csv'], 'labels': [{'name': 'click'}, {'name': 'buy'}]}
     data |= {'slots': [{'name': 'user'}]}
     model = {'tasks': {name: {'interactions': ['linear']} for name in ('click', 'buy')}}
-    tree = {'run_dir': f'{folder}/run', 'data': data, 'model': model}
-    text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+    tree = small.tree(run_dir=f'{folder}/run', data=data) | {'model': model}
+    text = '\n'.join(dry_run.tell(small.checked(tree)))
     self.assertIn('2 passes, 8 samples, mean label 0.3333', text)
     self.assertRegex(text, r'  a .* 4   label 0.2500\n  b .* 4   label 0.5000\n')
 
@@ -122,8 +117,8 @@ class DryRunTest(tf.test.TestCase):
       pathlib.Path(f'{folder}/{name}.csv').write_text(f'user,tags,click\n{rows}')
     data = {name: [f'{folder}/{name}.csv'] for name in ('train', 'valid', 'test')}
     data |= {'label': 'click', 'slots': [{'name': 'user'}, {'name': 'tags', 'separator': '|'}]}
-    tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
-    text = '\n'.join(dry_run.tell(config.parse(yaml.safe_dump(tree), 'test')))
+    tree = small.tree(run_dir=f'{folder}/run', data=data)
+    text = '\n'.join(dry_run.tell(small.checked(tree)))
     self.assertRegex(text, r'user +8, .*new in 80% of data.valid and 50% of data.test\n  tags +3\n')
     told = (
       "Cold start: .* 'user' in 80% of data.valid .* without\\s'user': ctr-tune --columns trains"
@@ -138,7 +133,7 @@ class DryRunTest(tf.test.TestCase):
     pathlib.Path(f'{folder}/copy.tsv').write_text('user\tclick\n0\t1\n2\t0\n3\t0\n')
     data = {'train': [f'{folder}/*.csv'], 'valid': [f'{folder}/valid.csv', f'{folder}/copy.tsv']}
     data |= {'test': [f'{folder}/test.csv'], 'label': 'click', 'slots': [{'name': 'user'}]}
-    tree = {'run_dir': f'{folder}/run', 'data': data, 'model': {'interactions': ['linear']}}
+    tree = small.tree(run_dir=f'{folder}/run', data=data)
     with self.assertLogs('absl', 'WARNING') as logs:  # as a run begins
       cfg = Source(tree).with_measured_values()
     text = '\n'.join([*logs.output, *dry_run.tell(cfg)])

@@ -6,20 +6,18 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.steps import make_config
-from trainer.comm.communicator import SingleProcess
 from trainer.config import Gate
 from trainer.data.conversion import prepare_pass
 from trainer.data.features import hash_keys
 from trainer.data.prepared import PreparedPass
 from trainer.errors import ConfigError
-from trainer.job.job import Job
 from trainer.job.pass_meter import presence
 from trainer.reporting.events import read_events
 from trainer.storage import chain
 from trainer.tools.gate import judge
 from trainer.training.run_state import Progress
-from trainer.training.step import TrainStep
 
 
 class GateTest(tf.test.TestCase):
@@ -95,7 +93,7 @@ class GateTest(tf.test.TestCase):
         'export': {'delta_every_passes': 1, 'gate': {'metric': 'auc', 'tolerance': 0.9}},
       }
     )
-    Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())).run()
+    small.job(cfg).run()
     events = read_events(cfg.run_dir)
     withheld = events[events['event'] == 'withheld']
     self.assertEqual(withheld['pass'].tolist(), ['pass_2'])

@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
+from tests.support import small
 from trainer import api
 from trainer.evaluation.finished_run import open_run
 from trainer.model import influence
@@ -46,17 +47,17 @@ class ImportanceTest(tf.test.TestCase):
     rng = np.random.default_rng(0)
     cls.test = make_log(rng, 1500)
     cls.trained = api.fit(
-      {
-        'run_dir': tempfile.mkdtemp(),
-        'data': {
+      small.tree(
+        run_dir=tempfile.mkdtemp(),
+        data={
           'label': 'click',
           'slots': [{'name': 'hour'}, {'name': 'tags', 'separator': '|'}, {'name': 'noise'}],
           'dense': [{'name': 'price', 'transform': 'none'}],
         },
-        'sparse': {'tables': {'default': {'width': 2}}},
-        'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [4]}}]},
-        'train': {'batch_size': 64, 'epochs': 2},
-      },
+        sparse={'tables': {'default': {'width': 2}}},
+        model={'interactions': ['linear', 'fm', {'dnn': {'hidden': [4]}}]},
+        train={'batch_size': 64, 'epochs': 2},
+      ),
       train=make_log(rng, 4000),
       test=cls.test,
     )
@@ -108,12 +109,12 @@ class ImportanceTest(tf.test.TestCase):
     self.assertAllClose(self.trained.importance(parts), self.table, 1e-5, 1e-7)
     with open_run(self.trained.run_dir, ['train.batch_size=5000']) as run:
       prepared = run.inputs.prepared(api.passes_to_score(run, [parts]), 'test')
-      self.assertAllClose(importance_table(run.inputs, prepared), self.table, 1e-5, 1e-7)
+      self.assertAllClose(importance_table(run, prepared), self.table, 1e-5, 1e-7)
 
   def test_a_bound_on_predictions_scores_a_part_of_the_whole_log(self):
     with open_run(self.trained.run_dir) as run:
       prepared = run.inputs.prepared(api.passes_to_score(run, []), 'test')
-      found = column_importance(run.inputs, prepared, 4000)
+      found = column_importance(run.cfg, run.inputs, prepared, 4000)
     self.assertEqual((found['examples'], found['repetitions']), (800, 1))
     for column, values in found['columns'].items():
       whole = self.table.loc[column]
@@ -124,21 +125,14 @@ class ImportanceTest(tf.test.TestCase):
   def test_a_column_is_permuted_with_all_that_is_made_of_it(self):
     bins = {'name': 'price bins', 'from': {'bins': 'price', 'quantiles': 4}}
     both = {'name': 'both', 'from': {'cross': ['hour', 'price bins']}}
-    cfg = {
-      'run_dir': tempfile.mkdtemp(),
-      'data': {
-        'label': 'click',
-        'slots': [
-          {'name': 'when', 'column': 'hour'},
-          {'name': 'tags', 'separator': '|'},
-          *(bins, both),
-          {'name': 'before', 'column': 'noise', 'shares': 'when'},
-        ],
-        'dense': [{'name': 'price'}, {'name': 'hour'}],
-      },
-      'model': {'interactions': ['linear']},
-    }
-    trained = api.fit(cfg, train=self.test)
+    slots = [
+      {'name': 'when', 'column': 'hour'},
+      {'name': 'tags', 'separator': '|'},
+      *(bins, both),
+      {'name': 'before', 'column': 'noise', 'shares': 'when'},
+    ]
+    data = {'label': 'click', 'slots': slots, 'dense': [{'name': 'price'}, {'name': 'hour'}]}
+    trained = api.fit(small.tree(data=data), run_dir=tempfile.mkdtemp(), train=self.test)
     places = {'hour': [0, 3, 4, 6], 'tags': [1], 'price': [2, 3, 5], 'noise': [4]}
     self.assertEqual(units(trained.cfg), places)
     table = trained.importance(self.test)

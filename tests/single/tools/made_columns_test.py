@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import tensorflow as tf
 
-from tests.support import commands, random_values
+from tests.support import commands, random_values, small
 from tests.support.scorer import served
 from trainer import api
 from trainer.reporting.events import read_events
@@ -88,23 +88,18 @@ class MadeColumnsTest(tf.test.TestCase):
     pd.DataFrame(table).to_csv(self.folder / 'users.csv', index=False)
     slots = json.loads(json.dumps(SLOTS).replace('users.csv', f'{self.folder}/users.csv'))
     dense = json.loads(json.dumps(DENSE).replace('users.csv', f'{self.folder}/users.csv'))
-    self.tree = {
-      'run_dir': str(self.folder / 'run'),
-      'data': {
-        'train': [f'{self.folder}/day_*.csv'],
-        'day_pattern': r'day_(\d)',
-        'label': 'click',
-        'slots': slots,
-        'dense': dense,
-      },
-      'sparse': {'tables': {'default': {'width': 4}}},
-      'model': {
+    data = {'train': [f'{self.folder}/day_*.csv'], 'day_pattern': r'day_(\d)', 'label': 'click'}
+    self.tree = small.tree(
+      run_dir=str(self.folder / 'run'),
+      data=data | {'slots': slots, 'dense': dense},
+      sparse={'tables': {'default': {'width': 4}}},
+      model={
         'interactions': ['linear', 'fm', {'dnn': {'hidden': [8]}}],
         'dense_embedding': {'piecewise_linear': {'bins': 4}},
       },
-      'train': {'batch_size': 64},
-      'export': {'base': True, 'saved_model': True},
-    }
+      train={'batch_size': 64},
+      export={'base': True, 'saved_model': True},
+    )
 
   def test_predicted_served_and_exported_are_one_number(self):
     self.compare()

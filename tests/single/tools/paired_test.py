@@ -9,7 +9,7 @@ import scipy.stats
 import tensorflow as tf
 from sklearn.metrics import log_loss, roc_auc_score
 
-from tests.support import commands
+from tests.support import commands, small
 from trainer import api
 from trainer.errors import UserError
 from trainer.tools.paired import differences
@@ -106,8 +106,7 @@ class RunsTest(tf.test.TestCase):
     found = []
     for name in ('user', 'item'):
       data = {'label': 'click', 'slots': [{'name': name}]}
-      tree = {'data': data, 'model': {'interactions': ['linear']}}
-      found.append(api.fit(tree, run_dir=f'{folder}/{name}', train=frame))
+      found.append(api.fit(small.tree(data=data), run_dir=f'{folder}/{name}', train=frame))
     table = found[0].compare(found[1], frame)
     y, p, q = frame['click'], *(run.predict(frame) for run in found)
     self.assertEqual(table['metric'].tolist(), ['auc', 'logloss'])

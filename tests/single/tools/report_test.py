@@ -19,7 +19,7 @@ from plotly.offline import get_plotlyjs_version
 from sklearn.metrics import log_loss
 
 import trainer
-from tests.support import commands, runs
+from tests.support import commands, runs, small
 from trainer import config
 from trainer.errors import UserError
 from trainer.tools import closing, comparison, figures, findings, report, summary
@@ -219,11 +219,8 @@ class PageTest(tf.test.TestCase):
     wanted = n, int(frame['click'].sum())
     for counts in (False, True):
       slots = [{'name': 'user', 'counts': counts}, {'name': 'item'}]
-      tree = {
-        'data': {'label': 'click', 'slots': [*slots, {'name': 'last', 'shares': 'item'}]},
-        'model': {'interactions': ['linear']},
-        'train': {'epochs': 3},
-      }
+      data = {'label': 'click', 'slots': [*slots, {'name': 'last', 'shares': 'item'}]}
+      tree = small.tree(data=data, train={'epochs': 3})
       run = trainer.fit(tree, run_dir=f'{self.folder}/{counts}', train=frame)
       page = run.report().path
       shown = runs.slots_in(page)
@@ -546,7 +543,7 @@ class WordsTest(tf.test.TestCase):
       run_dir = runs.write_run(f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run', events)
       data = {'train': ['gone.csv'], 'slots': slots, 'group': 'user'}
       model = {'retrieval': towers | {'loss': 'bpr', 'negatives': 9, 'eval_at': [20]}}
-      runs.write_config({'run_dir': run_dir, 'data': data, 'model': model}, run_dir)
+      runs.write_config(small.tree({'model': model}, data=data), run_dir)
       faults = findings.faults(read_run(run_dir))
       figures_ = {'metric': 'recall@20', 'test': 0.012, 'valid': 0.035}
       self.assertEqual(faults, [('finds_less', '', figures_)] * told)
@@ -617,8 +614,7 @@ class WordsTest(tf.test.TestCase):
         shows *= 0.8
       run_dir = runs.write_run(f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run', events)
       data = {'train': ['gone_*.csv'], 'day_pattern': r'_(\d+)', 'slots': [{'name': 'user'}]}
-      tree = {'run_dir': run_dir, 'data': data, 'model': {'interactions': ['linear']}}
-      runs.write_config(tree | {'lifecycle': {'decay': 0.8}}, run_dir)
+      runs.write_config(small.tree(data=data, lifecycle={'decay': 0.8}), run_dir)
       found = [f for f in findings.faults(read_run(run_dir)) if f.code == 'unique_values']
       self.assertLen(found, told)
       for fault in found:
@@ -652,9 +648,8 @@ class WordsTest(tf.test.TestCase):
     ):
       slots = [{'name': 'user'}, {'name': 'item'}, {'name': 'query'}]
       slots[0] |= {'table': 'wide'} if 'wide' in str(changes) else {}
-      tree = {'run_dir': run.directory, 'data': {'train': ['gone_*.csv'], 'slots': slots}}
-      tree |= {'model': {'interactions': ['linear', 'fm']}} | changes
-      runs.write_config(tree, run.directory)
+      data, model = {'train': ['gone_*.csv'], 'slots': slots}, {'interactions': ['linear', 'fm']}
+      runs.write_config(small.tree(data=data, model=model) | changes, run.directory)
       (found,) = findings.faults(read_run(run.directory))
       if wanted:
         self.assertEqual(found.figures['rates'], wanted)
@@ -715,9 +710,12 @@ class WordsTest(tf.test.TestCase):
     for rates in ((5 / 54, 0.25), (0.25 / 3, 0.25 + 1e-12)):
       run_dir = runs.write_run(f'{tempfile.mkdtemp(dir=self.get_temp_dir())}/run', [])
       rules = [{'learning_rate': rate} for rate in rates]
-      tree = {'run_dir': run_dir, 'data': {'train': ['gone'], 'slots': [{'name': 'user'}]}}
-      tree['sparse'] = {'tables': {'default': dict(zip(('linear', 'factors'), rules))}}
-      runs.write_config(tree | {'model': {'interactions': ['linear', 'fm']}}, run_dir)
+      tree = small.tree(
+        data={'train': ['gone'], 'slots': [{'name': 'user'}]},
+        sparse={'tables': {'default': dict(zip(('linear', 'factors'), rules))}},
+        model={'interactions': ['linear', 'fm']},
+      )
+      runs.write_config(tree, run_dir)
       found.append(read_run(run_dir))
     keys = comparison.settings_that_differ(found)
     key = 'sparse.tables.default'

@@ -9,8 +9,8 @@ from unittest import mock
 
 import mlflow
 import tensorflow as tf
-import yaml
 
+from tests.support import small
 from trainer import config
 from trainer.errors import UserError
 from trainer.reporting.events import EventLog
@@ -19,10 +19,7 @@ from trainer.tools import trackers
 
 BIN = {'name': 'bin', 'from': {'bins': 'price', 'quantiles': 3}}
 MEASURED = {'data.slots.2.from.boundaries': [1.0, 2.0]}
-CONFIG = {
-  'data': {'train': ['day_*.csv'], 'slots': [{'name': 'user'}, {'name': 'item (new)'}, BIN]},
-  'model': {'interactions': ['linear']},
-}
+DATA = {'train': ['day_*.csv'], 'slots': [{'name': 'user'}, {'name': 'item (new)'}, BIN]}
 
 
 class TrackersTest(tf.test.TestCase):
@@ -36,8 +33,8 @@ class TrackersTest(tf.test.TestCase):
 
   def report(self, to, status='finished', active=True, is_waiting=mock.Mock(), **train):
     """Reports a short run; returns its EventLog."""
-    text = yaml.safe_dump(CONFIG | {'report': {'to': to}, 'train': train})
-    cfg = config.resolve(config.parse(text, 'a test', run_dir=self.run_dir), MEASURED)
+    tree = small.tree(run_dir=self.run_dir, data=DATA, report={'to': to}, train=train)
+    cfg = config.resolve(small.checked(tree), MEASURED)
     config.write_of_run(cfg)
     log = EventLog(self.run_dir, active, None)
     run_log = mock.Mock(events=log, status=mock.Mock(progress=is_waiting))

@@ -17,11 +17,10 @@ import pytest
 import tensorflow as tf
 from absl.testing import parameterized
 
-from tests.support import topics
+from tests.support import small, topics
 from tests.support.states import state_of
 from tests.support.waiting import stopped_when_it_waits
 from trainer import config
-from trainer.comm.communicator import SingleProcess
 from trainer.data import file_system, values
 from trainer.data.conversion import prepare_pass
 from trainer.data.passes import Pass
@@ -33,7 +32,6 @@ from trainer.job.job import Job
 from trainer.reporting.status import Status
 from trainer.topics import topic
 from trainer.topics.topic_passes import TopicPasses, shared
-from trainer.training.step import TrainStep
 
 pytestmark = pytest.mark.reports
 
@@ -68,27 +66,22 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
     self.name = f'log-{self.id().rpartition(".")[2].partition(" ")[0]}'
 
   def config(self, topic=(), data=(), **sections):
-    tree = {
-      'seed': 3,
-      'run_dir': self.run_dir,
-      'data': {
-        'topic': {'brokers': self.cluster.brokers, 'topic': self.name} | dict(topic),
-        'columns': list(COLUMNS),
-        'label': 'click',
-        'slots': [{'name': 'user'}, {'name': 'item'}],
-        'dense': [{'name': 'price'}],
-      }
-      | dict(data),
-      'model': {'interactions': ['linear', 'fm']},
-      'lifecycle': {'admission_threshold': 0.5},
-      'train': {'batch_size': 64, 'deterministic': True},
-    }
-    return config.parse(json.dumps(tree | sections), 'a test')
+    own = {'topic': {'brokers': self.cluster.brokers, 'topic': self.name} | dict(topic)}
+    own |= {'columns': list(COLUMNS), 'label': 'click', 'dense': [{'name': 'price'}]}
+    tree = small.tree(
+      seed=3,
+      run_dir=self.run_dir,
+      data=own | dict(data),
+      model={'interactions': ['linear', 'fm']},
+      lifecycle={'admission_threshold': 0.5},
+      train={'batch_size': 64, 'deterministic': True},
+    )
+    return small.checked(tree | sections)
 
   def train(self, *args, figures=None, **sections):
     """Trains on what is there, then stops; returns the events of metrics.jsonl."""
     cfg = self.config(*args, **sections)
-    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), figures)
+    one = small.job(cfg, figures=figures)
     with stopped_when_it_waits(one):
       self.assertEqual(0, one.run())
       one.close()
@@ -265,7 +258,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
           topic.Topic._at = of_another
 
       cfg = self.config({'pass': {'records': 400}})
-      one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), callbacks=[Remake()])
+      one = small.job(cfg, callbacks=[Remake()])
       with self.assertRaisesRegex(UserError, rf'topic {self.name}, partition \d: was made anew'):
         one.run()
     self.assertEqual([e['examples'] for e in self.events()], [400])
@@ -295,7 +288,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
 
     with mock.patch.object(Job, '_train_on_pass', stop):  # when all is cut
       cfg = self.config(cut)
-      one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+      one = small.job(cfg)
       one.run()
       one.close()
     path = pathlib.Path(self.run_dir, 'cuts.json')
@@ -404,7 +397,7 @@ class TopicTest(topics.ClusterTest, parameterized.TestCase):
   def test_a_stop_while_no_message_comes(self):
     self.cluster.send(self.name, map(topics.as_json, topics.records(100)))
     cfg = self.config({'pass': {'records': 100}})
-    one = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    one = small.job(cfg)
     told = []
 
     def stop(*args):  # in place of the line that says so

@@ -7,15 +7,12 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.states import state_of
-from trainer import config
-from trainer.comm.communicator import SingleProcess
 from trainer.data import values
 from trainer.errors import UserError
-from trainer.job.job import Job
 from trainer.storage import checkpoint
 from trainer.training import dense_part
-from trainer.training.step import TrainStep
 
 
 class FiniteTest(tf.test.TestCase):
@@ -33,19 +30,15 @@ class FiniteTest(tf.test.TestCase):
       f.write('user,price,label\n' + ''.join(rows))
 
   def make_job(self, passes, **sections):
-    tree = {
-      'run_dir': f'{self.folder}/run',
-      'data': {
-        'train': [f'{self.folder}/{one}.csv' for one in passes],
-        'slots': [{'name': 'user'}],
-        'dense': [{'name': 'price'}],
-      },
-      'model': {'interactions': ['linear', 'fm', {'dnn': {'hidden': [4]}}]},
-      'train': {'batch_size': 10},
-      'checkpoint': {'every_steps': 1},
-    }
-    cfg = config.Config.model_validate(tree | sections)
-    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()))
+    data = {'train': [f'{self.folder}/{one}.csv' for one in passes], 'slots': [{'name': 'user'}]}
+    tree = small.tree(
+      run_dir=f'{self.folder}/run',
+      data=data | {'dense': [{'name': 'price'}]},
+      model={'interactions': ['linear', 'fm', {'dnn': {'hidden': [4]}}]},
+      train={'batch_size': 10},
+      checkpoint={'every_steps': 1},
+    )
+    return small.job(small.config(tree | sections))
 
   def checkpoints(self):
     folder = f'{self.folder}/run/checkpoints'

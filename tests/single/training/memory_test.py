@@ -12,10 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.support import small
 from tests.support.steps import make_config
-from trainer.comm.communicator import SingleProcess
-from trainer.job.job import Job
-from trainer.training.step import TrainStep
 
 pytestmark = pytest.mark.reports
 
@@ -79,7 +77,7 @@ class MemoryTest(tf.test.TestCase):
         'export': {'delta_every_passes': 1, 'base': True},
       }
     )
-    job, figures = Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess())), []
+    job, figures = small.job(cfg), []
     trained = job.stream.trained
 
     def note(*meta: object) -> None:

@@ -8,15 +8,12 @@ import numpy as np
 import tensorflow as tf
 
 from ops import row_optimizers, row_store
-from trainer import config
-from trainer.comm.communicator import SingleProcess
+from tests.support import small
 from trainer.data.features import HASH_BITS
 from trainer.data.passes import passes as listed
 from trainer.embedding.layer_inputs import slot_vectors, vector_width
 from trainer.errors import UserError
 from trainer.evaluation.evaluators import Evaluation
-from trainer.job.job import Job
-from trainer.training.step import TrainStep
 
 COLUMNS = ('user', 'item', 'query')
 
@@ -87,21 +84,16 @@ class WarmStartTest(tf.test.TestCase):
     bounds=None,
     **sections,
   ):
-    cfg = config.Config.model_validate(
-      {
-        'run_dir': f'{self.folder}/{"new" if init_from else "run"}',
-        'data': {
-          'train': [f'{self.folder}/{one}.csv' for one in passes],
-          'slots': [{'name': name} for name in slots]
-          + ([{'name': 'bin', 'from': {'bins': 'item', 'boundaries': bounds}}] if bounds else []),
-        },
-        'sparse': {'tables': {'default': {'width': 8} | (table or {})}},
-        'model': {'interactions': [*interactions, {'dnn': {'hidden': [hidden]}}]},
-        'train': {'batch_size': 16},
-      }
-      | sections
+    slots = [{'name': name} for name in slots]
+    slots += [{'name': 'bin', 'from': {'bins': 'item', 'boundaries': bounds}}] if bounds else []
+    tree = small.tree(
+      run_dir=f'{self.folder}/{"new" if init_from else "run"}',
+      data={'train': [f'{self.folder}/{one}.csv' for one in passes], 'slots': slots},
+      sparse={'tables': {'default': {'width': 8} | (table or {})}},
+      model={'interactions': [*interactions, {'dnn': {'hidden': [hidden]}}]},
+      train={'batch_size': 16},
     )
-    return Job(cfg, SingleProcess(), TrainStep(cfg, SingleProcess()), init_from=init_from)
+    return small.job(small.config(tree | sections), init_from=init_from)
 
   def rows(self, job):
     """What is kept of each feature, by its slot's name and its hash."""
@@ -247,7 +239,7 @@ class WarmStartTest(tf.test.TestCase):
           job.run()
         passes = listed(job.cfg.data, [f'{self.folder}/b.csv'], 'data.train')
         prepared = job.inputs.prepared(passes, f'split{len(slots)}')
-        logloss.append(dict(Evaluation(job.inputs).figures(prepared))['logloss'])
+        logloss.append(dict(Evaluation(job.cfg, job.inputs).figures(prepared))['logloss'])
         job.lock.release()
         shutil.rmtree(f'{self.folder}/new', ignore_errors=True)
       self.assertAllClose(logloss[0], logloss[1], rtol=1e-5)
