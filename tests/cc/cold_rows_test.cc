@@ -463,13 +463,13 @@ TEST(MistakesAreNamed) {
   const Status absent = rows.store->LimitMemory(kLimit, "/tmp/no/such/directory");
   CHECK(absent.code() == Status::kInvalidArgument);
   CHECK(absent.message().find("cold_dir: found /tmp/no/such/directory, ") == 0);
-  Rows small(2 << 20);
+  Rows small(300 << 10);
   std::mt19937 random(5);
   Status status;
   for (int step = 1; step <= 40 && status.ok(); ++step)
     status = Step().Train(&small, Batch(&random, 3000, kKeys), step);
   CHECK(status.code() == Status::kResourceExhausted);
-  CHECK(status.message().find("memory_limit: found 2097152 bytes, ") == 0);
+  CHECK(status.message().find("memory_limit: found 307200 bytes, ") == 0);
 }
 
 }  // namespace
