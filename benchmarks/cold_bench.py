@@ -1,18 +1,22 @@
-"""What rows on disk cost: `python -m benchmarks.cold_bench`.
+"""What features on disk cost: `python -m benchmarks.cold_bench`.
 
-    [--features 2000000] [--tables 8:0.65,64:0.25] [--rounds 5] [--steps 20] [--dir DIR] [--seed 0]
+    [--features 20000000] [--tables 8:0.25] [--rounds 5] [--steps 20] [--dir DIR] [--seed 0]
 
-One process trains two models on the same batches in turns: one holds its table in memory, the
-other a share of it (`--tables D:SHARE`), the rest in `--dir` (`sparse.memory_limit`).
-So many per cent of a batch's distinct keys are drawn from the whole table, most of which is on
-disk; before each turn the system forgets what it has read of the scratch file. Each figure stands
-beside its goal. With D = 8 the share is over half: keys, counts and linear weights take that.
+Two processes train a model on the same batches in turns: one holds its table in memory, the other
+a share of it (`--tables D:SHARE`), the rest in `--dir` (`sparse.memory_limit`). A cgroup holds the
+latter to 1.1 times that, the system's cache of the files included, where one can be made. So many
+per cent of a batch's distinct keys are drawn from the whole table, most of which is on disk. Each
+figure stands beside its goal.
 """
 
+import contextlib
 import ctypes
+import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 os.environ.setdefault('TF_USE_LEGACY_KERAS', '1')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -23,8 +27,8 @@ from absl import app, flags
 
 from benchmarks.page import machine, markdown_table
 
-FEATURES = flags.DEFINE_integer('features', 2_000_000, 'Features of the table.')
-TABLES = flags.DEFINE_list('tables', ['8:0.65', '64:0.25'], 'Widths, and shares kept in memory.')
+FEATURES = flags.DEFINE_integer('features', 20_000_000, 'Features of the table.')
+TABLES = flags.DEFINE_list('tables', ['8:0.25'], 'Widths, and shares kept in memory.')
 ROUNDS = flags.DEFINE_integer('rounds', 5, 'Turns of each model.', lower_bound=1)
 STEPS = flags.DEFINE_integer('steps', 20, 'Steps of a turn.', lower_bound=1)
 DIR = flags.DEFINE_string('dir', None, 'A directory on a local disk, for the scratch files.')
@@ -52,7 +56,7 @@ def keys_of(places: np.ndarray) -> np.ndarray:
   return (1 + places % SLOTS).astype(np.int64) << 52 | places * 2654435761 % (1 << 52)
 
 
-def fill(store) -> None:
+def fill(store, features: int) -> None:
   """Pushes every feature once, those of low places last."""
   import tensorflow as tf
 
@@ -60,7 +64,7 @@ def fill(store) -> None:
   from trainer.config import RowOptimizer
 
   hyper = row_optimizers.hyper([(RowOptimizer(), RowOptimizer())])
-  for i, places in enumerate(np.array_split(np.arange(FEATURES.value)[::-1], 64)):
+  for i, places in enumerate(np.array_split(np.arange(features)[::-1], max(1, features // 50_000))):
     keys = tf.constant(np.sort(keys_of(places)))
     rows, one = store.pull(keys, train=True), tf.ones([len(places)])
     gradients = (0.01 * tf.ones_like(g) for g in (rows.linear, rows.factors))
@@ -68,7 +72,7 @@ def fill(store) -> None:
     store.push(keys, rows, 10 * one, 0 * one, *gradients, tf.ones([1]), hyper, step)
 
 
-def make_batch(rng: np.random.Generator, cold_percent: int):
+def make_batch(rng: np.random.Generator, cold_percent: int, features: int):
   """Returns a batch of frequent features, with so many per cent of cold ones among the distinct."""
   from trainer.data.features import SlotBatch
 
@@ -76,7 +80,7 @@ def make_batch(rng: np.random.Generator, cold_percent: int):
   places = np.exp(rng.random([BATCH, SLOTS]) * np.log(HOT)).astype(np.int64)
   count = len(np.unique(places)) * cold_percent // 100
   places.reshape(-1)[rng.choice(places.size, count, replace=False)] = rng.integers(
-    HOT, FEATURES.value, count
+    HOT, features, count
   )
   places += np.arange(SLOTS) - places % SLOTS
   no_numbers = np.zeros([BATCH, 0], np.float32)
@@ -114,90 +118,142 @@ def resident() -> int:
   return psutil.Process().memory_info().rss
 
 
-def forget_scratch() -> None:
-  """Makes the system read the scratch files from the disk again."""
-  for fd in os.listdir('/proc/self/fd'):
-    path = f'/proc/self/fd/{fd}'
-    if os.path.islink(path) and '/rows-' in os.readlink(path):
-      with open(path, 'rb+') as f:
-        os.fdatasync(f.fileno())
-        os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+class Worker:
+  """A model in a process of its own: `call` runs a method of it there and returns the result."""
+
+  def __init__(self, width: int, features: int, steps: int, **sparse):
+    self._step = make_step(width, **sparse)
+    self._features, self._steps = features, steps
+    train(self._step, [make_batch(np.random.default_rng(0), 0, features)])
+
+  def fill(self) -> float:
+    return seconds(lambda: fill(self._step.store, self._features))
+
+  def train(self, percent: int, seed: int) -> float:
+    rng = np.random.default_rng(seed)
+    batches = [make_batch(rng, percent, self._features) for _ in range(self._steps)]
+    return seconds(lambda: train(self._step, batches))
+
+  def changed(self, percent: int, seed: int) -> float:
+    self._step.store.keep_changes()
+    self.train(percent, seed)
+    return seconds(lambda: [None for _ in self._step.store.export_state(changed=True)])
+
+  def everything(self) -> float:
+    return seconds(lambda: [None for _ in self._step.store.export_state()])
+
+  def end_day(self) -> float:
+    store = self._step.store
+
+    def work():
+      store.decay()
+      store.evict()
+      store.age()
+
+    return seconds(work)
+
+  def resident(self) -> int:
+    return resident()
+
+  def bytes(self) -> int:
+    return int(self._step.store.bytes())
+
+
+def serve(pipe: Connection, *args, **kwargs) -> None:
+  worker = Worker(*args, **kwargs)
+  pipe.send(None)
+  while call := pipe.recv():
+    name, *arguments = call
+    pipe.send(getattr(worker, name)(*arguments))
+
+
+class Remote:
+  def __init__(self, *args, **kwargs):
+    context = multiprocessing.get_context('spawn')
+    self._pipe, other = context.Pipe()
+    self.process = context.Process(target=serve, args=(other, *args), kwargs=kwargs, daemon=True)
+    self.process.start()
+    other.close()
+    self._pipe.recv()
+
+  def call(self, *call) -> float:
+    self._pipe.send(call)
+    return self._pipe.recv()
+
+  def end(self) -> None:
+    self._pipe.send(None)
+    self.process.join()
+
+
+@contextlib.contextmanager
+def held(pid: int, most: int) -> Iterator[None]:
+  """Holds what a process takes from now on to `most` bytes, if this user may make a cgroup."""
+  root, file = '/sys/fs/cgroup', 'memory.max'
+  if os.path.isdir(f'{root}/memory'):  # version 1
+    root, file = f'{root}/memory', 'memory.limit_in_bytes'
+  group = f'{root}/cold_bench_{os.getpid()}'
+  try:
+    os.mkdir(group)
+    for name, value in ((file, most), ('cgroup.procs', pid)):
+      with open(f'{group}/{name}', 'w') as f:
+        f.write(str(value))
+  except OSError as e:
+    print(f'no cgroup holds the process to its limit: {e}')
+    yield
+    return
+  yield
+  with open(f'{root}/cgroup.procs', 'w') as f:
+    f.write(str(pid))
+  os.rmdir(group)
 
 
 def measure(width: int, share: float) -> list[list[str]]:
   """Measures one width; returns rows of a table: what, in memory, limited, their ratio, wanted."""
-  rng = np.random.default_rng(SEED.value)
   floats = 2 * (1 + width)
-  table_bytes = FEATURES.value * (58 + 4 * floats)
-  limit = int(share * table_bytes)
-  limited = make_step(width, memory_limit=limit, cold_dir=DIR.value or tempfile.gettempdir())
-  train(limited, [make_batch(rng, 0)])
-  before = resident()
-  fill(limited.store)
-  rows, filled = [], resident()
-  everything = make_step(width)
-  train(everything, [make_batch(rng, 0)])
-  fill(everything.store)
-  own = resident() - filled  # of the model in memory
-  models = {'memory': everything, 'limited': limited}
+  limit = int(share * FEATURES.value * (58 + 4 * floats))
+  args = width, FEATURES.value, STEPS.value
+  folder = DIR.value or tempfile.gettempdir()
+  memory, limited = Remote(*args), Remote(*args, memory_limit=limit, cold_dir=folder)
+  models = {'memory': memory, 'limited': limited}
+  before = {kind: model.call('resident') for kind, model in models.items()}
+  rows, peak = [], before['limited']
 
-  def compare(name, work, wanted, after=lambda: None):
-    times = {kind: [] for kind in models}
-    for _ in range(ROUNDS.value):
-      forget_scratch()
-      turn = work()
-      for kind, model in models.items():
-        times[kind].append(seconds(lambda: turn(model)))
-        after()
-    figures = [np.median(times[kind]) for kind in ('memory', 'limited')]
-    ratios = np.divide(times['memory'], times['limited'])
-    cells = [f'{1e3 * f:,.0f} ms' for f in figures]
-    rows.append([f'D = {width}: {name}', *cells, f'{np.median(ratios):.2f}', wanted])
-
-  peak = filled
-
-  def note_memory():
+  def compare(name, wanted, *call, rounds=ROUNDS.value):
     nonlocal peak
-    peak = max(peak, resident() - own)
+    times = {kind: [] for kind in models}
+    for i in range(rounds):
+      turn = [SEED.value + i if word == 'seed' else word for word in call]
+      for kind, model in models.items():
+        times[kind].append(model.call(*turn))
+      peak = max(peak, limited.call('resident'))
+    figures = [np.median(times[kind]) for kind in ('memory', 'limited')]
+    ratio = np.median(np.divide(times['memory'], times['limited']))
+    cells = [f'{1e3 * f:,.0f} ms' for f in figures]
+    rows.append([f'D = {width}: {name}', *cells, f'{ratio:.2f}', wanted])
+    print(*rows[-1], sep=' | ', flush=True)
 
-  for percent in (0, *GOALS):
-
-    def steps(percent=percent):
-      batches = [make_batch(rng, percent) for _ in range(STEPS.value)]
-      return lambda model: train(model, batches)
-
-    goal = f'>= {GOALS[percent]}' if percent in GOALS else '–'
-    compare(f'{STEPS.value} steps, {percent} % of keys cold', steps, goal, note_memory)
-
+  with held(limited.process.pid, int(1.1 * limit)):
+    compare('all features once', '–', 'fill', rounds=1)
+    for percent in (0, *GOALS):
+      goal = f'>= {GOALS[percent]}' if percent in GOALS else '–'
+      compare(f'{STEPS.value} steps, {percent} % of keys cold', goal, 'train', percent, 'seed')
+    what = 'rows that changed, as a checkpoint reads them'
+    compare(what, '>= 0.83', 'changed', 1, 'seed')
+    compare('all rows', '–', 'everything', rounds=1)
+    compare("a day's end", '>= 0.67', 'end_day', rounds=3)
+    own = memory.call('resident') - before['memory']
+    grown = peak - before['limited']
+    rows.append(
+      [
+        f'D = {width}: memory of the process, over the limit of {limit / 1e6:,.0f} MB',
+        f'{own / 1e6:,.0f} MB',
+        f'{grown / 1e6:,.0f} MB',
+        f'{grown / limit:.2f}',
+        '<= 1.10',
+      ]
+    )
   for model in models.values():
-    model.store.keep_changes()
-
-  def changed():
-    batch = [make_batch(rng, 1)]
-    for model in models.values():
-      model.store.keep_changes()
-      train(model, batch)
-    return lambda model: [None for _ in model.store.export_state(changed=True)]
-
-  compare('rows that changed, as a checkpoint reads them', changed, '>= 0.83')
-  compare('all rows', lambda: lambda model: [None for _ in model.store.export_state()], '–')
-
-  def end_of_day(model):
-    model.store.decay()
-    model.store.evict()
-    model.store.age()
-
-  compare("a day's end", lambda: end_of_day, '>= 0.67')
-  grown = peak - before
-  rows.append(
-    [
-      f'D = {width}: memory of the process, over the limit of {limit / 1e6:,.0f} MB',
-      f'{own / 1e6:,.0f} MB',
-      f'{grown / 1e6:,.0f} MB',
-      f'{grown / limit:.2f}',
-      '<= 1.10',
-    ]
-  )
+    model.end()
   return rows
 
 

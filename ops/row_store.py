@@ -108,7 +108,7 @@ class RowStore(FeatureLifecycle):
     seed: of initial factors and of the random rounding to bfloat16.
     name: as in `FeatureLifecycle`. All stores of one name must have the same arguments.
     memory_limit: how many bytes of memory features and rows may take, or, up to 1, what share of
-      the machine's; 0 is no limit. Beyond it, the factor rows not used for longest lie in
+      the machine's; 0 is no limit. Beyond it, the features not seen for longest lie in
       `cold_dir`, a directory on a local disk, in files without a name.
   """
 

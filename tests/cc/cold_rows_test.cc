@@ -1,4 +1,4 @@
-// Rows on disk: a store with a limit of memory equals one without, and its faults have a name.
+// Features on disk: a store with a limit of memory equals one without, and its faults have a name.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -32,16 +32,31 @@ RowHyper MakeHyper(bool catches_up) {
   return hyper;
 }
 
+// Sorts columns by key.
+void Sort(const FeatureColumns& unsorted, FeatureColumns* columns) {
+  std::vector<size_t> order(unsorted.key.size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return unsorted.key[a] < unsorted.key[b]; });
+  for (const size_t i : order) {
+    columns->Append({unsorted.key[i], unsorted.show[i], unsorted.click[i], unsorted.delta_score[i],
+                     unsorted.unseen_days[i], unsorted.age_days[i], unsorted.slot[i],
+                     unsorted.admitted[i], 0});
+  }
+}
+
 // A table and its rows, with a limit of memory unless that is 0.
 struct Rows {
-  explicit Rows(int64_t limit, const std::string& rule = "adagrad", bool catches_up = false)
+  explicit Rows(
+      int64_t limit, const std::string& rule = "adagrad", bool catches_up = false,
+      const std::string& text = "admission=none eviction=unseen delete_after_unseen_days=1")
       : hyper(4, MakeHyper(catches_up)) {
     RowLayout layout;
     layout.tables = {{24, 0.1f, FindRowRule(rule), FindRowRule(rule), false},
                      {48, 0.1f, FindRowRule("sgd"), FindRowRule("sgd"), true}};
     layout.slot_table = {-1, 0, 1};
     Policy policy;
-    CHECK(Policy::Parse("admission=none eviction=unseen delete_after_unseen_days=1", &policy).ok());
+    CHECK(Policy::Parse(text, &policy).ok());
     table = std::make_unique<FeatureTable>(policy, RowStore::PayloadBytes(layout));
     store = std::make_unique<RowStore>(table.get(), layout);
     if (limit > 0) CHECK(store->LimitMemory(limit, "/tmp").ok());
@@ -69,9 +84,12 @@ struct Rows {
 };
 
 Status Rows::Export(FeatureColumns* columns, std::string* bytes) {
+  FeatureColumns unsorted;
   for (int s = 0; s < kShards; ++s) {
-    for (int64_t place = 0; place >= 0;) place = table->Export(s, place, 1000, false, columns);
+    for (int64_t place = 0; place >= 0;) place = table->Export(s, place, 1000, false, &unsorted);
   }
+  if (!table->error().ok()) return table->error();
+  Sort(unsorted, columns);
   const RowLayout& layout = store->layout();
   const int64_t n = columns->key.size();
   admitted = std::make_unique<bool[]>(n + 1);
@@ -90,7 +108,12 @@ Status Rows::Export(FeatureColumns* columns, std::string* bytes) {
   };
   add(columns->key);
   add(columns->show);
+  add(columns->click);
+  add(columns->delta_score);
   add(columns->unseen_days);
+  add(columns->age_days);
+  add(columns->slot);
+  add(columns->admitted);
   add(linear);
   add(last_step);
   bytes->append(factors[0]).append(factors[1]);
@@ -153,15 +176,14 @@ std::vector<int64_t> Batch(std::mt19937* random, int64_t n, int64_t most) {
   return keys;
 }
 
-// The features alone take half of it.
-constexpr int64_t kLimit = 7 << 20;
+constexpr int64_t kLimit = 4 << 20;
 
 // Trains rows until some are on disk; returns the number of steps.
 int TrainBeyondTheLimit(Rows* rows) {
   std::mt19937 random(2);
   for (int step = 1;; ++step) {
     CHECK(Step().Train(rows, Batch(&random, 3000, kKeys), step).ok());
-    if (rows->store->ColdRows() > 5000) return step;
+    if (rows->store->ColdSize() > 5000) return step;
     CHECK(step < 1000);
   }
 }
@@ -177,14 +199,14 @@ void CompareWithAllInMemory(const std::string& rule, bool catches_up) {
     CHECK(one.Train(&all, keys, step).ok());
     CHECK(other.Train(&limited, keys, step, threads).ok());
     CHECK(one == other);
-    const int64_t cold = limited.store->ColdRows();
+    const int64_t cold = limited.store->ColdSize();
     most_cold = std::max(most_cold, cold);
     if (step % 10 == 0) {  // an evaluation, which leaves rows where they are
       const std::vector<int64_t> others = Batch(&random, 3000, kKeys);
       CHECK(one.Pull(&all, others, false).ok());
       CHECK(other.Pull(&limited, others, false, threads).ok());
       CHECK(one == other);
-      CHECK_EQ(limited.store->ColdRows(), cold);
+      CHECK_EQ(limited.store->ColdSize(), cold);
     }
     if (step % 40 != 0) continue;
     for (Rows* rows : {&all, &limited}) {
@@ -198,12 +220,116 @@ void CompareWithAllInMemory(const std::string& rule, bool catches_up) {
   CHECK(most_cold > 1000);
   CHECK(all.Export() == limited.Export());
   limited.table->Clear(Serial);
-  CHECK_EQ(limited.store->ColdRows(), 0);
+  CHECK_EQ(limited.store->ColdSize(), 0);
 }
 
 TEST(ALimitedStoreEqualsOneInMemory) { CompareWithAllInMemory("adagrad", false); }
 
 TEST(CatchUpReachesRowsOnDisk) { CompareWithAllInMemory("adam", true); }
+
+// Every verb of the lifecycle, at random, on both. `irregular`: days end in odd ways too.
+void CompareVerbs(const std::string& policy, int seed, bool irregular) {
+  Rows all(0, "adagrad", false, policy), limited(3 << 20, "adagrad", false, policy);
+  Rows* const both[] = {&all, &limited};
+  const ParallelFor threads = testing::Threads(2);
+  std::mt19937 random(seed);
+  int64_t most_cold = 0;
+  int evicted = 0;
+  bool is_selected[2] = {false, false};
+  std::vector<int64_t> selected[2];
+  for (int step = 1; step <= 250; ++step) {
+    // What is popular changes, so that features come back after days.
+    const int64_t shift = (random() % 4) * kKeys / 4;
+    std::vector<int64_t> keys;
+    for (const int64_t key : Batch(&random, 700, kKeys / 4)) keys.push_back(key + shift);
+    const int64_t n = keys.size();
+    const Kind kind = static_cast<Kind>(random() % 2);
+    const int k = static_cast<int>(kind), verb = random() % 16;
+    const bool again = irregular && random() % 4 == 0;
+    std::vector<std::string> results;
+    for (Rows* rows : both) {
+      FeatureTable* const table = rows->table.get();
+      std::vector<int64_t> found;
+      std::vector<double> numbers;
+      const auto flags = std::make_unique<bool[]>(2 * n);
+      const auto end_day = [&] {
+        const bool parts[] = {!again || step % 3 != 0, !again || step % 3 != 1, step % 5 != 2};
+        if (parts[0]) table->Decay(threads);
+        if (!irregular || parts[2]) found = table->Evict(threads);
+        const std::vector<int64_t> worst = table->EvictBelow(table->CapacityCut(threads), threads);
+        found.insert(found.end(), worst.begin(), worst.end());
+        if (parts[1]) table->Age(threads);
+        evicted += found.size();
+      };
+      if (verb < 7) CHECK(Step().Train(rows, keys, step, threads).ok());
+      if (verb == 7) {
+        const std::vector<double> shows(n, 1.5), clicks(n, 0.5);
+        CHECK(table
+                  ->Observe(keys.data(), shows.data(), clicks.data(), nullptr, n, threads,
+                            flags.get())
+                  .ok());
+      }
+      if (verb == 8) {
+        std::vector<int32_t> days(3 * n);
+        numbers.resize(3 * n);
+        const LookupResult result = {numbers.data(), &numbers[n],  &numbers[2 * n], days.data(),
+                                     &days[n],       &days[2 * n], flags.get(),     &flags[n]};
+        CHECK(table->Lookup(keys.data(), n, threads, result).ok());
+        numbers.insert(numbers.end(), days.begin(), days.end());
+      }
+      if (verb == 9) end_day();
+      if (verb == 10) found = table->Select(kind, threads);
+      if (verb == 11) CHECK(table->SelectAmong(kind, keys.data(), n, threads, &found).ok());
+      if ((verb == 10 || verb == 11) && rows == &limited) selected[k] = found;
+      if (verb == 12 && is_selected[k])
+        CHECK(table->Commit(kind, selected[k].data(), selected[k].size(), threads).ok());
+      if (verb == 13) table->KeepChanges();
+      if (verb == 14) found.push_back(table->TakeChanges(&found));
+      if (verb == 15) {
+        FeatureColumns columns, sorted;
+        for (int s = 0; s < kShards; ++s) {
+          for (int64_t at = 0; at >= 0;) at = table->Export(s, at, 7, true, &columns);
+        }
+        Sort(columns, &sorted);
+        found = sorted.key;
+        numbers = sorted.delta_score;
+      }
+      found.push_back(table->CountChanges());
+      found.push_back(table->Size());
+      found.push_back(table->AdmittedSize());
+      CHECK(table->error().ok());
+      std::sort(found.begin(), found.end());
+      std::string bytes(reinterpret_cast<const char*>(found.data()),
+                        found.size() * sizeof(int64_t));
+      bytes.append(reinterpret_cast<const char*>(numbers.data()), numbers.size() * sizeof(double));
+      bytes.append(reinterpret_cast<const char*>(flags.get()), 2 * n);
+      results.push_back(bytes);
+    }
+    if (verb == 10 || verb == 11) is_selected[k] = true;
+    if (verb == 12) is_selected[k] = false;
+    CHECK(results[0] == results[1]);
+    most_cold = std::max(most_cold, limited.store->ColdSize());
+    if (step % 25 == 0) CHECK(all.Export() == limited.Export());
+  }
+  CHECK(most_cold > 3000);
+  CHECK(policy.find("eviction=none") != std::string::npos || evicted > 100);
+}
+
+TEST(EveryVerbIsTheSameWithFeaturesOnDisk) {
+  for (const bool irregular : {false, true}) {
+    CompareVerbs(
+        "admission=none eviction=unseen delete_after_unseen_days=2 decay=0.9 "
+        "base_threshold=0.01 delta_threshold=0.05",
+        1, irregular);
+    CompareVerbs(
+        "admission=score admission_threshold=0.3 eviction=score delete_threshold=0.25 decay=0.8 "
+        "delete_after_unseen_days=null base_threshold=0.2 delta_threshold=0.2\n"
+        "1 decay=0.7 min_age_days=3 delta_keep_days=1",
+        2, irregular);
+    CompareVerbs("admission=count admission_count=2 eviction=none capacity=15000 decay=0.95", 3,
+                 irregular);
+  }
+}
 
 TEST(MemoryStaysWithinTheLimit) {
   Rows limited(kLimit);
@@ -229,7 +355,7 @@ TEST(ImportsBeyondTheLimitLieOnDisk) {
                          all.linear.data(), all.last_step.data(),
                          {all.factors[0].data(), all.factors[1].data()})
             .ok());
-  CHECK(limited.store->ColdRows() > 1000);
+  CHECK(limited.store->ColdSize() > 1000);
   CHECK(limited.Export() == bytes);
 }
 
@@ -249,7 +375,7 @@ TEST(ThreadsThatTrainAtOnceLoseNothing) {
   for (int t = 0; t < kThreads; ++t) threads.emplace_back(train, &limited, t);
   for (std::thread& thread : threads) thread.join();
   for (int t = 0; t < kThreads; ++t) train(&all, t);
-  CHECK(limited.store->ColdRows() > 1000);
+  CHECK(limited.store->ColdSize() > 1000);
   for (Rows* rows : {&all, &limited}) rows->Export();
   std::vector<int64_t> keys;
   for (int64_t id = 0; id < kKeys; ++id) keys.push_back((1 + id % 2) << 52 | id);
@@ -286,7 +412,7 @@ TEST(ADamagedFileIsRefused) {
     TrainBeyondTheLimit(&limited);
     CHECK(PullAll(&limited, false).ok());
     const std::vector<int> files = ScratchFiles();
-    CHECK_EQ(files.size(), size_t{2});
+    CHECK_EQ(files.size(), size_t{3});
     for (const int fd : files) {
       if (cut) {
         CHECK(ftruncate(fd, 1000) == 0);
@@ -328,7 +454,7 @@ TEST(AFullDiskLosesNothing) {
   CHECK(setrlimit(RLIMIT_FSIZE, &before) == 0);
   CHECK(status.code() == Status::kResourceExhausted);
   CHECK(status.message().find("cold_dir: /tmp: cannot write rows there: ") == 0);
-  CHECK(limited.store->ColdRows() > 0);
+  CHECK(limited.store->ColdSize() > 0);
   CHECK(all.Export() == limited.Export());
 }
 
@@ -337,13 +463,13 @@ TEST(MistakesAreNamed) {
   const Status absent = rows.store->LimitMemory(kLimit, "/tmp/no/such/directory");
   CHECK(absent.code() == Status::kInvalidArgument);
   CHECK(absent.message().find("cold_dir: found /tmp/no/such/directory, ") == 0);
-  Rows small(2 << 20);
+  Rows small(300 << 10);
   std::mt19937 random(5);
   Status status;
   for (int step = 1; step <= 40 && status.ok(); ++step)
     status = Step().Train(&small, Batch(&random, 3000, kKeys), step);
   CHECK(status.code() == Status::kResourceExhausted);
-  CHECK(status.message().find("memory_limit: found 2097152 bytes, ") == 0);
+  CHECK(status.message().find("memory_limit: found 307200 bytes, ") == 0);
 }
 
 }  // namespace

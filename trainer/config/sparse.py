@@ -125,9 +125,9 @@ class Sparse(Section):
   Runs that did not record it go on with sum."""
   memory_limit: Annotated[float, pydantic.Field(gt=0, le=1e18)] | None = None
   """How many bytes of memory the tables of each process may take; up to 1, a share of its machine's
-  memory. Above it, the factors of the features that were not seen for longest lie, with their
-  optimizer state, in scratch files in cold_dir, and come back before the step that needs them.
-  Keys, counts and linear weights stay in memory. The model is the same. Default: no limit."""
+  memory. Above it, the features that were not seen for longest lie, with all that they have, in
+  scratch files in cold_dir, and come back before the step that needs them; some 27 bytes of each
+  stay in memory. The model is the same. Default: no limit."""
   cold_dir: str | None = None
   """A directory on a local disk (of parameter servers: on each server's) for these files."""
   tables: dict[str, Table] = {'default': Table()}

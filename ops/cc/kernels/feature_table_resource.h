@@ -113,6 +113,7 @@ class FeatureTableOpKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, tensorflow::LookupResource(
                                 context, tensorflow::HandleFromInput(context, 0), &resource));
     ComputeOn(context, resource.get());
+    if (context->status().ok()) OP_REQUIRES_OK(context, ToTensorFlow(resource->table()->error()));
   }
 
  protected:

@@ -13,17 +13,7 @@ class RowStoreEraseOp : public RowStoreOpKernel {
                      RowStore*) override {
     const tensorflow::Tensor& keys = context->input(1);
     OP_REQUIRES_OK(context, CheckVector(keys, "keys"));
-    FeatureTable* const table = resource->table();
-    const auto key = keys.flat<int64_t>();
-    for (int64_t i = 0; i < key.size(); ++i) {
-      const uint64_t mixed = Mix64(key(i));
-      FeatureTable::Shard& shard = table->shard(ShardOf(mixed));
-      std::lock_guard<std::mutex> lock(shard.mutex);
-      const int64_t local = shard.Find(key(i), mixed);
-      if (local < 0) continue;
-      table->on_erase(ShardOf(mixed), shard.Payload(local));
-      shard.Erase(local);
-    }
+    resource->table()->Erase(keys.flat<int64_t>().data(), keys.NumElements());
   }
 };
 REGISTER_KERNEL_BUILDER(Name("CtrRowStoreErase").Device(tensorflow::DEVICE_CPU), RowStoreEraseOp);

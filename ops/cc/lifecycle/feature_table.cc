@@ -47,9 +47,9 @@ std::string Text(double value) {
   return text;
 }
 
-// Calls visit(position, key, mixed, local) for keys [begin, end) of the groups. All are of one
-// shard, whose lock is held. `local` is the id of the key's feature, or -1 if it was absent when
-// the key was prefetched; an earlier visit may have created it since.
+// Calls visit(position, key, mixed, found) for keys [begin, end) of the groups. All are of one
+// shard, whose lock is held. `found` is as of Shard::Find, or -1 if the feature was absent when the
+// key was prefetched; an earlier visit may have created it since.
 template <typename Visit>
 void ForEachKey(const FeatureTable::Shard& shard, const ShardGroups& groups, int64_t begin,
                 int64_t end, const int64_t* keys, const Visit& visit) {
@@ -75,7 +75,7 @@ void ForEachKey(const FeatureTable::Shard& shard, const ShardGroups& groups, int
     if (i + kIndexAhead < end) fetch_index(i + kIndexAhead);
     if (i + kFeatureAhead < end) fetch_feature(i + kFeatureAhead);
     const Ahead& one = ahead[i % kRing];
-    const bool sure = one.local < 0 || shard.At(one.local)->key == one.key;
+    const bool sure = one.local == -1 || (one.local >= 0 && shard.At(one.local)->key == one.key);
     visit(one.position, one.key, one.mixed, sure ? one.local : shard.Find(one.key, one.mixed));
   }
 }
@@ -141,27 +141,17 @@ Status CheckCounts(const float* shows, const float* clicks, int64_t n) {
 
 int64_t FeatureTable::Shard::FindOrCreate(int64_t key, uint64_t mixed, int slot, bool* created) {
   const int64_t found = Find(key, mixed);
-  *created = found < 0;
-  if (found >= 0) return found;
-  if (IsFull(size_ + 1, index_entries_)) GrowIndex();
-  int64_t local = free_;
-  if (local >= 0) {
-    free_ = ~At(local)->key;
-    if (free_ == std::numeric_limits<int64_t>::max()) free_ = -1;
-  } else {
-    local = end_++;
-    if ((local >> kChunkBits) == static_cast<int64_t>(chunks_.size()))
-      chunks_.push_back(arena_->Allocate());
-  }
+  *created = found == -1;
+  if (found != -1) return found;
+  if (IsFull(size() + 1, index_entries_)) GrowIndex();
+  const int64_t local = hot_.Add();
   Feature* feature = At(local);
-  std::memset(static_cast<void*>(feature), 0, stride_);
   feature->key = key;
   feature->slot = static_cast<uint16_t>(slot < 0 ? SlotOf(key) : slot);
   uint64_t* index = Index();
   uint64_t p = Home(mixed);
   while (index[p] != 0) p = Next(p);
   index[p] = mixed << 32 | static_cast<uint64_t>(local + 1);
-  ++size_;
   return local;
 }
 
@@ -181,35 +171,83 @@ void FeatureTable::Shard::ResizeIndex(uint64_t entries) {
   index_entries_ = entries;
 }
 
-void FeatureTable::Shard::Compact() {
-  const size_t needed = static_cast<size_t>((size_ + kChunkFeatures - 1) / kChunkFeatures);
-  if ((chunks_.size() - needed) * 3 <= chunks_.size()) return;
-  std::vector<int64_t> moved(end_);  // the new local id of each feature, by its old one
-  int64_t to = 0;
-  for (int64_t from = 0; from < end_; ++from) {
-    if (At(from)->key < 0) continue;
-    if (to != from) std::memcpy(static_cast<void*>(At(to)), At(from), stride_);
-    moved[from] = to++;
-  }
+uint64_t FeatureTable::Shard::PlaceOf(int64_t key, uint32_t at) const {
+  const uint64_t mixed = Mix64(key), entry = mixed << 32 | at;
+  uint64_t p = Home(mixed);
+  while (Index()[p] != entry) p = Next(p);
+  return p;
+}
+
+void FeatureTable::Shard::RemoveFromIndex(int64_t key, uint32_t at) {
   uint64_t* index = Index();
-  for (uint64_t i = 0; i < index_entries_; ++i) {
-    if (index[i] == 0) continue;
-    const uint64_t local = static_cast<uint64_t>(moved[static_cast<uint32_t>(index[i]) - 1]);
-    index[i] = index[i] >> 32 << 32 | (local + 1);
+  uint64_t hole = PlaceOf(key, at);
+  // Closes the gap: moves entries back that lie behind it because its place was taken.
+  for (uint64_t p = Next(hole); index[p] != 0; p = Next(p)) {
+    const uint64_t home = Home(static_cast<uint32_t>(index[p] >> 32), index_entries_);
+    if (Distance(home, p) < Distance(hole, p)) continue;
+    index[hole] = index[p];
+    hole = p;
   }
+  index[hole] = 0;
+}
+
+void FeatureTable::Shard::Erase(int64_t local) {
+  ForgetChanges();
+  RemoveFromIndex(At(local)->key, static_cast<uint32_t>(local + 1));
+  hot_.Remove(local);
+}
+
+void FeatureTable::Shard::EraseCold(int64_t cold) {
+  ForgetChanges();
+  RemoveFromIndex(ColdAt(cold)->key, kCold | static_cast<uint32_t>(cold));
+  cold_.Remove(cold);
+}
+
+void FeatureTable::Shard::Compact(bool all) {
+  hot_.Compact(all, [&](int64_t from, int64_t to) {
+    SetIndex(At(to)->key, static_cast<uint32_t>(from + 1), static_cast<uint32_t>(to + 1));
+  });
+  cold_.Compact(all, [&](int64_t from, int64_t to) {
+    SetIndex(ColdAt(to)->key, kCold | static_cast<uint32_t>(from),
+             kCold | static_cast<uint32_t>(to));
+  });
   uint64_t entries = kMinIndex;
-  while (IsFull(size_, entries)) entries = LargerIndex(entries);
-  ResizeIndex(entries);
-  for (size_t i = needed; i < chunks_.size(); ++i) arena_->Release(chunks_[i]);
-  chunks_.resize(needed);
-  chunks_.shrink_to_fit();
-  end_ = size_;
-  free_ = -1;
+  while (IsFull(size(), entries)) entries = LargerIndex(entries);
+  if (entries * 3 <= index_entries_ * 2) ResizeIndex(entries);
+}
+
+void FeatureTable::Shard::MakeCold(int64_t local, const ColdFeature& cold) {
+  const Feature& feature = *At(local);
+  const int64_t number = cold_.Add();
+  ColdFeature* const kept = ColdAt(number);
+  *kept = cold;
+  kept->key = feature.key;
+  kept->marks = feature.marks;
+  SetIndex(feature.key, static_cast<uint32_t>(local + 1), kCold | static_cast<uint32_t>(number));
+  hot_.Remove(local);
+}
+
+int64_t FeatureTable::Shard::MakeHot(int64_t cold, const char* bytes) {
+  const ColdFeature& kept = *ColdAt(cold);
+  const int64_t local = hot_.Add();
+  std::memcpy(hot_.At(local), bytes, hot_.bytes());
+  At(local)->key = kept.key;
+  At(local)->marks = kept.marks;
+  SetIndex(kept.key, kCold | static_cast<uint32_t>(cold), static_cast<uint32_t>(local + 1));
+  cold_.Remove(cold);
+  return local;
 }
 
 void FeatureTable::Shard::ForgetChanges(Reader reader) {
   Changes& changes = changes_[static_cast<int>(reader)];
-  for (const uint32_t local : changes.locals) At(local)->marks &= ~ChangedMark(reader);
+  const std::vector<int64_t>& keys = changes.keys;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (i + kIndexAhead < keys.size()) PrefetchIndex(Mix64(keys[i + kIndexAhead]));
+    if (i + kFeatureAhead < keys.size()) PrefetchFeature(Mix64(keys[i + kFeatureAhead]));
+    const int64_t found = Find(keys[i], Mix64(keys[i]));
+    uint8_t& marks = IsCold(found) ? ColdAt(ColdOf(found))->marks : At(found)->marks;
+    marks &= ~ChangedMark(reader);
+  }
   changes = Changes();
 }
 
@@ -238,27 +276,6 @@ std::vector<int64_t> FeatureTable::Shard::Remember(Kind kind, std::vector<Select
   return keys;
 }
 
-void FeatureTable::Shard::Erase(int64_t local) {
-  ForgetChanges();
-  Feature* feature = At(local);
-  const uint64_t mixed = Mix64(feature->key);
-  uint64_t* index = Index();
-  const uint64_t entry = mixed << 32 | static_cast<uint64_t>(local + 1);
-  uint64_t hole = Home(mixed);
-  while (index[hole] != entry) hole = Next(hole);
-  // Closes the gap: moves entries back that lie behind it because its place was taken.
-  for (uint64_t p = Next(hole); index[p] != 0; p = Next(p)) {
-    const uint64_t home = Home(static_cast<uint32_t>(index[p] >> 32), index_entries_);
-    if (Distance(home, p) < Distance(hole, p)) continue;
-    index[hole] = index[p];
-    hole = p;
-  }
-  index[hole] = 0;
-  feature->key = free_ < 0 ? std::numeric_limits<int64_t>::min() : ~free_;
-  free_ = local;
-  --size_;
-}
-
 FeatureTable::Shard::Selected* FeatureTable::Shard::FindSelected(Kind kind, int64_t key) {
   auto& selected = selected_[static_cast<int>(kind)];
   const auto it =
@@ -271,15 +288,120 @@ FeatureTable::Shard::Selected* FeatureTable::Shard::FindSelected(Kind kind, int6
 
 FeatureTable::FeatureTable(Policy policy, int64_t payload_bytes)
     : policy_(std::move(policy)), payload_bytes_(payload_bytes), shards_(kShards) {
-  const int64_t stride = (static_cast<int64_t>(sizeof(Feature)) + payload_bytes + 7) / 8 * 8;
-  const auto arena = std::make_shared<ChunkArena>(stride * Shard::kChunkFeatures);
+  const int64_t bytes = (static_cast<int64_t>(sizeof(Feature)) + payload_bytes + 7) / 8 * 8;
+  hot_arena_ = std::make_shared<ChunkArena>(Places::ChunkBytes(bytes));
+  cold_arena_ = std::make_shared<ChunkArena>(Places::ChunkBytes(sizeof(ColdFeature)));
   const auto index_arena = std::make_shared<BlockArena>();
   for (Shard& shard : shards_) {
-    shard.arena_ = arena;
+    shard.hot_ = Places(bytes, hot_arena_);
+    shard.cold_ = Places(sizeof(ColdFeature), cold_arena_);
     shard.index_arena_ = index_arena;
-    shard.stride_ = stride;
   }
 }
+
+void FeatureTable::Note(const Status& status) {
+  if (status.ok()) return;
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  if (error_.ok()) error_ = status;
+}
+
+Status FeatureTable::error() const {
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  return error_;
+}
+
+// Cold features.
+
+Status FeatureTable::MakeKeysHot(int s, const ShardGroups& groups, const int64_t* keys) {
+  const Shard& shard = shards_[s];
+  if (shard.cold_.size() == 0) return Status();
+  std::vector<ColdRef> refs;
+  ForEachKey(shard, groups, groups.starts[s], groups.starts[s + 1], keys,
+             [&](int64_t i, int64_t, uint64_t, int64_t found) {
+               if (Shard::IsCold(found)) refs.push_back({Shard::ColdOf(found), i});
+             });
+  return refs.empty() ? Status() : make_hot(s, refs);
+}
+
+void FeatureTable::PassDays(const Shard& shard, Days written, Feature* feature) const {
+  const double decay = policy_.For(feature->slot).decay;
+  for (int32_t d = written.decays; d < shard.days_.decays; ++d) {
+    feature->show *= decay;
+    feature->click *= decay;
+  }
+  const auto aged = [&](uint16_t days) {
+    return static_cast<uint16_t>(
+        std::min<int32_t>(kMaxDays, days + (shard.days_.ages - written.ages)));
+  };
+  feature->unseen_days = aged(feature->unseen_days);
+  feature->age_days = aged(feature->age_days);
+}
+
+void FeatureTable::Foresee(const Shard& shard, const Feature& feature, ColdFeature* cold) const {
+  constexpr int kForeseen = 400;  // days
+  const Rules& rules = policy_.For(feature.slot);
+  const bool gained =
+      feature.delta_score >= rules.delta_threshold && feature.unseen_days <= rules.delta_keep_days;
+  cold->flags = (cold->flags & ColdFeature::kHasFactors) |
+                (feature.admitted ? ColdFeature::kAdmitted : 0) |
+                (gained ? ColdFeature::kGained : 0);
+  cold->due = kMaxDays;
+  if (policy_.eviction == Policy::Eviction::kNone) {
+    cold->flags |= ColdFeature::kForeseen;
+    return;
+  }
+  // A day's end decays, evicts, then ages.
+  Feature then = feature;
+  for (int k = 0; k < kForeseen && shard.days_.decays + k < kMaxDays; ++k) {
+    const int32_t decays = shard.days_.decays + k;
+    const int32_t aged = decays - 1 - shard.days_.ages;
+    then.unseen_days =
+        static_cast<uint16_t>(std::min<int32_t>(kMaxDays, feature.unseen_days + aged));
+    then.age_days = static_cast<uint16_t>(std::min<int32_t>(kMaxDays, feature.age_days + aged));
+    if (aged >= 0 && FailsTests(then)) {
+      cold->due = static_cast<uint16_t>(decays);
+      cold->flags |= ColdFeature::kForeseen;
+      return;
+    }
+    then.show *= rules.decay;
+    then.click *= rules.decay;
+  }
+  cold->due = static_cast<uint16_t>(std::min<int32_t>(kMaxDays, shard.days_.decays + kForeseen));
+}
+
+template <typename Wanted, typename Visit>
+void FeatureTable::ReadCold(int s, const Wanted& wanted, const Visit& visit) {
+  std::vector<ColdRef> refs;
+  shards_[s].cold_.ForEach<ColdFeature>([&](int64_t cold, const ColdFeature* kept) {
+    if (wanted(*kept)) refs.push_back({cold, 0});
+  });
+  if (refs.empty()) return;
+  Note(read_cold(s, std::move(refs),
+                 [&](const ColdRef& ref, const Feature& feature) { visit(ref.cold, feature); }));
+}
+
+void FeatureTable::EraseHot(int s, int64_t local) {
+  if (on_erase) on_erase(s, shards_[s].Payload(local));
+  shards_[s].Erase(local);
+}
+
+void FeatureTable::EraseCold(int s, int64_t cold) {
+  on_erase_cold(*shards_[s].ColdAt(cold));
+  shards_[s].EraseCold(cold);
+}
+
+void FeatureTable::Erase(const int64_t* keys, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) {
+    const uint64_t mixed = Mix64(keys[i]);
+    const int s = ShardOf(mixed);
+    std::lock_guard<std::mutex> lock(shards_[s].mutex);
+    const int64_t found = shards_[s].Find(keys[i], mixed);
+    if (found >= 0) EraseHot(s, found);
+    if (Shard::IsCold(found)) EraseCold(s, Shard::ColdOf(found));
+  }
+}
+
+// Verbs.
 
 Status FeatureTable::Observe(const int64_t* keys, const double* shows, const double* clicks,
                              const int64_t* slots, int64_t n, const ParallelFor& parallel_for,
@@ -304,6 +426,8 @@ Status FeatureTable::Observe(const int64_t* keys, const double* shows, const dou
       places.clear();
       bool repeats = false;
       std::lock_guard<std::mutex> lock(shard.mutex);
+      const Status hot = MakeKeysHot(static_cast<int>(s), groups, keys);
+      if (!hot.ok()) return Note(hot);
       ForEachKey(shard, groups, begin, end, keys,
                  [&](int64_t i, int64_t key, uint64_t mixed, int64_t local) {
                    bool created;
@@ -332,7 +456,7 @@ Status FeatureTable::Observe(const int64_t* keys, const double* shows, const dou
       }
     }
   });
-  return Status();
+  return error();
 }
 
 Status FeatureTable::Admitted(const int64_t* keys, int64_t n, const ParallelFor& parallel_for,
@@ -347,27 +471,38 @@ Status FeatureTable::Lookup(const int64_t* keys, int64_t n, const ParallelFor& p
   const Status status = CheckKeys(keys, n);
   if (!status.ok()) return status;
   const ShardGroups groups = GroupByShard(keys, n);
+  const auto fill = [&](int64_t i, const Feature& feature, bool exists) {
+    if (result.show) result.show[i] = feature.show;
+    if (result.click) result.click[i] = feature.click;
+    if (result.delta_score) result.delta_score[i] = feature.delta_score;
+    if (result.unseen_days) result.unseen_days[i] = feature.unseen_days;
+    if (result.age_days) result.age_days[i] = feature.age_days;
+    if (result.slot) result.slot[i] = feature.slot;
+    if (result.admitted) result.admitted[i] = feature.admitted != 0;
+    if (result.exists) result.exists[i] = exists;
+  };
   parallel_for(kShards, KeysCost(n), [&](int64_t first, int64_t last) {
     const Feature absent = {};
+    std::vector<ColdRef> refs;
     for (int64_t s = first; s < last; ++s) {
       if (groups.starts[s] == groups.starts[s + 1]) continue;
       const Shard& shard = shards_[s];
       std::lock_guard<std::mutex> lock(shard.mutex);
       ForEachKey(shard, groups, groups.starts[s], groups.starts[s + 1], keys,
-                 [&](int64_t i, int64_t, uint64_t, int64_t local) {
-                   const Feature& feature = local < 0 ? absent : *shard.At(local);
-                   if (result.show) result.show[i] = feature.show;
-                   if (result.click) result.click[i] = feature.click;
-                   if (result.delta_score) result.delta_score[i] = feature.delta_score;
-                   if (result.unseen_days) result.unseen_days[i] = feature.unseen_days;
-                   if (result.age_days) result.age_days[i] = feature.age_days;
-                   if (result.slot) result.slot[i] = feature.slot;
-                   if (result.admitted) result.admitted[i] = feature.admitted != 0;
-                   if (result.exists) result.exists[i] = local >= 0;
+                 [&](int64_t i, int64_t, uint64_t, int64_t found) {
+                   if (Shard::IsCold(found))
+                     refs.push_back({Shard::ColdOf(found), i});
+                   else
+                     fill(i, found < 0 ? absent : *shard.At(found), found >= 0);
                  });
+      if (refs.empty()) continue;
+      Note(read_cold(
+          static_cast<int>(s), std::move(refs),
+          [&](const ColdRef& ref, const Feature& feature) { fill(ref.index, feature, true); }));
+      refs.clear();
     }
   });
-  return Status();
+  return error();
 }
 
 // Calls visit(number, shard) for every shard, while it holds the shard's lock.
@@ -379,19 +514,6 @@ void FeatureTable::ForEachShard(const ParallelFor& parallel_for, const Visit& vi
       visit(s, shards_[s]);
     }
   });
-}
-
-// Calls visit(local id, feature) for every feature of a shard, whose lock is held.
-template <typename Visit>
-void FeatureTable::ForEachFeature(const Shard& shard, const Visit& visit) {
-  for (int64_t begin = 0; begin < shard.end_; begin += Shard::kChunkFeatures) {
-    char* place = shard.chunks_[begin >> Shard::kChunkBits];
-    const int64_t end = std::min(shard.end_, begin + Shard::kChunkFeatures);
-    for (int64_t local = begin; local < end; ++local, place += shard.stride_) {
-      Feature* feature = reinterpret_cast<Feature*>(place);
-      if (feature->key >= 0) visit(local, feature);
-    }
-  }
 }
 
 static std::vector<int64_t> Join(const std::vector<std::vector<int64_t>>& parts) {
@@ -408,7 +530,8 @@ static std::vector<int64_t> Join(const std::vector<std::vector<int64_t>>& parts)
 void FeatureTable::Decay(const ParallelFor& parallel_for) {
   ForEachShard(parallel_for, [&](int64_t, Shard& shard) {
     shard.ForgetChanges();
-    ForEachFeature(shard, [&](int64_t, Feature* feature) {
+    ++shard.days_.decays;
+    shard.hot_.ForEach<Feature>([&](int64_t, Feature* feature) {
       const double decay = policy_.For(feature->slot).decay;
       feature->show *= decay;
       feature->click *= decay;
@@ -419,7 +542,8 @@ void FeatureTable::Decay(const ParallelFor& parallel_for) {
 void FeatureTable::Age(const ParallelFor& parallel_for) {
   ForEachShard(parallel_for, [&](int64_t, Shard& shard) {
     shard.ForgetChanges();
-    ForEachFeature(shard, [&](int64_t, Feature* feature) {
+    ++shard.days_.ages;
+    shard.hot_.ForEach<Feature>([&](int64_t, Feature* feature) {
       if (feature->unseen_days < kMaxDays) ++feature->unseen_days;
       if (feature->age_days < kMaxDays) ++feature->age_days;
     });
@@ -427,33 +551,56 @@ void FeatureTable::Age(const ParallelFor& parallel_for) {
 }
 
 template <typename Doomed>
-std::vector<int64_t> FeatureTable::EraseIf(const Doomed& doomed, const ParallelFor& parallel_for) {
+std::vector<int64_t> FeatureTable::EraseIf(const Doomed& doomed, bool by_due,
+                                           const ParallelFor& parallel_for) {
   std::vector<std::vector<int64_t>> erased(kShards);
-  ForEachShard(parallel_for, [&](int64_t s, Shard& shard) {
-    ForEachFeature(shard, [&](int64_t local, Feature* feature) {
+  ForEachShard(parallel_for, [&](int64_t number, Shard& shard) {
+    const int s = static_cast<int>(number);
+    shard.hot_.ForEach<Feature>([&](int64_t local, Feature* feature) {
       if (!doomed(*feature)) return;
       erased[s].push_back(feature->key);
-      if (on_erase) on_erase(static_cast<int>(s), shard.Payload(local));
-      shard.Erase(local);
+      EraseHot(s, local);
     });
+    const int32_t today = shard.days_.decays;
+    const bool foreseen = by_due && today == shard.days_.ages + 1 && today < kMaxDays;
+    std::vector<int64_t> gone;
+    shard.cold_.ForEach<ColdFeature>([&](int64_t cold, const ColdFeature* kept) {
+      if (foreseen && kept->due == today && kept->flags & ColdFeature::kForeseen)
+        gone.push_back(cold);
+    });
+    ReadCold(
+        s,
+        [&](const ColdFeature& cold) {
+          return !foreseen || cold.due < today ||
+                 (cold.due == today && !(cold.flags & ColdFeature::kForeseen));
+        },
+        [&](int64_t cold, const Feature& feature) {
+          if (doomed(feature))
+            gone.push_back(cold);
+          else
+            Foresee(shard, feature, shard.ColdAt(cold));
+        });
+    for (const int64_t cold : gone) {
+      erased[s].push_back(shard.ColdAt(cold)->key);
+      EraseCold(s, cold);
+    }
     if (erased[s].empty()) return;
-    shard.Compact();
-    if (on_evicted) on_evicted(static_cast<int>(s));
+    shard.Compact(false);
+    if (on_evicted) on_evicted(s);
   });
   return Join(erased);
 }
 
+bool FeatureTable::FailsTests(const Feature& feature) const {
+  const Rules& rules = policy_.For(feature.slot);
+  return feature.unseen_days > rules.delete_after_unseen_days ||
+         (policy_.eviction == Policy::Eviction::kScore && feature.age_days >= rules.min_age_days &&
+          rules.Score(feature.show, feature.click) < rules.delete_threshold);
+}
+
 std::vector<int64_t> FeatureTable::Evict(const ParallelFor& parallel_for) {
   if (policy_.eviction == Policy::Eviction::kNone) return {};
-  const bool by_score = policy_.eviction == Policy::Eviction::kScore;
-  return EraseIf(
-      [&](const Feature& feature) {
-        const Rules& rules = policy_.For(feature.slot);
-        return feature.unseen_days > rules.delete_after_unseen_days ||
-               (by_score && feature.age_days >= rules.min_age_days &&
-                rules.Score(feature.show, feature.click) < rules.delete_threshold);
-      },
-      parallel_for);
+  return EraseIf([&](const Feature& feature) { return FailsTests(feature); }, true, parallel_for);
 }
 
 Rank FeatureTable::RankOf(const Feature& feature) const {
@@ -484,10 +631,13 @@ std::vector<int64_t> FeatureTable::RankHistogram(const std::vector<uint16_t>& pr
     std::vector<int64_t> counts(kRankBins, 0);
     for (int64_t s = first; s < last; ++s) {
       std::lock_guard<std::mutex> lock(shards_[s].mutex);
-      ForEachFeature(shards_[s], [&](int64_t, Feature* feature) {
-        const Rank rank = RankOf(*feature);
+      const auto count = [&](int64_t, const Feature& feature) {
+        const Rank rank = RankOf(feature);
         if (std::equal(prefix.begin(), prefix.end(), rank.begin())) ++counts[rank[prefix.size()]];
-      });
+      };
+      shards_[s].hot_.ForEach<Feature>(
+          [&](int64_t local, const Feature* feature) { count(local, *feature); });
+      ReadCold(static_cast<int>(s), [](const ColdFeature&) { return true; }, count);
     }
     std::lock_guard<std::mutex> lock(mutex);
     for (int bin = 0; bin < kRankBins; ++bin) total[bin] += counts[bin];
@@ -519,7 +669,7 @@ std::vector<int64_t> FeatureTable::EvictBelow(const std::vector<uint16_t>& cut,
         return std::lexicographical_compare(rank.begin(), rank.begin() + digits, cut.begin(),
                                             cut.begin() + digits);
       },
-      parallel_for);
+      false, parallel_for);
 }
 
 // Saves.
@@ -538,12 +688,23 @@ std::vector<int64_t> FeatureTable::Select(Kind kind, const ParallelFor& parallel
   std::vector<std::vector<int64_t>> keys(kShards);
   ForEachShard(parallel_for, [&](int64_t s, Shard& shard) {
     std::vector<Shard::Selected> selected;
-    ForEachFeature(shard, [&](int64_t, Feature* feature) {
+    shard.hot_.ForEach<Feature>([&](int64_t, Feature* feature) {
       feature->marks &= ~mark;
       if (!Belongs(kind, *feature)) return;
       feature->marks |= mark;
       selected.push_back({feature->key, feature->delta_score});
     });
+    shard.cold_.ForEach<ColdFeature>([&](int64_t, ColdFeature* cold) { cold->marks &= ~mark; });
+    ReadCold(
+        static_cast<int>(s),
+        [&](const ColdFeature& cold) {
+          return kind != Kind::kDelta || cold.flags & ColdFeature::kGained;
+        },
+        [&](int64_t cold, const Feature& feature) {
+          if (!Belongs(kind, feature)) return;
+          shard.ColdAt(cold)->marks |= mark;
+          selected.push_back({feature.key, feature.delta_score});
+        });
     keys[s] = shard.Remember(kind, std::move(selected));
   });
   return Join(keys);
@@ -560,18 +721,28 @@ Status FeatureTable::SelectAmong(Kind kind, const int64_t* keys, int64_t n,
     for (int64_t s = first; s < last; ++s) {
       Shard& shard = shards_[s];
       std::vector<Shard::Selected> of_shard;
+      std::vector<ColdRef> refs;
       std::lock_guard<std::mutex> lock(shard.mutex);
       ForEachKey(shard, groups, groups.starts[s], groups.starts[s + 1], keys,
-                 [&](int64_t, int64_t key, uint64_t, int64_t local) {
-                   if (local < 0 || !Belongs(kind, *shard.At(local))) return;
-                   shard.At(local)->marks |= mark;
-                   of_shard.push_back({key, shard.At(local)->delta_score});
+                 [&](int64_t i, int64_t key, uint64_t, int64_t found) {
+                   if (Shard::IsCold(found)) refs.push_back({Shard::ColdOf(found), i});
+                   if (found < 0 || !Belongs(kind, *shard.At(found))) return;
+                   shard.At(found)->marks |= mark;
+                   of_shard.push_back({key, shard.At(found)->delta_score});
                  });
+      if (!refs.empty()) {
+        Note(read_cold(static_cast<int>(s), std::move(refs),
+                       [&](const ColdRef& ref, const Feature& feature) {
+                         if (!Belongs(kind, feature)) return;
+                         shard.ColdAt(ref.cold)->marks |= mark;
+                         of_shard.push_back({feature.key, feature.delta_score});
+                       }));
+      }
       found[s] = shard.Remember(kind, std::move(of_shard));
     }
   });
   *selected = Join(found);
-  return Status();
+  return error();
 }
 
 Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
@@ -590,8 +761,20 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
         if (groups.starts[s] == groups.starts[s + 1]) continue;
         Shard& shard = shards_[s];
         std::lock_guard<std::mutex> lock(shard.mutex);
+        // Of a cold feature that has gained, delta_score is about to change.
+        std::vector<ColdRef> refs;
+        if (change && shard.cold_.size() > 0) {
+          ForEachKey(shard, groups, groups.starts[s], groups.starts[s + 1], keys,
+                     [&](int64_t i, int64_t key, uint64_t, int64_t found) {
+                       if (!Shard::IsCold(found)) return;
+                       const Shard::Selected* entry = shard.FindSelected(kind, key);
+                       if (entry != nullptr && entry->written != 0)
+                         refs.push_back({Shard::ColdOf(found), i});
+                     });
+        }
+        if (!refs.empty()) Note(make_hot(static_cast<int>(s), refs));
         ForEachKey(shard, groups, groups.starts[s], groups.starts[s + 1], keys,
-                   [&](int64_t i, int64_t key, uint64_t, int64_t local) {
+                   [&](int64_t i, int64_t key, uint64_t, int64_t found) {
                      Shard::Selected* entry = shard.FindSelected(kind, key);
                      if (entry == nullptr) {  // in the second round: the key occurs twice
                        std::lock_guard<std::mutex> unknown_lock(mutex);
@@ -600,19 +783,23 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
                      if (entry == nullptr || !change) return;
                      const double written = entry->written;
                      entry->written = std::numeric_limits<double>::quiet_NaN();
+                     if (found == -1) return;
+                     uint8_t* const marks = Shard::IsCold(found)
+                                                ? &shard.ColdAt(Shard::ColdOf(found))->marks
+                                                : &shard.At(found)->marks;
                      // Without the mark it was erased since then, and perhaps created anew.
-                     if (local < 0 || !(shard.At(local)->marks & mark)) return;
-                     Feature* feature = shard.At(local);
-                     feature->marks &= ~mark;
-                     feature->delta_score -= written;
-                     shard.NoteChange(local, Reader::kCheckpoint);
-                     if (!(feature->marks & other_mark)) return;
+                     if (!(*marks & mark)) return;
+                     *marks &= ~mark;
+                     if (found >= 0) shard.At(found)->delta_score -= written;
+                     shard.NoteChange(key, marks, Reader::kCheckpoint);
+                     if (!(*marks & other_mark)) return;
                      // The open selection of the other kind has the same gain, which must not be
                      // subtracted twice.
                      if (Shard::Selected* too = shard.FindSelected(other, key)) {
                        too->written = std::max(0.0, too->written - written);
                      }
                    });
+        if (!refs.empty()) Note(make_cold(static_cast<int>(s)));
       }
     });
     if (!change && unknown < n) {
@@ -621,14 +808,14 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
           "; wanted a key of the last selection that is not committed yet");
     }
   }
-  return Status();
+  return error();
 }
 
 int64_t FeatureTable::Size() const {
   int64_t size = 0;
   for (const Shard& shard : shards_) {
     std::lock_guard<std::mutex> lock(shard.mutex);
-    size += shard.size_;
+    size += shard.size();
   }
   return size;
 }
@@ -637,34 +824,70 @@ int64_t FeatureTable::Bytes() const {
   int64_t bytes = 0;
   for (const Shard& shard : shards_) {
     std::lock_guard<std::mutex> lock(shard.mutex);
-    if (&shard == &shards_[0]) bytes += shard.arena_->Bytes() + shard.index_arena_->Bytes();
-    bytes += sizeof(Shard) + shard.index_.bytes_outside_arena() +
-             shard.chunks_.capacity() * sizeof(char*);
+    if (&shard == &shards_[0])
+      bytes += hot_arena_->Bytes() + cold_arena_->Bytes() + shard.index_arena_->Bytes();
+    bytes += sizeof(Shard) + shard.index_.bytes_outside_arena() + shard.hot_.list_bytes() +
+             shard.cold_.list_bytes() + shard.exported_.capacity() * sizeof(int64_t);
     for (const auto& selected : shard.selected_)
       bytes += selected.capacity() * sizeof(Shard::Selected);
-    for (const auto& changes : shard.changes_)
-      bytes += changes.locals.capacity() * sizeof(uint32_t);
+    for (const auto& changes : shard.changes_) bytes += changes.keys.capacity() * sizeof(int64_t);
   }
   return bytes;
+}
+
+int64_t FeatureTable::AdmittedSize() const {
+  int64_t size = 0;
+  for (const Shard& shard : shards_) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    shard.hot_.ForEach<Feature>(
+        [&](int64_t, const Feature* feature) { size += feature->admitted != 0; });
+    shard.cold_.ForEach<ColdFeature>([&](int64_t, const ColdFeature* cold) {
+      size += (cold->flags & ColdFeature::kAdmitted) != 0;
+    });
+  }
+  return size;
 }
 
 // Export and import.
 
 int64_t FeatureTable::Export(int s, int64_t begin, int64_t limit, bool changed,
-                             FeatureColumns* columns) const {
-  const Shard& shard = shards_[s];
+                             FeatureColumns* columns) {
+  Shard& shard = shards_[s];
   std::lock_guard<std::mutex> lock(shard.mutex);
   const Shard::Changes& changes = shard.changes_[static_cast<int>(Reader::kCheckpoint)];
-  const bool of_list = changed && !changes.unknown;
-  const int64_t end = of_list ? static_cast<int64_t>(changes.locals.size()) : shard.end_;
+  const bool of_changes = changed && !changes.unknown;
+  // Cold features may come back before the next call, so places are those of a list of keys.
+  if (!of_changes && begin <= 0 && make_cold) {
+    shard.exported_.clear();
+    shard.exported_.reserve(shard.size());
+    shard.hot_.ForEach<Feature>(
+        [&](int64_t, const Feature* feature) { shard.exported_.push_back(feature->key); });
+    shard.cold_.ForEach<ColdFeature>(
+        [&](int64_t, const ColdFeature* cold) { shard.exported_.push_back(cold->key); });
+  }
+  const bool of_list = of_changes || !shard.exported_.empty();
+  const std::vector<int64_t>& list = of_changes ? changes.keys : shard.exported_;
+  const int64_t end = of_list ? static_cast<int64_t>(list.size()) : shard.end();
   int64_t place = std::max<int64_t>(0, begin);
+  std::vector<ColdRef> refs;
   for (int64_t taken = 0; place < end && taken < limit; ++place) {
-    const Feature& feature = *shard.At(of_list ? changes.locals[place] : place);
-    if (feature.key < 0) continue;
-    columns->Append(feature);
+    const int64_t found = of_list ? shard.Find(list[place], Mix64(list[place])) : place;
+    if (Shard::IsCold(found)) {
+      refs.push_back({Shard::ColdOf(found), 0});
+    } else if (found >= 0 && shard.At(found)->key >= 0) {
+      columns->Append(*shard.At(found));
+    } else {
+      continue;
+    }
     ++taken;
   }
-  return place < end ? place : -1;
+  if (!refs.empty()) {
+    Note(read_cold(s, std::move(refs),
+                   [&](const ColdRef&, const Feature& feature) { columns->Append(feature); }));
+  }
+  if (place < end) return place;
+  if (!of_changes) std::vector<int64_t>().swap(shard.exported_);
+  return -1;
 }
 
 int64_t FeatureTable::CountChanges() const {
@@ -673,7 +896,7 @@ int64_t FeatureTable::CountChanges() const {
     std::lock_guard<std::mutex> lock(shard.mutex);
     const Shard::Changes& changes = shard.changes_[static_cast<int>(Reader::kCheckpoint)];
     if (changes.unknown) return -1;
-    count += changes.locals.size();
+    count += changes.keys.size();
   }
   return count;
 }
@@ -692,7 +915,7 @@ bool FeatureTable::TakeChanges(std::vector<int64_t>* keys) {
     std::lock_guard<std::mutex> lock(shard.mutex);
     const Shard::Changes& changes = shard.changes_[static_cast<int>(Reader::kDelta)];
     known = known && !changes.unknown;
-    for (const uint32_t local : changes.locals) keys->push_back(shard.At(local)->key);
+    keys->insert(keys->end(), changes.keys.begin(), changes.keys.end());
     shard.BeginChanges(Reader::kDelta);
   }
   return known;
@@ -744,28 +967,24 @@ Status FeatureTable::Import(const FeatureColumns& columns) {
                });
   }
   if (twice < 0) return Status();
-  for (int64_t i = 0; i < added; ++i) {
-    const int64_t key = columns.key[groups.At(i)];
-    Shard& shard = shards_[ShardOf(Mix64(key))];
-    std::lock_guard<std::mutex> lock(shard.mutex);
-    const int64_t local = shard.Find(key, Mix64(key));
-    if (local >= 0) shard.Erase(local);
-  }
+  for (int64_t i = 0; i < added; ++i) Erase(&columns.key[groups.At(i)], 1);
   return bad("key", twice, std::to_string(columns.key[twice]), "a key that stands once");
 }
 
 void FeatureTable::Clear(const ParallelFor& parallel_for) {
   ForEachShard(parallel_for, [&](int64_t s, Shard& shard) {
     if (on_erase) {
-      ForEachFeature(shard, [&](int64_t local, Feature*) {
-        on_erase(static_cast<int>(s), shard.Payload(local));
-      });
+      shard.hot_.ForEach<Feature>(
+          [&](int64_t local, Feature*) { on_erase(static_cast<int>(s), shard.Payload(local)); });
     }
+    shard.cold_.ForEach<ColdFeature>(
+        [&](int64_t, const ColdFeature* cold) { on_erase_cold(*cold); });
     shard.ForgetChanges();
     shard.index_ = Block();
     shard.index_entries_ = 0;
-    shard.size_ = shard.end_ = 0;
-    shard.free_ = -1;
+    shard.hot_.Clear();
+    shard.cold_.Clear();
+    std::vector<int64_t>().swap(shard.exported_);
     for (auto& selected : shard.selected_) std::vector<Shard::Selected>().swap(selected);
   });
 }

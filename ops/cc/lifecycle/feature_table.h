@@ -9,6 +9,11 @@
 // which 71 to 80 % are in use. So 50 to 52 bytes for a feature. An index grows by an eighth of a
 // power of two; meanwhile only users of its shard wait.
 //
+// Disk: the row store can move features, with all they have, to files of its own (row_store.h).
+// Such a feature is cold: 16 bytes and its index entry stay. What the days change of it meanwhile
+// is made up for when it is read; on which day it will be evicted is known when it goes. A verb
+// that changes a cold feature brings it back first.
+//
 // Locks: each shard has a lock, which guards all of the shard. A thread holds at most one of these
 // locks, and a batched verb takes each lock once. So a batched verb is atomic within each shard,
 // but not over shards.
@@ -28,6 +33,7 @@
 #include "ops/cc/lifecycle/hash.h"
 #include "ops/cc/lifecycle/memory.h"
 #include "ops/cc/lifecycle/parallel.h"
+#include "ops/cc/lifecycle/places.h"
 #include "ops/cc/lifecycle/policy.h"
 #include "ops/cc/lifecycle/status.h"
 
@@ -48,6 +54,30 @@ struct Feature {
   uint8_t marks;  // used only by the table and its shards
 };
 static_assert(sizeof(Feature) == 40, "the memory bound counts on it");
+
+// What stays in memory of a feature that lies on disk.
+struct ColdFeature {
+  enum Flag : uint8_t { kAdmitted = 1, kHasFactors = 2, kGained = 4, kForeseen = 8 };
+
+  int64_t key;    // negative: the place is free
+  int32_t place;  // the row store's own
+  uint16_t
+      due;  // after so many decays of its shard, Evict deletes it; if not kForeseen, looks again
+  uint8_t marks;  // as Feature's
+  uint8_t flags;
+};
+static_assert(sizeof(ColdFeature) == 16, "the memory bound counts on it");
+
+// A cold feature, by its number in the shard, and the caller's own index.
+struct ColdRef {
+  int64_t cold;
+  int64_t index;
+};
+
+// How often a shard's features were decayed and aged.
+struct Days {
+  int32_t decays = 0, ages = 0;
+};
 
 // The kinds of exports. The table remembers what it selected for the first two until their commit.
 enum class Kind { kDelta = 0, kBase = 1, kAll = 2 };
@@ -95,7 +125,8 @@ class FeatureTable {
    public:
     mutable std::mutex mutex;
 
-    // Returns the local id of a key, -1 if it is absent. mixed = Mix64(key).
+    // Returns the local id of a key, -1 if it is absent, ~1 - c if it is the cold feature number c.
+    // mixed = Mix64(key).
     int64_t Find(int64_t key, uint64_t mixed) const {
       if (index_entries_ == 0) return -1;
       const uint64_t* index = Index();
@@ -103,30 +134,36 @@ class FeatureTable {
         const uint64_t entry = index[p];
         if (entry == 0) return -1;
         if (static_cast<uint32_t>(entry >> 32) != static_cast<uint32_t>(mixed)) continue;
-        const int64_t local = static_cast<uint32_t>(entry) - 1;
-        if (At(local)->key == key) return local;
+        const uint32_t at = static_cast<uint32_t>(entry);
+        if (at & kCold) {
+          const int64_t cold = at & ~kCold;
+          if (ColdAt(cold)->key == key) return ~1 - cold;
+        } else if (At(at - 1)->key == key) {
+          return at - 1;
+        }
       }
     }
+    // Whether Find's result is a cold feature, and its number.
+    static bool IsCold(int64_t found) { return found < -1; }
+    static int64_t ColdOf(int64_t found) { return ~1 - found; }
 
     // As Find, but creates an absent feature, with zero sums and a zero payload. slot: of a feature
     // that is created; < 0: the key's own. It may grow the index, but never moves a feature.
     int64_t FindOrCreate(int64_t key, uint64_t mixed, int slot, bool* created);
 
     // The addresses of a feature that exists, valid until the next eviction of the shard.
-    Feature* At(int64_t local) const {
-      return reinterpret_cast<Feature*>(chunks_[local >> kChunkBits] +
-                                        (local & (kChunkFeatures - 1)) * stride_);
-    }
-    char* Payload(int64_t local) const {
-      return reinterpret_cast<char*>(At(local)) + sizeof(Feature);
+    Feature* At(int64_t local) const { return reinterpret_cast<Feature*>(hot_.At(local)); }
+    char* Payload(int64_t local) const { return hot_.At(local) + sizeof(Feature); }
+    ColdFeature* ColdAt(int64_t cold) const {
+      return reinterpret_cast<ColdFeature*>(cold_.At(cold));
     }
 
     // Call this some keys before PrefetchFeature: begins to fetch what that, and Find, read first.
     void PrefetchIndex(uint64_t mixed) const {
       if (index_entries_ != 0) __builtin_prefetch(Index() + Home(mixed));
     }
-    // Begins to fetch the feature that Find will find. Returns its local id, -1 if the key is
-    // absent; of another key if that has the same tag (a chance of size / 2^32).
+    // Begins to fetch the feature that Find will find. Returns what Find will return; that of
+    // another key if that has the same tag (a chance of size / 2^32).
     int64_t PrefetchFeature(uint64_t mixed) const {
       if (index_entries_ == 0) return -1;
       const uint64_t* index = Index();
@@ -134,11 +171,15 @@ class FeatureTable {
         const uint64_t entry = index[p];
         if (entry == 0) return -1;
         if (static_cast<uint32_t>(entry >> 32) != static_cast<uint32_t>(mixed)) continue;
-        const int64_t local = static_cast<uint32_t>(entry) - 1;
-        const char* feature = reinterpret_cast<const char*>(At(local));
+        const uint32_t at = static_cast<uint32_t>(entry);
+        if (at & kCold) {
+          __builtin_prefetch(ColdAt(at & ~kCold));
+          return ~1 - static_cast<int64_t>(at & ~kCold);
+        }
+        const char* feature = hot_.At(at - 1);
         __builtin_prefetch(feature, 1);
-        __builtin_prefetch(feature + stride_ - 1, 1);
-        return local;
+        __builtin_prefetch(feature + hot_.bytes() - 1, 1);
+        return at - 1;
       }
     }
 
@@ -149,27 +190,29 @@ class FeatureTable {
       NoteChange(local, Reader::kDelta);
     }
     void NoteChange(int64_t local, Reader reader) {
-      Changes& changes = changes_[static_cast<int>(reader)];
-      if (changes.unknown || At(local)->marks & ChangedMark(reader)) return;
-      if (changes.locals.size() * 2 >= static_cast<size_t>(size_)) return ForgetChanges(reader);
-      At(local)->marks |= ChangedMark(reader);
-      changes.locals.push_back(static_cast<uint32_t>(local));
+      NoteChange(At(local)->key, &At(local)->marks, reader);
     }
 
     // Deletes a feature that exists; its id becomes free. Does not call on_erase.
     void Erase(int64_t local);
-    // If that frees over a third of the chunks, moves the features together and gives these chunks
-    // back; ids and addresses then change.
-    void Compact();
+    // If that frees over a third of the chunks, or any with `all`, moves features together and
+    // gives these chunks back; ids and addresses then change.
+    void Compact(bool all);
 
-    int64_t size() const { return size_; }
+    // Keeps of a feature only what `cold` says, and the key. Its id becomes free.
+    void MakeCold(int64_t local, const ColdFeature& cold);
+    // Gives a cold feature memory again, with these bytes of feature and payload. Returns its id.
+    int64_t MakeHot(int64_t cold, const char* bytes);
+
+    int64_t size() const { return hot_.size() + cold_.size(); }
     // Local ids are in [0, end()); those with At(local)->key < 0 are free.
-    int64_t end() const { return end_; }
+    int64_t end() const { return hot_.end(); }
+    const Places& cold() const { return cold_; }
+    Days days() const { return days_; }
 
    private:
     friend class FeatureTable;
-    static constexpr int kChunkBits = 7;
-    static constexpr int64_t kChunkFeatures = 1 << kChunkBits;
+    static constexpr uint32_t kCold = uint32_t{1} << 31;  // in an entry of the index
     struct Selected {
       int64_t key;
       double written;  // delta_score at the selection, which a commit subtracts; NaN once committed
@@ -177,11 +220,18 @@ class FeatureTable {
 
     // Which features have changed since a reader began anew.
     struct Changes {
-      std::vector<uint32_t> locals;  // their ids, each once
-      bool unknown = true;           // too many changed, or an erasure moved ids
+      std::vector<int64_t> keys;  // each once
+      bool unknown = true;        // too many changed, or one was deleted
     };
 
     static constexpr uint8_t ChangedMark(Reader reader) { return 8 << static_cast<int>(reader); }
+    void NoteChange(int64_t key, uint8_t* marks, Reader reader) {
+      Changes& changes = changes_[static_cast<int>(reader)];
+      if (changes.unknown || *marks & ChangedMark(reader)) return;
+      if (changes.keys.size() * 2 >= static_cast<size_t>(size())) return ForgetChanges(reader);
+      *marks |= ChangedMark(reader);
+      changes.keys.push_back(key);
+    }
     // From now on, which features have changed is not known.
     void ForgetChanges(Reader reader);
     void ForgetChanges();
@@ -204,20 +254,27 @@ class FeatureTable {
     }
     void GrowIndex();
     void ResizeIndex(uint64_t entries);  // keeps the entries that are in the index
+    // The place of the entry of a key in the index, whose low half is `at`.
+    uint64_t PlaceOf(int64_t key, uint32_t at) const;
+    void SetIndex(int64_t key, uint32_t from, uint32_t to) {
+      const uint64_t p = PlaceOf(key, from);
+      Index()[p] = Index()[p] >> 32 << 32 | to;
+    }
+    void RemoveFromIndex(int64_t key, uint32_t at);
+    void EraseCold(int64_t cold);
     Selected* FindSelected(Kind kind,
                            int64_t key);  // null if the key was not selected, or was committed
 
-    std::shared_ptr<ChunkArena> arena_;        // one for all shards
     std::shared_ptr<BlockArena> index_arena_;  // one for all shards
-    int64_t stride_ = 0;                       // bytes from one feature to the next
-    std::vector<char*> chunks_;                // kChunkFeatures features each
-    Block index_;  // entries: tag (low half of the mixed key) << 32 | local + 1; 0: empty
-    uint64_t index_entries_ = 0;  // 8 to 15 * 2^k; 0: no index yet
-    int64_t size_ = 0;
-    int64_t end_ = 0;
-    int64_t free_ = -1;  // first free id below end_; ~key of its feature is the next free id
+    Places hot_;                               // Features, each with its payload
+    Places cold_;                              // ColdFeatures
+    Days days_;
+    // Entries: tag (low half of the mixed key) << 32 | local + 1, or kCold | cold; 0: empty.
+    Block index_;
+    uint64_t index_entries_ = 0;         // 8 to 15 * 2^k; 0: no index yet
     std::vector<Selected> selected_[2];  // by Kind; ascending keys
     Changes changes_[2];                 // by Reader
+    std::vector<int64_t> exported_;      // the keys of the present Export, if some are cold
   };
 
   // payload_bytes: room beside each feature for the row store; its bytes are 0 in a new feature.
@@ -225,6 +282,7 @@ class FeatureTable {
 
   const Policy& policy() const { return policy_; }
   int64_t payload_bytes() const { return payload_bytes_; }
+  int64_t feature_bytes() const { return shards_[0].hot_.bytes(); }  // with the payload
   Shard& shard(int s) { return shards_[s]; }
 
   // Called for each feature that Evict, EvictBelow or Clear is about to erase, with the shard's
@@ -233,6 +291,26 @@ class FeatureTable {
   // Called once Evict or EvictBelow has erased features of a shard, with its lock held. Set it
   // before the table is used.
   std::function<void(int shard)> on_evicted;
+  // The next four are the row store's, for cold features; they want the shard's lock. Reads some,
+  // as they would be had they been in memory since.
+  std::function<Status(int shard, std::vector<ColdRef> refs,
+                       const std::function<void(const ColdRef&, const Feature&)>& visit)>
+      read_cold;
+  // Brings some back to memory; the same may be named twice.
+  std::function<Status(int shard, const std::vector<ColdRef>& refs)> make_hot;
+  // Takes the shard back to what it may have in memory.
+  std::function<Status(int shard)> make_cold;
+  // Called for each that is about to be erased.
+  std::function<void(const ColdFeature& cold)> on_erase_cold;
+  // Calls make_hot for those of a shard's keys that are cold.
+  Status MakeKeysHot(int shard, const ShardGroups& groups, const int64_t* keys);
+  // Makes up for the days that passed since a feature was written.
+  void PassDays(const Shard& shard, Days written, Feature* feature) const;
+  // Sets `cold->due`, and its flags but for kHasFactors.
+  void Foresee(const Shard& shard, const Feature& feature, ColdFeature* cold) const;
+  // The first error of reading cold features in a verb that returns none; then use the table no
+  // more.
+  Status error() const;
 
   // Adds the show and click of one occurrence, or the sums over several, to a feature; call it with
   // the lock of the feature's shard held. Returns whether this admitted the feature.
@@ -289,15 +367,20 @@ class FeatureTable {
   // all it changes nothing.
   Status Commit(Kind kind, const int64_t* keys, int64_t n, const ParallelFor& parallel_for);
 
+  // Deletes the features of these keys; absent ones are skipped.
+  void Erase(const int64_t* keys, int64_t n);
+
   int64_t Size() const;
-  // How many bytes the table has allocated: for features, index and selections.
+  int64_t AdmittedSize() const;
+  // How many bytes the table has allocated: for features, index and selections; and what of it is
+  // for features that are not cold.
   int64_t Bytes() const;
+  int64_t HotBytes() const { return hot_arena_->Bytes(); }
 
   // Appends at most `limit` features of a shard to `columns`, from place `begin` on; with
   // `changed`, only those that CountChanges counts. Returns the place to begin at the next time, -1
   // at the end.
-  int64_t Export(int shard, int64_t begin, int64_t limit, bool changed,
-                 FeatureColumns* columns) const;
+  int64_t Export(int shard, int64_t begin, int64_t limit, bool changed, FeatureColumns* columns);
 
   // The table notes which features change, for checkpoints that write only these. Returns how many
   // have changed since the last KeepChanges; -1 if that is not known: there was none, a feature was
@@ -320,14 +403,24 @@ class FeatureTable {
   bool Belongs(Kind kind, const Feature& feature) const;  // in an export of this kind
   template <typename Visit>
   void ForEachShard(const ParallelFor& parallel_for, const Visit& visit);
-  template <typename Visit>
-  static void ForEachFeature(const Shard& shard, const Visit& visit);
+  bool FailsTests(const Feature& feature) const;  // those of an eviction
+  // Deletes the doomed features. by_due: `doomed` is FailsTests, so that cold features need not be
+  // read.
   template <typename Doomed>
-  std::vector<int64_t> EraseIf(const Doomed& doomed, const ParallelFor& parallel_for);
+  std::vector<int64_t> EraseIf(const Doomed& doomed, bool by_due, const ParallelFor& parallel_for);
+  // Calls visit(cold, feature) for the cold features of a shard for which wanted(cold) is true.
+  template <typename Wanted, typename Visit>
+  void ReadCold(int shard, const Wanted& wanted, const Visit& visit);
+  void EraseHot(int shard, int64_t local);  // and the row
+  void EraseCold(int shard, int64_t cold);
+  void Note(const Status& status);  // of reading cold features
 
   const Policy policy_;
   const int64_t payload_bytes_;
+  std::shared_ptr<ChunkArena> hot_arena_, cold_arena_;
   std::vector<Shard> shards_;
+  mutable std::mutex error_mutex_;  // guards error_; a leaf
+  Status error_;
 };
 
 }  // namespace ctr

@@ -170,8 +170,11 @@ class ChunkArena {
 
   int64_t Bytes() const {
     std::lock_guard<std::mutex> lock(mutex_);
-    const size_t slab_bytes = slabs_.empty() ? 0 : slabs_.size() * slabs_.back().bytes();
-    return static_cast<int64_t>(slab_bytes - released_bytes_);
+    if (slabs_.empty()) return 0;
+    // What lies behind the last chunk was never touched.
+    const size_t touched =
+        (slabs_.size() - 1) * slabs_.back().bytes() + used_in_last_ * chunk_bytes_;
+    return static_cast<int64_t>(touched - released_bytes_);
   }
 
  private:

@@ -108,7 +108,7 @@ factors_dtypes: for each table, the dtype in which factors and their optimizer s
 seed: the seed of initial factors and of the random rounding to bfloat16.
 memory_limit: how many bytes of memory features and rows may take; up to 1: a share of the machine's
   memory; 0: as many as they need.
-cold_dir: where further factor rows lie, in files that have no name.
+cold_dir: where further features lie with their rows, in files that have no name.
 shared_name: if empty, no other node shares the store. All handles of one name must have the same
   attributes.
 )doc");

@@ -180,6 +180,13 @@ void ColdFile::Release(int32_t place) {
   if (--rows_[chunk] == 0) free_.push_back(chunk);
 }
 
+std::vector<bool> ColdFile::SparseChunks() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<bool> sparse;
+  for (const int32_t rows : rows_) sparse.push_back(rows * 2 <= rows_per_chunk());
+  return sparse;
+}
+
 int64_t ColdFile::size() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return size_;

@@ -1,4 +1,4 @@
-// The part of a table's factor rows that lies on disk: a scratch file, written in chunks of rows.
+// Rows that lie on disk: a scratch file, written in chunks of rows.
 //
 // A chunk is written at once, and its place is used again when its last row was released. Each row
 // is followed by a checksum of its key and bytes. The file has no name, so that nothing of it is
@@ -47,6 +47,8 @@ class ColdFile {
   void Release(int32_t place);
 
   int64_t size() const;  // how many rows the file holds
+  // Which chunks are at most half full.
+  std::vector<bool> SparseChunks() const;
 
  private:
   ColdFile(std::string dir, int fd, int64_t row_bytes);

@@ -19,7 +19,8 @@ namespace {
 constexpr int kGroup = 64;
 constexpr int64_t kAhead = 20;  // rows between a prefetch and its copy
 constexpr int64_t kChunkBytes = 8 << 10;
-constexpr int kCooled = 16;  // shards that are cooled at a time
+constexpr int kLimited = 16;     // shards from which features go to disk at a time
+constexpr int32_t kOnDisk = -2;  // in place of a row's number
 
 void Prefetch(const char* begin, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(begin + i, 1);
@@ -114,11 +115,24 @@ RowStore::RowStore(FeatureTable* table, RowLayout layout)
 
 Status RowStore::LimitMemory(int64_t limit, const std::string& dir) {
   limit_ = limit;
-  for (const int64_t bytes : row_bytes_) {
+  std::vector<int64_t> bytes = row_bytes_;
+  bytes.push_back(0);  // of features without factors
+  for (const int64_t of_row : bytes) {
+    const int64_t record = table_->feature_bytes() + of_row + static_cast<int64_t>(sizeof(Days));
     cold_.emplace_back();
-    const Status status = ColdFile::Open(dir, bytes, &cold_.back());
+    const Status status = ColdFile::Open(dir, record, &cold_.back());
     if (!status.ok()) return status;
   }
+  table_->read_cold = [this](int shard, const std::vector<ColdRef>& refs, const auto& visit) {
+    return ReadCold(shard, refs, [&](const ColdRef& ref, const Feature* feature, const char*) {
+      visit(ref, *feature);
+    });
+  };
+  table_->make_hot = [this](int shard, const std::vector<ColdRef>& refs) {
+    return MakeHot(shard, refs);
+  };
+  table_->make_cold = [this](int shard) { return MakeCold(shard, share_); };
+  table_->on_erase_cold = [this](const ColdFeature& cold) { FileOf(cold)->Release(cold.place); };
   return Status();
 }
 
@@ -131,7 +145,7 @@ int32_t RowStore::AllocateRow(int shard, int table) {
   }
   if (rows.end == static_cast<int64_t>(rows.chunks.size()) << chunk_bits_[table]) {
     rows.chunks.push_back(arenas_[table]->Allocate());
-    hot_bytes_ += stride_[table] << chunk_bits_[table];
+    row_bytes_in_memory_ += stride_[table] << chunk_bits_[table];
   }
   return rows.end++;
 }
@@ -149,11 +163,6 @@ void RowStore::FreeRow(int shard, const Feature* feature, Head* head) {
   if (head->factor_row == 0) return;
   const int table = layout_.TableOf(feature->key);
   ++shards_[shard].changes;
-  if (head->factor_row < 0) {
-    cold_[table]->Release(~head->factor_row);
-    head->factor_row = 0;
-    return;
-  }
   FactorRows& rows = shards_[shard].tables[table];
   const int32_t row = head->factor_row - 1;
   std::memcpy(Row(shard, table, row), &rows.free, sizeof(rows.free));
@@ -163,8 +172,7 @@ void RowStore::FreeRow(int shard, const Feature* feature, Head* head) {
 
 void RowStore::CompactRows(int s, bool all) {
   const FeatureTable::Shard& shard = table_->shard(s);
-  std::vector<std::vector<Head*>> heads(
-      layout_.tables.size());  // of the features that have factor rows in memory
+  std::vector<std::vector<Head*>> heads(layout_.tables.size());  // of features with factor rows
   for (int64_t local = 0; local < shard.end(); ++local) {
     const Feature* feature = shard.At(local);
     if (feature->key < 0) continue;
@@ -189,7 +197,7 @@ void RowStore::CompactRows(int s, bool all) {
       head->factor_row = ++to;
     }
     for (size_t i = needed; i < rows.chunks.size(); ++i) arenas_[t]->Release(rows.chunks[i]);
-    hot_bytes_ -= static_cast<int64_t>(spare) * (stride_[t] << bits);
+    row_bytes_in_memory_ -= static_cast<int64_t>(spare) * (stride_[t] << bits);
     rows.chunks.resize(needed);
     rows.chunks.shrink_to_fit();
     rows.end = to;
@@ -198,144 +206,175 @@ void RowStore::CompactRows(int s, bool all) {
   }
 }
 
-std::vector<RowStore::Cold> RowStore::ColdAmong(int s, const int64_t* keys,
-                                                const ShardGroups& groups,
-                                                const std::vector<int32_t>& rows) const {
-  const FeatureTable::Shard& shard = table_->shard(s);
-  std::vector<Cold> cold;
-  for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
-    const int64_t i = groups.At(at);
-    if (rows[i] < -1) cold.push_back({shard.At(shard.Find(keys[i], Mix64(keys[i]))), i});
-  }
-  return cold;
+ColdFile* RowStore::FileOf(const ColdFeature& cold) const {
+  const bool has_factors = cold.flags & ColdFeature::kHasFactors;
+  return cold_[has_factors ? layout_.TableOf(cold.key) : layout_.tables.size()].get();
 }
 
-Status RowStore::ReadCold(const std::vector<Cold>& rows,
-                          const std::function<void(const Cold&, int, const char*)>& visit) const {
-  if (rows.empty()) return Status();
-  std::vector<std::vector<ColdFile::Row>> of_tables(layout_.tables.size());
-  for (size_t i = 0; i < rows.size(); ++i) {
-    Feature* const feature = rows[i].feature;
-    of_tables[layout_.TableOf(feature->key)].push_back(
-        {~HeadOf(feature)->factor_row, feature->key, static_cast<int64_t>(i)});
+Status RowStore::ReadCold(
+    int s, const std::vector<ColdRef>& refs,
+    const std::function<void(const ColdRef&, Feature*, const char*)>& visit) const {
+  const FeatureTable::Shard& shard = table_->shard(s);
+  const int64_t feature_bytes = table_->feature_bytes();
+  std::vector<double> copy(feature_bytes / sizeof(double));  // is aligned
+  Feature* const feature = reinterpret_cast<Feature*>(copy.data());
+  std::vector<std::vector<ColdFile::Row>> of_files(cold_.size());
+  for (size_t i = 0; i < refs.size(); ++i) {
+    const ColdFeature& cold = *shard.ColdAt(refs[i].cold);
+    const bool has_factors = cold.flags & ColdFeature::kHasFactors;
+    of_files[has_factors ? layout_.TableOf(cold.key) : layout_.tables.size()].push_back(
+        {cold.place, cold.key, static_cast<int64_t>(i)});
   }
-  for (size_t t = 0; t < of_tables.size(); ++t) {
+  for (size_t f = 0; f < of_files.size(); ++f) {
+    const int64_t row_bytes = f < row_bytes_.size() ? row_bytes_[f] : 0;
     const Status status =
-        cold_[t]->Read(std::move(of_tables[t]), [&](const ColdFile::Row& row, const char* bytes) {
-          visit(rows[row.index], static_cast<int>(t), bytes);
+        cold_[f]->Read(std::move(of_files[f]), [&](const ColdFile::Row& row, const char* bytes) {
+          Days written;
+          std::memcpy(static_cast<void*>(feature), bytes, feature_bytes);
+          std::memcpy(&written, bytes + feature_bytes + row_bytes, sizeof(written));
+          table_->PassDays(shard, written, feature);
+          visit(refs[row.index], feature, f < row_bytes_.size() ? bytes + feature_bytes : nullptr);
         });
     if (!status.ok()) return status;
   }
   return Status();
 }
 
-Status RowStore::Warm(int s, const std::vector<Cold>& rows) {
-  return ReadCold(rows, [&](const Cold& cold, int table, const char* bytes) {
-    Head* const head = HeadOf(cold.feature);
-    if (head->factor_row > 0) return;  // the key repeats
-    cold_[table]->Release(~head->factor_row);
+Status RowStore::MakeHot(int s, std::vector<ColdRef> refs) {
+  FeatureTable::Shard& shard = table_->shard(s);
+  const auto by_number = [](const ColdRef& a, const ColdRef& b) { return a.cold < b.cold; };
+  const auto is_same = [](const ColdRef& a, const ColdRef& b) { return a.cold == b.cold; };
+  std::sort(refs.begin(), refs.end(), by_number);
+  refs.erase(std::unique(refs.begin(), refs.end(), is_same), refs.end());
+  ++shards_[s].changes;
+  return ReadCold(s, refs, [&](const ColdRef& ref, Feature* feature, const char* factors) {
+    const int table = layout_.TableOf(feature->key);
+    const ColdFeature cold = *shard.ColdAt(ref.cold);
+    FileOf(cold)->Release(cold.place);
+    const int64_t local = shard.MakeHot(ref.cold, reinterpret_cast<const char*>(feature));
+    Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
+    head->factor_row = 0;
+    if (factors == nullptr) return;
     const int32_t row = AllocateRow(s, table);
-    std::memcpy(Row(s, table, row), bytes, row_bytes_[table]);
+    std::memcpy(Row(s, table, row), factors, row_bytes_[table]);
     head->factor_row = row + 1;
-    ++shards_[s].changes;
   });
 }
 
-Status RowStore::Cool(int s, int64_t most) {
-  const FeatureTable::Shard& shard = table_->shard(s);
+Status RowStore::MakeCold(int s, int64_t most) {
+  FeatureTable::Shard& shard = table_->shard(s);
   const size_t tables = layout_.tables.size();
-  std::vector<std::pair<uint64_t, Feature*>> hot;  // with the time when it was last seen
-  std::vector<int64_t> counts(tables);             // of hot rows
-  std::vector<std::vector<Feature*>> leaving(tables);
-  std::vector<std::vector<std::pair<int32_t, Feature*>>> cold(tables);  // with the row's place
+  const int64_t feature_bytes = table_->feature_bytes();
+  std::vector<std::pair<uint64_t, int64_t>> hot;  // when it was last seen, local id
+  std::vector<int64_t> counts(tables + 1);        // of rows, of features
   for (int64_t local = 0; local < shard.end(); ++local) {
-    Feature* const feature = shard.At(local);
-    if (feature->key < 0) continue;
-    Head* const head = HeadOf(feature);
-    const int table = head->factor_row == 0 ? -1 : layout_.TableOf(feature->key);
-    if (head->factor_row > 0) {
-      const uint64_t day = std::numeric_limits<uint16_t>::max() - feature->unseen_days;
-      hot.emplace_back(day << 32 | static_cast<uint32_t>(head->last_step), feature);
-      ++counts[table];
-    } else if (head->factor_row < 0) {
-      cold[table].emplace_back(~head->factor_row, feature);
-    }
+    const Feature& feature = *shard.At(local);
+    if (feature.key < 0) continue;
+    ++counts[tables];
+    const int table = layout_.TableOf(feature.key);
+    if (table < 0) continue;  // without rows, it has no file
+    const Head* head = reinterpret_cast<Head*>(shard.Payload(local));
+    counts[table] += head->factor_row > 0;
+    const uint64_t day = std::numeric_limits<uint16_t>::max() - feature.unseen_days;
+    hot.emplace_back(day << 32 | static_cast<uint32_t>(head->last_step), local);
   }
-  int64_t bytes = 0;
-  for (size_t t = 0; t < tables; ++t)
-    bytes += ((counts[t] + (1 << chunk_bits_[t]) - 1) >> chunk_bits_[t]) *
-             (stride_[t] << chunk_bits_[t]);
+  const auto bytes = [&] {  // in whole chunks
+    int64_t sum = 0;
+    for (size_t t = 0; t <= tables; ++t) {
+      const int64_t chunk = t == tables ? Places::ChunkBytes(1) : int64_t{1} << chunk_bits_[t];
+      sum += (counts[t] + chunk - 1) / chunk * chunk * (t == tables ? feature_bytes : stride_[t]);
+    }
+    return sum;
+  };
+  if (bytes() <= most) return Status();
   std::sort(hot.begin(), hot.end());
-  for (size_t i = 0; i < hot.size() && bytes > most; ++i) {
-    const int table = layout_.TableOf(hot[i].second->key);
-    leaving[table].push_back(hot[i].second);
-    const int64_t in_chunk = --counts[table] & ((int64_t{1} << chunk_bits_[table]) - 1);
-    if (in_chunk == 0) bytes -= stride_[table] << chunk_bits_[table];
+  std::vector<std::vector<int64_t>> leaving(tables + 1);  // by file
+  for (size_t i = 0; i < hot.size() && bytes() > most; ++i) {
+    const int64_t local = hot[i].second;
+    const bool has_row = reinterpret_cast<Head*>(shard.Payload(local))->factor_row > 0;
+    const size_t f = has_row ? layout_.TableOf(shard.At(local)->key) : tables;
+    leaving[f].push_back(local);
+    --counts[tables];
+    if (has_row) --counts[f];
   }
-  for (size_t t = 0; t < tables; ++t) {
-    if (leaving[t].empty()) continue;
-    const int64_t row_bytes = row_bytes_[t];
-    std::vector<char> rows(leaving[t].size() * row_bytes);
-    for (size_t i = 0; i < leaving[t].size(); ++i)
-      std::memcpy(&rows[i * row_bytes], Row(s, t, HeadOf(leaving[t][i])->factor_row - 1),
-                  row_bytes);
-    // Rows of chunks that are at most half full move along, so that the file does not grow for
+  const Days today = shard.days();
+  for (size_t f = 0; f <= tables; ++f) {
+    const int64_t n = leaving[f].size();
+    if (n == 0) continue;
+    const int64_t row_bytes = f < tables ? row_bytes_[f] : 0;
+    const int64_t record = feature_bytes + row_bytes + static_cast<int64_t>(sizeof(today));
+    // Those in chunks that are at most half full move along, so that the file does not grow for
     // ever.
-    std::sort(cold[t].begin(), cold[t].end());
-    std::vector<Cold> moving;
-    for (size_t begin = 0, end; begin < cold[t].size(); begin = end) {
-      const int32_t chunk = cold_[t]->ChunkOf(cold[t][begin].first);
-      for (end = begin; end < cold[t].size() && cold_[t]->ChunkOf(cold[t][end].first) == chunk;)
-        ++end;
-      if (static_cast<int64_t>(end - begin) * 2 > cold_[t]->rows_per_chunk()) continue;
-      for (size_t i = begin; i < end; ++i) {
-        moving.push_back({cold[t][i].second, static_cast<int64_t>(leaving[t].size())});
-        leaving[t].push_back(cold[t][i].second);
-      }
-    }
-    rows.resize(leaving[t].size() * row_bytes);
-    Status status = ReadCold(moving, [&](const Cold& row, int, const char* from) {
-      std::memcpy(&rows[row.index * row_bytes], from, row_bytes);
+    const std::vector<bool> sparse = cold_[f]->SparseChunks();
+    std::vector<ColdRef> moving;
+    shard.cold().ForEach<ColdFeature>([&](int64_t cold, const ColdFeature* kept) {
+      if (FileOf(*kept) != cold_[f].get() || !sparse[cold_[f]->ChunkOf(kept->place)]) return;
+      moving.push_back({cold, n + static_cast<int64_t>(moving.size())});
     });
-    std::vector<int64_t> keys;
-    for (const Feature* feature : leaving[t]) keys.push_back(feature->key);
+    std::vector<int64_t> keys(n + moving.size());
+    std::vector<char> records(keys.size() * record);
+    const auto put = [&](int64_t i, const Feature* feature, const char* row) {
+      char* const to = &records[i * record];
+      std::memcpy(to, feature, feature_bytes);
+      if (row_bytes > 0) std::memcpy(to + feature_bytes, row, row_bytes);
+      std::memcpy(to + feature_bytes + row_bytes, &today, sizeof(today));
+      keys[i] = feature->key;
+    };
+    for (int64_t i = 0; i < n; ++i) {
+      Feature* const feature = shard.At(leaving[f][i]);
+      put(i, feature, f < tables ? Row(s, f, HeadOf(feature)->factor_row - 1) : nullptr);
+    }
+    Status status = ReadCold(s, moving, [&](const ColdRef& ref, Feature* feature, const char* row) {
+      put(ref.index, feature, row);
+    });
     std::vector<int32_t> places;
-    if (status.ok()) status = cold_[t]->Write(keys, rows.data(), &places);
+    if (status.ok()) status = cold_[f]->Write(keys, records.data(), &places);
     if (!status.ok()) return status;
-    for (size_t i = 0; i < leaving[t].size(); ++i) {
-      FreeRow(s, leaving[t][i], HeadOf(leaving[t][i]));
-      HeadOf(leaving[t][i])->factor_row = ~places[i];
+    for (int64_t i = 0; i < n; ++i) {
+      Feature* const feature = shard.At(leaving[f][i]);
+      ColdFeature cold = {};
+      cold.place = places[i];
+      cold.flags = f < tables ? ColdFeature::kHasFactors : 0;
+      table_->Foresee(shard, *feature, &cold);
+      FreeRow(s, feature, HeadOf(feature));
+      shard.MakeCold(leaving[f][i], cold);
+    }
+    for (const ColdRef& ref : moving) {
+      ColdFeature* const cold = shard.ColdAt(ref.cold);
+      cold_[f]->Release(cold->place);
+      cold->place = places[ref.index];
     }
   }
+  shard.Compact(true);
   CompactRows(s, true);
+  ++shards_[s].changes;
   return Status();
 }
 
 Status RowStore::KeepLimit(const ParallelFor& parallel_for) {
   if (limit_ == 0) return Status();
-  std::lock_guard<std::mutex> cooling(cooling_);
-  for (int cooled = 0;; cooled += kCooled) {
-    const int64_t fixed = table_->Bytes();
-    if (fixed + hot_bytes_ <= limit_) return Status();
-    if (cooled == 2 * kShards) {
-      return Status::ResourceExhausted("memory_limit: found " + std::to_string(limit_) +
-                                       " bytes, while keys, counts and linear "
-                                       "weights of " +
-                                       std::to_string(table_->Size()) + " features take " +
-                                       std::to_string(fixed) +
-                                       ", which cannot lie on disk; wanted a higher limit");
+  std::lock_guard<std::mutex> limiting(limiting_);
+  for (int tried = 0;; tried += kLimited) {
+    const int64_t hot = table_->HotBytes();
+    const int64_t fixed = table_->Bytes() - hot;
+    // An eighth less than a shard's share, so that the next steps need not come here again.
+    share_ = std::max<int64_t>(0, limit_ - fixed) / kShards * 7 / 8;
+    if (fixed + hot + row_bytes_in_memory_ <= limit_) return Status();
+    if (tried == 3 * kShards) {
+      return Status::ResourceExhausted(
+          "memory_limit: found " + std::to_string(limit_) + " bytes, while the index of " +
+          std::to_string(table_->Size()) + " features takes " + std::to_string(fixed) +
+          ", which cannot lie on disk; wanted a higher limit");
     }
-    // An eighth less than a shard's share, so that the next steps need not cool it again.
-    const int64_t share = std::max<int64_t>(0, limit_ - fixed) / kShards * 7 / 8;
     FirstError error;
-    parallel_for(kCooled, 1000000, [&](int64_t first, int64_t last) {
+    parallel_for(kLimited, 1000000, [&](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
-        const int s = (next_cooled_ + static_cast<int>(i)) % kShards;
+        const int s = (next_limited_ + static_cast<int>(i)) % kShards;
         std::lock_guard<std::mutex> lock(table_->shard(s).mutex);
-        error.Note(Cool(s, share));
+        error.Note(MakeCold(s, share_));
       }
     });
-    next_cooled_ = (next_cooled_ + kCooled) % kShards;
+    next_limited_ = (next_limited_ + kLimited) % kShards;
     if (!error.status().ok()) return error.status();
   }
 }
@@ -369,7 +408,15 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
       if (groups.starts[s] == groups.starts[s + 1]) continue;
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
-      bool has_cold = false;
+      const auto look = [&](int64_t i, int64_t local) {
+        const Head* head = local < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(local));
+        ids[i] = local < 0 ? -1 : IdOf(s, local);
+        linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;  // -0 + 0 is 0
+        rows[i] = head == nullptr ? -1 : head->factor_row - 1;
+        const bool has_row = rows[i] != -1 || at_once;
+        offsets[i + 1] = has_row ? layout_.tables[layout_.TableOf(keys[i])].width : 0;
+      };
+      std::vector<ColdRef> refs;
       for (int64_t begin = groups.starts[s]; begin < groups.starts[s + 1]; begin += kGroup) {
         const int count = static_cast<int>(std::min<int64_t>(kGroup, groups.starts[s + 1] - begin));
         for (int k = 0; k < count; ++k) {
@@ -379,24 +426,29 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
         for (int k = 0; k < count; ++k) shard.PrefetchFeature(mixed[k]);
         for (int k = 0; k < count; ++k) {
           const int64_t i = groups.At(begin + k);
-          const int table = layout_.TableOf(keys[i]);
-          if (table < 0 || keys[i] < 0) {
+          if (layout_.TableOf(keys[i]) < 0 || keys[i] < 0) {
             right = false;
             return;
           }
-          const int64_t local = shard.Find(keys[i], mixed[k]);
-          const Head* head = local < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(local));
-          ids[i] = local < 0 ? -1 : IdOf(s, local);
-          linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;  // -0 + 0 is 0
-          rows[i] = head == nullptr ? -1 : head->factor_row - 1;
-          offsets[i + 1] = rows[i] != -1 || at_once ? layout_.tables[table].width : 0;
-          has_cold |= rows[i] < -1;
+          const int64_t found = shard.Find(keys[i], mixed[k]);
+          if (FeatureTable::Shard::IsCold(found)) {
+            refs.push_back({FeatureTable::Shard::ColdOf(found), i});
+          } else {
+            look(i, found);
+          }
         }
       }
-      if (has_cold && train) {
-        const std::vector<Cold> cold = ColdAmong(s, keys, groups, rows);
-        error.Note(Warm(s, cold));
-        for (const Cold& row : cold) rows[row.index] = HeadOf(row.feature)->factor_row - 1;
+      if (train && !refs.empty()) error.Note(MakeHot(s, refs));
+      for (const ColdRef& ref : refs) {
+        const int64_t i = ref.index;
+        if (train) {
+          look(i, shard.Find(keys[i], Mix64(keys[i])));
+          continue;
+        }
+        const bool has_factors = shard.ColdAt(ref.cold)->flags & ColdFeature::kHasFactors;
+        ids[i] = -1;
+        rows[i] = kOnDisk;
+        offsets[i + 1] = has_factors ? layout_.tables[layout_.TableOf(keys[i])].width : 0;
       }
       changes[s] = shards_[s].changes;
     }
@@ -422,7 +474,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
       const bool intact = changes[s] == shards_[s].changes;
-      bool has_cold = false;
+      std::vector<ColdRef> refs;
       for (int64_t at = begin; at < end; ++at) {
         if (at + kAhead < end) {
           const int64_t next = groups.At(at + kAhead);
@@ -436,20 +488,26 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
         const int64_t i = groups.At(at);
         float* const to = factors + offsets[i];
         const int width = offsets[i + 1] - offsets[i];
-        if (width == 0) continue;
+        const bool was_on_disk = rows[i] == kOnDisk;
+        if (width == 0 && !was_on_disk) continue;
         const int table = layout_.TableOf(keys[i]);
         if (rows[i] == -1) {
           InitialWeights(keys[i], table, to);
           continue;
         }
-        if (!intact) {
-          // Between the two passes over the keys, an eviction may have moved the row, or deleted
-          // it: then the factors read 0.
-          const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
-          rows[i] = local < 0 ? -1 : reinterpret_cast<Head*>(shard.Payload(local))->factor_row - 1;
+        if (!intact || was_on_disk) {
+          // Between the two passes over the keys, the row may have moved, or an eviction may have
+          // deleted it: then the factors read 0.
+          const int64_t found = shard.Find(keys[i], Mix64(keys[i]));
+          if (FeatureTable::Shard::IsCold(found)) {
+            refs.push_back({FeatureTable::Shard::ColdOf(found), i});
+            continue;
+          }
+          const Head* head = found < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(found));
+          rows[i] = head == nullptr ? -1 : head->factor_row - 1;
+          if (was_on_disk) linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;
         }
         if (rows[i] < 0) {
-          has_cold |= rows[i] < -1;
           std::memset(to, 0, sizeof(float) * width);
         } else if (layout_.tables[table].bfloat16) {
           Widen(Bits(Row(s, table, rows[i])), width, to);
@@ -457,17 +515,20 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           std::memcpy(to, Row(s, table, rows[i]), sizeof(float) * width);
         }
       }
-      if (!has_cold) continue;
-      error.Note(ReadCold(ColdAmong(s, keys, groups, rows),
-                          [&](const Cold& row, int table, const char* bytes) {
-                            float* const to = factors + offsets[row.index];
-                            const RowTable& t = layout_.tables[table];
-                            if (t.bfloat16) {
-                              Widen(reinterpret_cast<const uint16_t*>(bytes), t.width, to);
-                            } else {
-                              std::memcpy(to, bytes, sizeof(float) * t.width);
-                            }
-                          }));
+      if (refs.empty()) continue;
+      error.Note(ReadCold(s, refs, [&](const ColdRef& ref, Feature* feature, const char* row) {
+        const int64_t i = ref.index;
+        const int width = offsets[i + 1] - offsets[i];
+        float* const to = factors + offsets[i];
+        linear[i] = HeadOf(feature)->linear + 0.0f;
+        if (row == nullptr) {
+          std::memset(to, 0, sizeof(float) * width);
+        } else if (layout_.tables[layout_.TableOf(keys[i])].bfloat16) {
+          Widen(reinterpret_cast<const uint16_t*>(row), width, to);
+        } else {
+          std::memcpy(to, row, sizeof(float) * width);
+        }
+      }));
     }
   });
   return error.status();
@@ -608,8 +669,13 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
         for (int k = 0; k < count; ++k) {
           const int64_t i = groups.At(begin + k), key = push.keys[i];
           bool created;
-          const int64_t local =
+          int64_t local =
               locals[k] >= 0 ? locals[k] : shard.FindOrCreate(key, Mix64(key), -1, &created);
+          if (FeatureTable::Shard::IsCold(local)) {  // it went since the pull
+            const Status hot = MakeHot(s, {{FeatureTable::Shard::ColdOf(local), i}});
+            if (!hot.ok()) return error.Note(hot);
+            local = shard.Find(key, Mix64(key));
+          }
           Feature* const feature = shard.At(local);
           Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
           const int table = layout_.TableOf(key);
@@ -619,10 +685,6 @@ Status RowStore::Push(const RowPush& push, const ParallelFor& parallel_for) {
           const float* const factors_grad = push.factors_grad + push.offsets[i];
           if (train_factors && at_once && head->factor_row == 0) give_factors(key, table, head);
           train_factors = train_factors && head->factor_row != 0;
-          if (train_factors && head->factor_row < 0) {  // it went since the pull
-            const Status warmed = Warm(s, {{feature, i}});
-            if (!warmed.ok()) return error.Note(warmed);
-          }
           char* const kept = train_factors ? Row(s, table, head->factor_row - 1) : nullptr;
           float* const w = t.bfloat16 ? wide.data() : Floats(kept);
           if (train_factors && t.bfloat16) Widen(Bits(kept), t.row_size(), w);
@@ -668,14 +730,10 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
     for (int64_t s = first; s < last; ++s) {
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
-      std::vector<Cold> cold;
-      for (int64_t local = 0; limit_ != 0 && local < shard.end(); ++local) {
-        Feature* const feature = shard.At(local);
-        if (feature->key < 0 || HeadOf(feature)->factor_row >= 0) continue;
-        if (steps[2 * layout_.TableOf(feature->key) + 1].catches_up) cold.push_back({feature, 0});
-      }
-      const int64_t share = hot_bytes_ / kShards;  // of memory, before
-      error.Note(Warm(s, cold));
+      std::vector<ColdRef> refs;
+      shard.cold().ForEach<ColdFeature>(
+          [&](int64_t cold, const ColdFeature*) { refs.push_back({cold, 0}); });
+      if (!refs.empty()) error.Note(MakeHot(s, refs));
       for (int64_t local = 0; local < shard.end(); ++local) {
         const Feature* const feature = shard.At(local);
         if (feature->key < 0) continue;
@@ -696,7 +754,7 @@ Status RowStore::CatchUp(const RowHyper* hyper, int64_t step, const ParallelFor&
         head->last_step = static_cast<int32_t>(step);
         shard.NoteChange(local);
       }
-      if (!cold.empty()) error.Note(Cool(s, share));
+      if (!refs.empty()) error.Note(MakeCold(s, share_));
     }
   });
   return error.status();
@@ -716,45 +774,58 @@ Status RowStore::ExportRows(const int64_t* keys, const bool* admitted, int64_t n
     next[table] += row_bytes_[table];
   }
   const ShardGroups groups = GroupByShard(keys, n);
-  std::vector<Cold> cold;
+  const auto write_linear = [&](int64_t i, const Head* head) {
+    std::memcpy(linear + i * linear_floats, &head->linear, sizeof(float) * linear_floats);
+    last_step[i] = head->last_step;
+  };
+  const auto write_initial = [&](int64_t i) {
+    const int table = layout_.TableOf(keys[i]);
+    const RowTable& t = layout_.tables[table];
+    std::vector<float> w(t.row_size());
+    InitialWeights(keys[i], table, w.data());
+    if (t.bfloat16) {
+      RoundToNearest(w.data(), t.row_size(), Bits(to[i]));
+    } else {
+      std::memcpy(to[i], w.data(), row_bytes_[table]);
+    }
+  };
   for (int s = 0; s < kShards; ++s) {
     if (groups.starts[s] == groups.starts[s + 1]) continue;
     FeatureTable::Shard& shard = table_->shard(s);
     std::lock_guard<std::mutex> lock(shard.mutex);
+    std::vector<ColdRef> refs;
     for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
       if (at + 8 < groups.starts[s + 1]) shard.PrefetchFeature(Mix64(keys[groups.At(at + 8)]));
       const int64_t i = groups.At(at);
-      const int64_t local = shard.Find(keys[i], Mix64(keys[i]));
-      const Head* head = local < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(local));
+      const int64_t found = shard.Find(keys[i], Mix64(keys[i]));
+      if (FeatureTable::Shard::IsCold(found)) {
+        refs.push_back({FeatureTable::Shard::ColdOf(found), i});
+        continue;
+      }
+      const Head* head = found < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(found));
       if (head == nullptr) {
         std::fill_n(linear + i * linear_floats, linear_floats, 0.0f);
         last_step[i] = 0;
       } else {
-        std::memcpy(linear + i * linear_floats, &head->linear, sizeof(float) * linear_floats);
-        last_step[i] = head->last_step;
+        write_linear(i, head);
       }
       if (!admitted[i]) continue;
       const int table = layout_.TableOf(keys[i]);
-      if (head != nullptr && head->factor_row < 0) {
-        cold.push_back({shard.At(local), i});
-      } else if (head != nullptr && head->factor_row != 0) {
+      if (head != nullptr && head->factor_row != 0) {
         std::memcpy(to[i], Row(s, table, head->factor_row - 1), row_bytes_[table]);
       } else {
-        const RowTable& t = layout_.tables[table];
-        std::vector<float> w(t.row_size());
-        InitialWeights(keys[i], table, w.data());
-        if (t.bfloat16) {
-          RoundToNearest(w.data(), t.row_size(), Bits(to[i]));
-        } else {
-          std::memcpy(to[i], w.data(), row_bytes_[table]);
-        }
+        write_initial(i);
       }
     }
-    const Status read = ReadCold(cold, [&](const Cold& row, int table, const char* bytes) {
-      std::memcpy(to[row.index], bytes, row_bytes_[table]);
-    });
+    const Status read =
+        ReadCold(s, refs, [&](const ColdRef& ref, Feature* feature, const char* row) {
+          const int64_t i = ref.index;
+          write_linear(i, HeadOf(feature));
+          if (admitted[i] && row == nullptr) write_initial(i);
+          if (admitted[i] && row != nullptr)
+            std::memcpy(to[i], row, row_bytes_[layout_.TableOf(keys[i])]);
+        });
     if (!read.ok()) return read;
-    cold.clear();
   }
   return Status();
 }
@@ -780,6 +851,8 @@ Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n
       if (groups.starts[s] == groups.starts[s + 1]) continue;
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
+      const Status hot = table_->MakeKeysHot(s, groups, keys);
+      if (!hot.ok()) return hot;
       for (int64_t at = groups.starts[s]; at < groups.starts[s + 1]; ++at) {
         if (at + 8 < groups.starts[s + 1]) shard.PrefetchFeature(Mix64(keys[groups.At(at + 8)]));
         const int64_t i = groups.At(at);
@@ -798,7 +871,6 @@ Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n
         const int table = layout_.TableOf(keys[i]);
         if (!admitted[i] || layout_.tables[table].width == 0) continue;
         // The key repeats, or a push has admitted it since, if it has a row now.
-        if (head->factor_row < 0) FreeRow(s, shard.At(local), head);
         if (head->factor_row == 0) head->factor_row = AllocateRow(s, table) + 1;
         std::memcpy(Row(s, table, head->factor_row - 1), from[i], row_bytes_[table]);
       }
@@ -807,7 +879,7 @@ Status RowStore::ImportRows(const int64_t* keys, const bool* admitted, int64_t n
   return KeepLimit(Serial);
 }
 
-int64_t RowStore::ColdRows() const {
+int64_t RowStore::ColdSize() const {
   int64_t rows = 0;
   for (const auto& file : cold_) rows += file->size();
   return rows;

@@ -13,10 +13,10 @@
 // mean, and the result depends on neither the number of processes nor restarts. Initial rows are
 // rounded to nearest. The linear weight is always float32.
 //
-// Disk: above a limit of memory, the factor rows of the features not seen for longest lie in a
-// scratch file of each table (cold_file.h). A pull to train brings a row back; other reads leave it
-// where it is. A push and an import end by moving rows out, a few shards at a time. What is in
-// memory makes no difference to any result.
+// Disk: above a limit of memory, the features not seen for longest lie with their rows in scratch
+// files (cold_file.h): one for each table, and one for features without factors. A pull to train
+// brings a feature back; other reads leave it where it is. A push and an import end by moving
+// features out, a few shards at a time. What is in memory makes no difference to any result.
 //
 // Locks: the lock of a feature's shard in the feature table guards all of the feature, its factor
 // row included. Every verb takes each shard's lock at most twice, and holds one lock at a time.
@@ -29,6 +29,7 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -97,11 +98,11 @@ class RowStore {
   }
 
   // table: a feature table with payloads of PayloadBytes(layout), which has not been used and lives
-  // as long as the store. The store sets its on_erase and on_evicted.
+  // as long as the store. The store sets its functions.
   RowStore(FeatureTable* table, RowLayout layout);
 
   // Call it only before the store is used: keeps the features and their rows within `limit` bytes
-  // of memory, with further rows in scratch files in `dir`. InvalidArgument as of ColdFile::Open.
+  // of memory, with further ones in scratch files in `dir`. InvalidArgument as of ColdFile::Open.
   Status LimitMemory(int64_t limit, const std::string& dir);
 
   const RowLayout& layout() const { return layout_; }
@@ -141,13 +142,13 @@ class RowStore {
 
   // How many bytes the store has allocated beside the feature table.
   int64_t Bytes() const;
-  // How many rows lie on disk.
-  int64_t ColdRows() const;
+  // How many features lie on disk.
+  int64_t ColdSize() const;
 
  private:
   // The payload behind a Feature; the state of the linear weight follows.
   struct Head {
-    int32_t factor_row;  // row + 1 within (shard, table); 0: none; < 0: ~place in the table's file
+    int32_t factor_row;  // row + 1 within (shard, table); 0: none
     int32_t last_step;   // the step of the last push; 0: none yet, so no state is initialised
     float linear;
 
@@ -179,26 +180,20 @@ class RowStore {
   int32_t AllocateRow(int shard, int table);
   void FreeRow(int shard, const Feature* feature, Head* head);
   // For each table: if that frees over a third of its chunks in the shard, or any with `all`, moves
-  // the rows in memory together.
+  // rows together.
   void CompactRows(int shard, bool all);
-  // The next five concern rows on disk; they want the lock of the shard, the last one none.
-  struct Cold {  // a feature whose row is on disk
-    Feature* feature;
-    int64_t index;  // the caller's own
-  };
-  // Returns the features of a shard's keys whose number in `rows` says that they are on disk.
-  std::vector<Cold> ColdAmong(int shard, const int64_t* keys, const ShardGroups& groups,
-                              const std::vector<int32_t>& rows) const;
-  // Calls visit(cold, table, the row's bytes) for each.
-  Status ReadCold(const std::vector<Cold>& rows,
-                  const std::function<void(const Cold&, int, const char*)>& visit) const;
-  // Brings rows of a shard back to memory.
-  Status Warm(int shard, const std::vector<Cold>& rows);
-  // Moves rows of a shard to disk, those of the features not seen for longest, until the others
-  // take at most so many bytes.
-  Status Cool(int shard, int64_t bytes);
-  // Cools shards until the store and its table are within the limit. ResourceExhausted if they
-  // cannot be.
+  // The next four concern features on disk, and want the lock of the shard.
+  ColdFile* FileOf(const ColdFeature& cold) const;
+  // Calls visit(ref, feature, factor row) for each, in the files' order. The feature, with its
+  // payload, is as it would be had it been in memory since; the row is null if it has none.
+  Status ReadCold(int shard, const std::vector<ColdRef>& refs,
+                  const std::function<void(const ColdRef&, Feature*, const char*)>& visit) const;
+  Status MakeHot(int shard, std::vector<ColdRef> refs);
+  // Moves features to disk, those not seen for longest, until the others and their rows take at
+  // most so many bytes.
+  Status MakeCold(int shard, int64_t bytes);
+  // Moves features to disk until the store and its table are within the limit. ResourceExhausted if
+  // they cannot be.
   Status KeepLimit(const ParallelFor& parallel_for);
   Status CheckKeysAndTables(const int64_t* keys, int64_t n) const;
   // Returns whether a push is valid; if it is not, CheckPush says what is wrong.
@@ -212,11 +207,12 @@ class RowStore {
   int widest_bfloat16_ = 0;                  // how many numbers the longest row in bfloat16 has
   std::vector<std::unique_ptr<ChunkArena>> arenas_;  // [tables]
   std::vector<ShardRows> shards_;                    // [kShards]
-  std::atomic<int64_t> hot_bytes_{0};                // of all chunks
+  std::atomic<int64_t> row_bytes_in_memory_{0};      // of all chunks
   int64_t limit_ = 0;                                // bytes of memory; 0: none
-  std::vector<std::unique_ptr<ColdFile>> cold_;      // [tables], if there is a limit
-  std::mutex cooling_;                               // is taken before a shard's lock
-  int next_cooled_ = 0;                              // the shard that is cooled next
+  std::vector<std::unique_ptr<ColdFile>> cold_;      // [tables + 1], if there is a limit
+  std::mutex limiting_;                              // is taken before a shard's lock
+  int next_limited_ = 0;                             // the shard that MakeCold is called for next
+  std::atomic<int64_t> share_{std::numeric_limits<int64_t>::max()};  // what a shard may have hot
 };
 
 }  // namespace ctr

@@ -185,8 +185,8 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
     self.check(KEEP | {'sparse.tables.default': rule}, 2, 2, self.uneven(2), rtol=2.0**-7)
 
   def test_rows_on_disk(self):
-    """Of each server's rows, one chunk or two are in memory at a time."""
-    limit = {'sparse.memory_limit': 2_240_000, 'sparse.cold_dir': self.get_temp_dir()}
+    """Of each server's features, those of some shards are in memory."""
+    limit = {'sparse.memory_limit': 2_500_000, 'sparse.cold_dir': self.get_temp_dir()}
     self.check(self.rules('adagrad', 0.05) | limit, 2, 2, self.uneven(2))
 
   @pytest.mark.long
