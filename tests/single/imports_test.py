@@ -43,12 +43,12 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 )
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
-  'core': 27_939,
-  'serving': 3_819,
-  'tools': 5_379,
-  'parameter_server': 2_308,
-  'retrieval': 1_803,
-  'topics': 873,
+  'core': 27_940,
+  'serving': 3_789,
+  'tools': 5_373,
+  'parameter_server': 2_269,
+  'retrieval': 1_782,
+  'topics': 823,
 }
 
 
