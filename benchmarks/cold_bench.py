@@ -56,7 +56,7 @@ def keys_of(places: np.ndarray) -> np.ndarray:
   return (1 + places % SLOTS).astype(np.int64) << 52 | places * 2654435761 % (1 << 52)
 
 
-def fill(store, features: int) -> None:
+def fill(store, features: int, part: int) -> None:
   """Pushes every feature once, those of low places last."""
   import tensorflow as tf
 
@@ -64,7 +64,8 @@ def fill(store, features: int) -> None:
   from trainer.config import RowOptimizer
 
   hyper = row_optimizers.hyper([(RowOptimizer(), RowOptimizer())])
-  for i, places in enumerate(np.array_split(np.arange(features)[::-1], max(1, features // 50_000))):
+  for i, end in enumerate(range(features, 0, -part)):
+    places = np.arange(max(0, end - part), end)
     keys = tf.constant(np.sort(keys_of(places)))
     rows, one = store.pull(keys, train=True), tf.ones([len(places)])
     gradients = (0.01 * tf.ones_like(g) for g in (rows.linear, rows.factors))
@@ -123,11 +124,11 @@ class Worker:
 
   def __init__(self, width: int, features: int, steps: int, **sparse):
     self._step = make_step(width, **sparse)
-    self._features, self._steps = features, steps
+    self._width, self._features, self._steps = width, features, steps
     train(self._step, [make_batch(np.random.default_rng(0), 0, features)])
 
   def fill(self) -> float:
-    return seconds(lambda: fill(self._step.store, self._features))
+    return seconds(lambda: fill(self._step.store, self._features, 400_000 // self._width))
 
   def train(self, percent: int, seed: int) -> float:
     rng = np.random.default_rng(seed)
