@@ -158,7 +158,9 @@ struct Step {
   }
 
   bool operator==(const Step& other) const {
-    return linear == other.linear && factors == other.factors;
+    const auto exist_alike = [](int64_t a, int64_t b) { return (a < 0) == (b < 0); };
+    return linear == other.linear && factors == other.factors &&
+           std::equal(ids.begin(), ids.end(), other.ids.begin(), other.ids.end(), exist_alike);
   }
 
   std::vector<int64_t> ids;

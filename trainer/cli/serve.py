@@ -51,6 +51,14 @@ GRPC_PORT = flags.DEFINE_integer(
   lower_bound=0,
   upper_bound=65535,
 )
+MEMORY_LIMIT = flags.DEFINE_float(
+  'memory_limit',
+  None,
+  'Bytes of memory, or up to 1 a share of the machine, for the rows of --run_dir; by default all.',
+)
+COLD_DIR = flags.DEFINE_string(
+  'cold_dir', None, 'A directory on a local disk for the rows above --memory_limit.'
+)
 TOKEN_FILE = flags.DEFINE_string('token_file', None, 'Holds the bearer token of clients.')
 PASSWORD_FILE = flags.DEFINE_string('password_file', None, 'Holds the password of Redis.')
 MAX_BODY_BYTES = flags.DEFINE_integer('max_body_bytes', 4 << 20, 'Of a request.', lower_bound=1)
@@ -80,6 +88,13 @@ def main() -> int:
     raise UserError('--retrieve_run_dir: found with --store; wanted it with --run_dir')
   if flags.FLAGS['candidates'].present and not RETRIEVE_RUN_DIR.value:
     raise UserError('--candidates: wanted --retrieve_run_dir with it')
+  limit = _limit()
+  if limit and STORE.value:
+    raise UserError(f'--{min(limit)}: found with --store; wanted it with --run_dir')
+  if len(limit) == 1:
+    raise UserError('--memory_limit, --cold_dir: found one of them; wanted both')
+  if limit and not 0 < MEMORY_LIMIT.value <= 1e18:
+    raise UserError(f'--memory_limit: found {MEMORY_LIMIT.value}; wanted a number > 0 and <= 1e18')
   run_dirs = {'--run_dir': RUN_DIR.value, '--retrieve_run_dir': RETRIEVE_RUN_DIR.value}
   run_dirs = {flag: run_dir for flag, run_dir in run_dirs.items() if run_dir}
   if run_dirs:
@@ -106,6 +121,11 @@ def main() -> int:
         found = f"does not read '{column}', the column of the items to rank"
         raise UserError(f'--run_dir: {found}{nearest(column, columns)}')
     return _serve(runs, member)
+
+
+def _limit() -> dict[str, float | str]:
+  given = {'memory_limit': MEMORY_LIMIT.value, 'cold_dir': COLD_DIR.value}
+  return {name: value for name, value in given.items() if value is not None}
 
 
 def _listener() -> socket.socket:
@@ -232,7 +252,7 @@ def _service(run: _Run | None) -> 'Service':
     password = files.secret(PASSWORD_FILE.value, '--password_file')
     store = open_store(STORE.value, '--store', password=password)
     return Service(store, None, OWN_LAYERS.value)
-  store = MemoryStore()
+  store = MemoryStore(**_limit())
   publisher = Publisher(os.path.join(run.run_dir, 'exports'), store, run.look)
   return Service(store, publisher.advance, OWN_LAYERS.value)
 

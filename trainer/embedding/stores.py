@@ -41,11 +41,11 @@ def make_store(cfg: Config, embedding: Embedding, name: str | None = None) -> Ro
 
 
 @contextlib.contextmanager
-def plain_disk_errors() -> Iterator[None]:
-  """Turns what a store says of its files in sparse.cold_dir, or of its limit, into a UserError."""
+def plain_disk_errors(section: str = 'sparse.') -> Iterator[None]:
+  """Turns what a store says of its cold_dir or memory_limit, in `section`, into a UserError."""
   try:
     yield
   except tf.errors.OpError as e:
     if said := re.search(r'\b(?:cold_dir|memory_limit): .*?(?= \[Op:|$)', e.message, re.MULTILINE):
-      raise UserError(f'sparse.{said[0]}') from e
+      raise UserError(section + said[0]) from e
     raise

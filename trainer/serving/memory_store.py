@@ -2,15 +2,17 @@
 
 A base is read into a new row store. A delta changes the row store in place, after the rows that it
 replaces are copied; views of the earlier version read the copies, so no request waits for a delta.
-Copies and old row stores are freed with the last view.
+Copies and old row stores are freed with the last view. With a limit, each row store keeps further
+rows on disk; if these cannot be read, the exports are read again.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ops.row_store import RowStore
+from ops.row_store import RowStore, TableSpec
+from trainer.embedding.stores import plain_disk_errors
 from trainer.serving.served_rows import ServedRows
 from trainer.serving.versioned_store import (
   LookedUpRows,
@@ -35,14 +37,18 @@ class _Replaced(NamedTuple):
 class _MemoryView(View):
   """Reads one version; all its readers share this object."""
 
-  def __init__(self, version: Version, export: RowExport, rows: ServedRows | None):
+  def __init__(self, version: Version, export: RowExport, rows: ServedRows):
     super().__init__(version, export.config(), export.dense())
-    self.rows = rows or ServedRows(self.config)
+    self.rows = rows
     self.replaced: _Replaced | None = None  # set before the next version changes the rows
 
   @property
   def row_store(self) -> RowStore | None:
     return None if self.replaced else self.rows.store
+
+  @property
+  def is_damaged(self) -> bool:
+    return self.rows.store.is_damaged
 
   @property
   def changes(self) -> int:
@@ -61,24 +67,31 @@ class _MemoryView(View):
 
 
 class MemoryStore(VersionedStore):
+  """Holds a version in memory; `limit` is as in ServedRows, and of each base that is held."""
+
   holds_items = True
 
-  def __init__(self):
+  def __init__(self, **limit: Any):
     self._held: _MemoryView | None = None
+    self._limit = limit
+    with plain_disk_errors('--'):  # wrong ones are told at once
+      RowStore(tables=[TableSpec('', ())], slot_table=[0], **limit)
 
   def version(self) -> Version | None:
-    return self._held and self._held.version
+    view = self.view()
+    return view and view.version
 
+  @plain_disk_errors('--')
   def _apply(self, exports: Sequence[RowExport], expected: Version | None, new: Version) -> None:
     held = self._held
     if self.version() != expected:
       raise Overtaken
     begins = exports[0].begins_chain
-    view = _MemoryView(new, exports[-1], None if begins else held.rows)
+    rows = ServedRows(exports[-1].config(), self._limit) if begins else held.rows
+    view = _MemoryView(new, exports[-1], rows)
     view.items = None if begins else held.items
     for export in exports if exports[-1].has_items else ():
       view.items = wing('retrieval.search')(export, view.items)
-    rows = view.rows
     if begins:
       for export in exports:
         rows.change(export.tombstones(), _checked(rows, export))
@@ -98,7 +111,8 @@ class MemoryStore(VersionedStore):
     self._held = view
 
   def view(self) -> View | None:
-    return self._held
+    held = self._held
+    return None if held and held.is_damaged else held
 
 
 def _checked(rows: ServedRows, export: RowExport) -> Iterator[Rows]:

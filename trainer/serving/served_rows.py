@@ -1,26 +1,46 @@
 """Rows that a server keeps in its memory, where a graph looks them up."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
-from ops.row_store import RowStore, to_bfloat16
+from ops.feature_lifecycle import TensorLike
+from ops.row_store import PulledRows, RowStore, to_bfloat16
 from ops.tensors import to_tensor
 from trainer import config
 from trainer.data.features import HASH_BITS
 from trainer.embedding.embedding import Embedding
 from trainer.embedding.row_table import counts_of
-from trainer.errors import DataLoss
+from trainer.embedding.stores import plain_disk_errors
+from trainer.errors import DataLoss, UserError
 from trainer.model.builder import build
 from trainer.serving.versioned_store import LookedUpRows, with_show_click
 from trainer.storage.chain import Rows
 
 
-class ServedRows:
-  """Rows of a version, in a row store without optimizer state; `text` is the version's config."""
+class ServedRowStore(RowStore):
+  is_damaged = False  # whether rows on disk could not be read
 
-  def __init__(self, text: str):
+  def pull(self, keys: TensorLike, train: bool = True) -> PulledRows:
+    try:
+      with plain_disk_errors('--'):
+        return super().pull(keys, train)
+    except UserError:
+      self.is_damaged = True
+      raise
+
+
+class ServedRows:
+  """Rows of a version, in a row store without optimizer state.
+
+  Args:
+    text: the version's config.
+    limit: `memory_limit` and `cold_dir` of the row store, or nothing.
+  """
+
+  def __init__(self, text: str, limit: Mapping[str, Any] = {}):
     cfg = config.parse(text, "an export's config.yaml")
     embedding = Embedding(cfg, build(cfg).needs)
     # SGD keeps no state.
@@ -28,7 +48,8 @@ class ServedRows:
     # Unknown slot ids get a table too, so that a look-up of their keys finds nothing.
     self._slot_table = np.zeros([1 << (63 - HASH_BITS)], np.int64)
     self._slot_table[: len(embedding.slot_table)] = np.maximum(embedding.slot_table, 0)
-    self.store = RowStore(tables=tables, slot_table=self._slot_table.tolist())
+    self.store = ServedRowStore(tables=tables, slot_table=self._slot_table.tolist(), **limit)
+    self._exports = 0  # how many were applied
     self._widths = np.array([t.width for t in tables])
     self.counts = bool(cfg.counted_fields())
 
@@ -44,6 +65,7 @@ class ServedRows:
 
   def change(self, tombstones: np.ndarray, batches: Iterable[Rows]) -> None:
     """Applies an export: deletes the rows of the keys `tombstones`, then adds batches of rows."""
+    self._exports += 1
     self.erase(tombstones)
     for rows in batches:
       self.put(rows)
@@ -56,7 +78,8 @@ class ServedRows:
     columns = {'key': rows.key, 'show': show, 'click': click, 'delta_score': zero}
     columns |= {name: zero.astype(np.uint16) for name in ('unseen_days', 'age_days')}
     columns |= {'slot': rows.slot.astype(np.uint16), 'admitted': rows.counts > 0}
-    columns |= {'linear': rows.linear[:, None], 'last_step': zero.astype(np.int32)}
+    last_step = np.full([len(zero)], self._exports, np.int32)  # the newest stay in memory
+    columns |= {'linear': rows.linear[:, None], 'last_step': last_step}
     table = np.repeat(self._slot_table[rows.slot], rows.counts)  # of each factor
     for t, spec in enumerate(self.store.tables):
       if spec.width:

@@ -182,7 +182,8 @@ class Service:
         return  # another thread was here first
       if self._advance:
         self._advance()
-      if self._served and gone is None and self._store.version() == self.version:
+      is_whole = self._served and gone is None and not self._served.view.is_damaged
+      if is_whole and self._store.version() == self.version:
         return
       view = self._store.view()
       if view is None and self._served and gone is None:

@@ -86,6 +86,7 @@ class View(abc.ABC):
   # With rows of this version; None if only `look_up` can read them, and before a later version
   # changes the row store.
   row_store: RowStore | None = None
+  is_damaged = False  # whether rows can no longer be read; the store then gets the version anew
   # Another number after each change of `row_store`. It is read before and after the row store is,
   # and once a change that has begun is complete.
   changes = 0

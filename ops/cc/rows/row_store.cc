@@ -505,7 +505,10 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           }
           const Head* head = found < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(found));
           rows[i] = head == nullptr ? -1 : head->factor_row - 1;
-          if (was_on_disk) linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;
+          if (was_on_disk) {
+            linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;
+            ids[i] = head == nullptr ? -1 : IdOf(s, found);
+          }
         }
         if (rows[i] < 0) {
           std::memset(to, 0, sizeof(float) * width);
@@ -520,6 +523,7 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
         const int64_t i = ref.index;
         const int width = offsets[i + 1] - offsets[i];
         float* const to = factors + offsets[i];
+        ids[i] = IdOf(s, ref.cold);  // of no place in memory; it says that the feature exists
         linear[i] = HeadOf(feature)->linear + 0.0f;
         if (row == nullptr) {
           std::memset(to, 0, sizeof(float) * width);

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.support import small
+from tests.support.damage import cut_scratch_files
 from tests.support.states import state_of
 from trainer.comm.communicator import SingleProcess
 from trainer.embedding.stores import plain_disk_errors
@@ -19,13 +20,6 @@ from trainer.training.step import TrainStep
 # Features and rows take 4.2 MB, as there are few. What stays of those on disk takes 2.3 MB, beside
 # which the chunks of some shards have room.
 LIMIT = 2_500_000
-
-
-def scratch_files():
-  """The descriptors of the files in which features lie: these have no name."""
-  links = {fd: f'/proc/self/fd/{fd}' for fd in os.listdir('/proc/self/fd')}
-  named = {fd: os.readlink(link) for fd, link in links.items() if os.path.islink(link)}
-  return [fd for fd, name in named.items() if re.search(r'/rows-\w+ \(deleted\)$', name)]
 
 
 class ColdRowsTest(tf.test.TestCase):
@@ -84,9 +78,7 @@ class ColdRowsTest(tf.test.TestCase):
     step = TrainStep(cfg, SingleProcess())
     job = Job(cfg, SingleProcess(), step)
     job.run()
-    self.assertNotEmpty(scratch := scratch_files())
-    for fd in scratch:
-      os.truncate(f'/proc/self/fd/{fd}', 0)
+    self.assertNotEmpty(cut_scratch_files())
     named = f'^sparse.cold_dir: {re.escape(sparse["cold_dir"])}: cannot read the row of key'
     with self.assertRaisesRegex(UserError, named), plain_disk_errors():
       list(step.store.export_state())

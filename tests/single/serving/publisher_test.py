@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from campaigns.units import text_of as files_text
 from tests.support import commands
+from tests.support.damage import cut_scratch_files
 from tests.support.exports import RedisServer, Run, contents, events
 from tests.support.scorer import Client, served
 from trainer import files
@@ -41,6 +42,8 @@ from trainer.serving.versioned_store import (
 )
 from trainer.storage import chain
 from trainer.storage.chain import RowExport, Rows
+
+LIMIT = 800_000  # bytes of memory; a table of the tests takes 900,000 to 1,900,000
 
 
 class Contract:
@@ -740,6 +743,44 @@ class MemoryStoreTest(Contract, tf.test.TestCase):
       with self.assertRaisesRegex(DataLoss, r'000002-delta: key \d+: found 6 factors in slot id 1'):
         store.apply([RowExport(os.path.join(self.run_.directory, '000002-delta'))], store.version())
     self.check(store, 1)
+
+
+class LimitedMemoryStoreTest(MemoryStoreTest):
+  """Of rows that lie on disk, most of them: all that is true of those in memory."""
+
+  def open(self):
+    return MemoryStore(memory_limit=LIMIT, cold_dir=self.folder)
+
+  def test_each_base_keeps_the_limit(self):
+    limited, in_memory = self.open(), MemoryStore()
+    for kind in ('base', 'delta', 'base'):
+      self.export(kind)
+      for store in limited, in_memory:
+        self.publisher(store).advance()
+      found, all_in_memory = (int(s.view().row_store.bytes()) for s in (limited, in_memory))
+      self.assertLess(found, 1.05 * LIMIT)
+      self.assertGreater(all_in_memory, 1.15 * LIMIT)
+
+  def test_after_damage_the_version_comes_anew(self):
+    store = self.open()
+    self.export('base')
+    newest = self.export('delta')
+    self.publisher(store).advance()
+    view, keys = store.view(), np.array(sorted(self.run_.rows), np.int64)
+    self.assertGreater(max(cut_scratch_files()), 0)
+    with self.assertRaisesRegex(UserError, f'^--cold_dir: {self.folder}: cannot read the row of'):
+      view.look_up(keys)
+    self.assertIsNone(store.version())
+    self.publisher(store).advance()
+    self.check(store, newest)
+
+  def test_a_limit_that_cannot_be_kept_is_one_line(self):
+    with self.assertRaisesRegex(UserError, '^--cold_dir: found /proc, where no file can be made'):
+      MemoryStore(memory_limit=LIMIT, cold_dir='/proc')
+    store = MemoryStore(memory_limit=1e5, cold_dir=self.folder)
+    self.export('base')
+    with self.assertRaisesRegex(UserError, '^--memory_limit: found 100000 bytes, while the index'):
+      self.publisher(store).advance()
 
 
 @unittest.skipUnless(RedisServer.installed(), 'redis-server is not installed')

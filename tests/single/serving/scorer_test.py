@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import random
+import re
 import resource
 import socket
 import tempfile
@@ -24,7 +25,8 @@ import tensorflow as tf
 from absl import logging
 from absl.testing import parameterized
 
-from tests.support import small
+from tests.support import commands, small
+from tests.support.damage import cut_scratch_files
 from tests.support.exports import RedisServer
 from tests.support.fuzz import mixed, requests
 from tests.support.scorer import Client, asked_together, served
@@ -86,6 +88,7 @@ CONFIG = small.tree(
 )
 COLUMNS = ('user id', 'tags', 'history', 'item', 'topics', 'age', 'price')
 PATH = '/v1/models/ctr:predict'
+LIMIT = 1_000_000  # bytes of memory; the table takes 2,400,000
 CONTEXT = ('user id', 'tags', 'topics', 'age')
 
 
@@ -758,6 +761,38 @@ class ScorerTest(tf.test.TestCase):
       service.refresh()
     self.assertEqual(found, ['the server is loading its first version'] * 2)
     self.assertIsNone(service.not_ready)
+
+  def test_rows_on_disk_score_alike_and_come_anew_after_damage(self):
+    store = MemoryStore(memory_limit=LIMIT, cold_dir=self.folder)
+    service, body = Service(store, Publisher(self.exports, store).advance), self.rows(self.records)
+    with served(service) as client:
+      for _ in range(2):
+        service.refresh()
+        self.service.refresh()
+        self.assertEqual(client.predict(body), self.roomy.predict(body))
+        self.assertLess(int(store.view().row_store.bytes()), 1.05 * LIMIT)
+        self.train_and_export('delta')
+      self.assertGreater(max(cut_scratch_files()), 0)
+      with self.assertLogs(level='ERROR') as logged:
+        status, answer = client.predict(body)
+      self.assertEqual((status, answer), (503, {'error': 'the rows cannot be read now'}))
+      self.assertIn(f'--cold_dir: {self.folder}: cannot read the row of key', str(logged.output))
+      service.refresh()
+      self.service.refresh()
+      self.assertEqual(client.predict(body), self.roomy.predict(body))
+
+  def test_mistakes_in_the_limit_are_one_line(self):
+    run_dir, nowhere = f'--run_dir={self.cfg.run_dir}', f'{self.folder}/none'
+    limit = '--memory_limit=1e9'
+    for flags, told in (
+      (('--store=x', limit, '--cold_dir=/tmp'), '--cold_dir: found with --store; wanted it with'),
+      ((run_dir, limit), '--memory_limit, --cold_dir: found one of them; wanted both'),
+      ((run_dir, '--memory_limit=nan', '--cold_dir=/tmp'), '--memory_limit: found nan; wanted'),
+      ((run_dir, limit, f'--cold_dir={nowhere}'), f'--cold_dir: found {nowhere}, where no file'),
+    ):
+      done = commands.run('-m', 'trainer.cli.serve', '--port=0', *flags)
+      self.assertRegex(done.stderr, f'^error: {re.escape(told)}[^\n]*\n$')
+      self.assertEqual(done.returncode, 2)
 
   def test_a_new_version_builds_no_model(self):
     """That would hold up requests for 0.2 s and more; the first one of a config builds two."""
