@@ -72,8 +72,9 @@ class ColdRowsTest(tf.test.TestCase):
     return int(step.store.bytes())
 
   def limit(self, bytes_=LIMIT):
-    folder = tempfile.mkdtemp(dir=self.folder)
-    return {'memory_limit': bytes_, 'cold_dir': folder}
+    folder = tempfile.TemporaryDirectory(dir='/var/tmp')  # a disk; others may lie in memory
+    self.addCleanup(folder.cleanup)
+    return {'memory_limit': bytes_, 'cold_dir': folder.name}
 
   @functools.cached_property
   def all_in_memory(self):
