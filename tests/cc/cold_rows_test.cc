@@ -318,7 +318,12 @@ void CompareVerbs(const std::string& policy, int seed, bool irregular) {
 }
 
 TEST(EveryVerbIsTheSameWithFeaturesOnDisk) {
-  for (const bool irregular : {false, true}) {
+#if defined(__SANITIZE_THREAD__)
+  const std::vector<bool> days = {true};  // this variant is slow
+#else
+  const std::vector<bool> days = {false, true};
+#endif
+  for (const bool irregular : days) {
     CompareVerbs(
         "admission=none eviction=unseen delete_after_unseen_days=2 decay=0.9 "
         "base_threshold=0.01 delta_threshold=0.05",
