@@ -349,11 +349,12 @@ TEST(MemoryStaysWithinTheLimit) {
 }
 
 TEST(ASelectionTakesNoMemoryOnceItIsCommitted) {
-  Rows limited(kLimit);
+  Rows limited(kLimit, "adagrad", false, "admission=none base_threshold=0");
   TrainBeyondTheLimit(&limited);
   const int64_t before = limited.table->Bytes();
   const std::vector<int64_t> keys = limited.table->Select(Kind::kBase, Serial);
   const int64_t half = keys.size() / 2;
+  CHECK(half > 2500);
   CHECK(limited.table->Bytes() >= before + half * 32);
   CHECK(limited.table->Commit(Kind::kBase, keys.data(), half, Serial).ok());
   CHECK(limited.table->Commit(Kind::kBase, &keys[half], keys.size() - half, Serial).ok());
