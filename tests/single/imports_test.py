@@ -43,7 +43,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 )
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
-  'core': 27_940,
+  'core': 27_946,
   'serving': 3_848,
   'tools': 5_373,
   'parameter_server': 2_269,

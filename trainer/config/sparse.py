@@ -127,7 +127,8 @@ class Sparse(Section):
   """How many bytes of memory the tables of each process may take; up to 1, a share of its machine's
   memory. Above it, the features that were not seen for longest lie, with all that they have, in
   scratch files in cold_dir, and come back before the step that needs them; some 27 bytes of each
-  stay in memory. The model is the same. Default: no limit."""
+  stay in memory. The model is the same. With parameter servers it limits the servers: in mode
+  ps_geo, a worker's own copy has no limit. Default: no limit."""
   cold_dir: str | None = None
   """A directory on a local disk (of parameter servers: on each server's) for these files."""
   tables: dict[str, Table] = {'default': Table()}

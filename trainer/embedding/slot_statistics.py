@@ -100,7 +100,7 @@ class SlotStatistics:
         'admitted': round(admitted / share),
         'shows': round(shows / share, 1),
         'clicks': round(clicks / share, 1),
-        'ctr': clicks / shows if shows else None,
+        'ctr': _figure(clicks / shows) if shows else None,
         'bytes_share': float(state['bytes'][i] / total_bytes),
       }
       width = self._widths[self._tables[name]]
@@ -108,9 +108,9 @@ class SlotStatistics:
         gram = state[f'gram_{self._tables[name]}'][i]
         power = np.diag(gram)
         row |= {
-          'norm': float(state['norm'][i] / admitted),
+          'norm': _figure(state['norm'][i] / admitted),
           'width': width,
-          'effective_rank': effective_rank(gram),
+          'effective_rank': _figure(effective_rank(gram)),
           'dead_columns': np.flatnonzero(power <= _DEAD**2 * power.mean()).tolist(),
         }
       figures[name] = row
@@ -126,6 +126,11 @@ class SlotStatistics:
         span = slice(used[0], used[-1] + 1)
         histograms[name] = np.stack([edges[:-1][span], edges[1:][span], counts[span]], 1)
     return histograms
+
+
+def _figure(value: float) -> float:
+  """Returns a value without the digits in which a sum depends on the order of the rows."""
+  return float(f'{value:.6g}')
 
 
 def effective_rank(gram: np.ndarray) -> float:

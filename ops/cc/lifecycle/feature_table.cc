@@ -272,6 +272,7 @@ std::vector<int64_t> FeatureTable::Shard::Remember(Kind kind, std::vector<Select
   for (const Selected& entry : selected) keys.push_back(entry.key);
   if (kind == Kind::kAll) return keys;
   selected.shrink_to_fit();
+  uncommitted_[static_cast<int>(kind)] = selected.size();
   selected_[static_cast<int>(kind)] = std::move(selected);
   return keys;
 }
@@ -783,6 +784,7 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
                      if (entry == nullptr || !change) return;
                      const double written = entry->written;
                      entry->written = std::numeric_limits<double>::quiet_NaN();
+                     --shard.uncommitted_[static_cast<int>(kind)];
                      if (found == -1) return;
                      uint8_t* const marks = Shard::IsCold(found)
                                                 ? &shard.ColdAt(Shard::ColdOf(found))->marks
@@ -800,6 +802,8 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
                      }
                    });
         if (!refs.empty()) Note(make_cold(static_cast<int>(s)));
+        if (shard.uncommitted_[static_cast<int>(kind)] == 0)
+          std::vector<Shard::Selected>().swap(shard.selected_[static_cast<int>(kind)]);
       }
     });
     if (!change && unknown < n) {

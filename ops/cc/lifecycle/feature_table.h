@@ -273,6 +273,7 @@ class FeatureTable {
     Block index_;
     uint64_t index_entries_ = 0;         // 8 to 15 * 2^k; 0: no index yet
     std::vector<Selected> selected_[2];  // by Kind; ascending keys
+    int64_t uncommitted_[2] = {0, 0};    // by Kind: how many of these were not committed yet
     Changes changes_[2];                 // by Reader
     std::vector<int64_t> exported_;      // the keys of the present Export, if some are cold
   };

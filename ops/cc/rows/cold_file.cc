@@ -24,8 +24,9 @@ uint32_t Checksum(int64_t key, const char* row, int64_t bytes) {
   return static_cast<uint32_t>(Mix64(static_cast<int64_t>(Fingerprint64(row, bytes)) ^ key));
 }
 
-// Returns the kind of a file system that other machines share; null for a local one.
-const char* NetworkOf(int64_t magic) {
+// Returns the kind of a file system that other machines share, or that lies in memory; null for a
+// local disk.
+const char* NoLocalDisk(int64_t magic) {
   switch (static_cast<uint32_t>(magic)) {
     case 0x6969:
       return "NFS";
@@ -45,6 +46,12 @@ const char* NetworkOf(int64_t magic) {
       return "AFS";
     case 0x65735546:
       return "FUSE";
+    case 0x19830326:
+      return "BeeGFS";
+    case 0x01021994:
+      return "tmpfs, in memory";
+    case 0x858458f6:
+      return "ramfs, in memory";
   }
   return nullptr;
 }
@@ -62,8 +69,8 @@ Status ColdFile::Open(const std::string& dir, int64_t row_bytes, std::unique_ptr
   unlink(path.c_str());
   file->reset(new ColdFile(dir, fd, row_bytes));
   struct statfs system;
-  const char* network = fstatfs(fd, &system) == 0 ? NetworkOf(system.f_type) : nullptr;
-  if (network != nullptr) return wrong(std::string("which is on ") + network);
+  const char* kind = fstatfs(fd, &system) == 0 ? NoLocalDisk(system.f_type) : nullptr;
+  if (kind != nullptr) return wrong(std::string("which is on ") + kind);
   posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);  // Read knows what it reads next
   return Status();
 }

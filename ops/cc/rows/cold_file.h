@@ -28,7 +28,7 @@ class ColdFile {
   };
 
   // row_bytes: of a row without its checksum. InvalidArgument if `dir` cannot hold the file, or
-  // lies on a network.
+  // lies on a network or in memory.
   static Status Open(const std::string& dir, int64_t row_bytes, std::unique_ptr<ColdFile>* file);
   ~ColdFile();
   ColdFile(const ColdFile&) = delete;

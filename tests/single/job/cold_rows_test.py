@@ -1,5 +1,6 @@
 """A job whose rows lie on disk beyond `sparse.memory_limit`: it equals one that holds all."""
 
+import functools
 import os
 import re
 import tempfile
@@ -7,7 +8,7 @@ import tempfile
 import numpy as np
 import tensorflow as tf
 
-from tests.support import small
+from tests.support import commands, small
 from tests.support.damage import cut_scratch_files
 from tests.support.states import state_of
 from trainer.comm.communicator import SingleProcess
@@ -20,6 +21,14 @@ from trainer.training.step import TrainStep
 # Features and rows take 4.2 MB, as there are few. What stays of those on disk takes 2.3 MB, beside
 # which the chunks of some shards have room.
 LIMIT = 2_500_000
+
+
+# A limit of a file's size stands for a full disk. Files of the run take less.
+FULL_DISK = """
+import resource, runpy
+resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, 4 << 20))
+runpy.run_module('trainer.run', run_name='__main__')
+"""
 
 
 class ColdRowsTest(tf.test.TestCase):
@@ -35,9 +44,10 @@ class ColdRowsTest(tf.test.TestCase):
         f.write('user,item,label\n')
         f.writelines(f'{u},{rng.integers(50)},{rng.integers(2)}\n' for u in users)
 
-  def config(self, run_dir, logs=4, **sparse):
+  def sections(self, run_dir, logs=4, **sparse):
+    """The sections of a run's config."""
     data = {'train': self.logs[:logs], 'test': [self.logs[0]], 'day_pattern': r'day_(\d+)'}
-    return small.config(
+    return dict(
       run_dir=run_dir,
       data=data | {'slots': [{'name': 'user', 'counts': True}, {'name': 'item'}]},
       model={'interactions': ['linear', 'fm']},
@@ -50,31 +60,42 @@ class ColdRowsTest(tf.test.TestCase):
 
   def run_job(self, run_dir, **changes):
     """Trains a run; returns how many bytes its table takes in memory."""
-    cfg = self.config(run_dir, **changes)
+    cfg = small.config(**self.sections(run_dir, **changes))
     step = TrainStep(cfg, SingleProcess())
     Job(cfg, SingleProcess(), step).run()
     return int(step.store.bytes())
 
   def limit(self, bytes_=LIMIT):
-    folder = tempfile.mkdtemp(dir=self.folder)
-    return {'memory_limit': bytes_, 'cold_dir': folder}
+    folder = tempfile.TemporaryDirectory(dir='/var/tmp')  # a disk; others may lie in memory
+    self.addCleanup(folder.cleanup)
+    return {'memory_limit': bytes_, 'cold_dir': folder.name}
 
-  def test_a_run_equals_one_in_memory(self):
-    all_in_memory, limited = (f'{self.folder}/{name}' for name in ('all', 'limited'))
-    sparse = self.limit()
-    self.assertGreater(self.run_job(all_in_memory), self.run_job(limited, logs=2, **sparse))
-    self.run_job(limited, **sparse)  # continues
-    expected, found = state_of(all_in_memory), state_of(limited)
+  @functools.cached_property
+  def all_in_memory(self):
+    """What a run without a limit leaves, and how many bytes its table takes."""
+    run_dir = tempfile.mkdtemp(dir=self.folder) + '/run'
+    return self.run_job(run_dir), state_of(run_dir)
+
+  def assert_equals_all_in_memory(self, run_dir):
+    _, expected = self.all_in_memory
+    found = state_of(run_dir)
     for what in ('rows', 'dense', 'exports'):
       self.assertNotEmpty(expected[what])
       self.assertEqual(found[what], expected[what], what)
+    self.assertEqual(found['events'], expected['events'])
+
+  def test_a_run_equals_one_in_memory(self):
+    limited, sparse = f'{self.folder}/limited', self.limit()
+    self.assertGreater(self.all_in_memory[0], self.run_job(limited, logs=2, **sparse))
+    self.run_job(limited, **sparse)  # continues
+    self.assert_equals_all_in_memory(limited)
     self.assertEqual(os.listdir(sparse['cold_dir']), [])
     with open_run(limited) as run:
-      self.assertEqual(int(run.step.store.size()), len(expected['rows']))
+      self.assertEqual(int(run.step.store.size()), len(self.all_in_memory[1]['rows']))
 
   def test_a_damaged_file_is_refused_by_name(self):
     sparse = self.limit()
-    cfg = self.config(f'{self.folder}/damaged', **sparse)
+    cfg = small.config(**self.sections(f'{self.folder}/damaged', **sparse))
     step = TrainStep(cfg, SingleProcess())
     job = Job(cfg, SingleProcess(), step)
     job.run()
@@ -82,6 +103,17 @@ class ColdRowsTest(tf.test.TestCase):
     named = f'^sparse.cold_dir: {re.escape(sparse["cold_dir"])}: cannot read the row of key'
     with self.assertRaisesRegex(UserError, named), plain_disk_errors():
       list(step.store.export_state())
+
+  def test_a_full_disk_is_one_line_and_the_run_goes_on_where_there_is_room(self):
+    run_dir, sparse = f'{self.folder}/full', self.limit()
+    config = small.write(f'{self.folder}/full.yaml', **self.sections(run_dir, **sparse))
+    ended = commands.run('-c', FULL_DISK, '--config', config)
+    errors = [line for line in ended.stderr.splitlines() if line.startswith('error: ')]
+    said = f'error: sparse.cold_dir: {sparse["cold_dir"]}: cannot write rows there: File too large'
+    self.assertEqual((ended.returncode, errors), (2, [said]), ended.stderr)
+    self.assertNotEmpty(os.listdir(f'{run_dir}/checkpoints'))
+    self.run_job(run_dir, **sparse)
+    self.assert_equals_all_in_memory(run_dir)
 
   def test_a_mistake_is_one_line(self):
     run_dir = f'{self.folder}/mistakes'

@@ -186,7 +186,7 @@ class ServerStepTest(tf.test.TestCase, parameterized.TestCase):
 
   def test_rows_on_disk(self):
     """Of each server's features, those of some shards are in memory."""
-    limit = {'sparse.memory_limit': 2_500_000, 'sparse.cold_dir': self.get_temp_dir()}
+    limit = {'sparse.memory_limit': 2_500_000, 'sparse.cold_dir': '/var/tmp'}
     self.check(self.rules('adagrad', 0.05) | limit, 2, 2, self.uneven(2))
 
   @pytest.mark.long
