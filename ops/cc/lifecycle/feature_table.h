@@ -61,8 +61,7 @@ struct ColdFeature {
 
   int64_t key;    // negative: the place is free
   int32_t place;  // the row store's own
-  uint16_t
-      due;  // after so many decays of its shard, Evict deletes it; if not kForeseen, looks again
+  uint16_t due;   // after so many decays, Evict deletes it; reads it first if not kForeseen
   uint8_t marks;  // as Feature's
   uint8_t flags;
 };
