@@ -113,14 +113,8 @@ def train(step, batches) -> None:
     step.train(staged, step.route(staged), None, StepFlags(False, False, False))
 
 
-def resident() -> int:
-  """Returns the bytes of the process, without what its allocator keeps of freed buffers."""
-  ctypes.CDLL('libc.so.6').malloc_trim(0)
-  return psutil.Process().memory_info().rss
-
-
 class Worker:
-  """A model in a process of its own: `call` runs a method of it there and returns the result."""
+  """A model, which Remote makes and calls in a process of its own."""
 
   def __init__(self, width: int, features: int, steps: int, **sparse):
     self._step = make_step(width, **sparse)
@@ -154,10 +148,9 @@ class Worker:
     return seconds(work)
 
   def resident(self) -> int:
-    return resident()
-
-  def bytes(self) -> int:
-    return int(self._step.store.bytes())
+    """Returns the bytes of the process, without what its allocator keeps of freed buffers."""
+    ctypes.CDLL('libc.so.6').malloc_trim(0)
+    return psutil.Process().memory_info().rss
 
 
 def serve(pipe: Connection, *args, **kwargs) -> None:
@@ -169,6 +162,8 @@ def serve(pipe: Connection, *args, **kwargs) -> None:
 
 
 class Remote:
+  """A Worker in a process of its own: `call` runs a method of it there and returns the result."""
+
   def __init__(self, *args, **kwargs):
     context = multiprocessing.get_context('spawn')
     self._pipe, other = context.Pipe()
@@ -179,7 +174,10 @@ class Remote:
 
   def call(self, *call) -> float:
     self._pipe.send(call)
-    return self._pipe.recv()
+    try:
+      return self._pipe.recv()
+    except EOFError:
+      raise SystemExit(f'{call[0]}: a model ended; was it killed above its limit?') from None
 
   def end(self) -> None:
     self._pipe.send(None)
@@ -202,10 +200,12 @@ def held(pid: int, most: int) -> Iterator[None]:
     print(f'no cgroup holds the process to its limit: {e}')
     yield
     return
-  yield
-  with open(f'{root}/cgroup.procs', 'w') as f:
-    f.write(str(pid))
-  os.rmdir(group)
+  try:
+    yield
+  finally:
+    with contextlib.suppress(OSError), open(f'{root}/cgroup.procs', 'w') as f:
+      f.write(str(pid))  # if it is still there
+    os.rmdir(group)
 
 
 def measure(width: int, share: float) -> list[list[str]]:

@@ -44,7 +44,7 @@ COMMANDS = {'publish': 'serving', 'serve': 'serving'} | dict.fromkeys(
 # Lines of Python of each house, `ops` being the core's.
 BUDGETS = {
   'core': 27_946,
-  'serving': 3_848,
+  'serving': 3_849,
   'tools': 5_373,
   'parameter_server': 2_269,
   'retrieval': 1_782,

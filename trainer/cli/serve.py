@@ -124,6 +124,7 @@ def main() -> int:
 
 
 def _limit() -> dict[str, float | str]:
+  """Returns those of --memory_limit and --cold_dir that are given."""
   given = {'memory_limit': MEMORY_LIMIT.value, 'cold_dir': COLD_DIR.value}
   return {name: value for name, value in given.items() if value is not None}
 

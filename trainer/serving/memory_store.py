@@ -67,7 +67,7 @@ class _MemoryView(View):
 
 
 class MemoryStore(VersionedStore):
-  """Holds a version in memory; `limit` is as in ServedRows, and of each base that is held."""
+  """Holds a version in memory; the row store of each base has the `limit` of ServedRows."""
 
   holds_items = True
 

@@ -12,7 +12,7 @@ class LifecycleAdmittedSizeOp : public FeatureTableOpKernel {
   void ComputeOn(tensorflow::OpKernelContext* context, FeatureTableResource* resource) override {
     tensorflow::Tensor* output;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &output));
-    output->scalar<int64_t>()() = resource->table()->AdmittedSize();
+    output->scalar<int64_t>()() = resource->table()->AdmittedSize(ParallelForOf(context));
   }
 };
 REGISTER_KERNEL_BUILDER(Name("CtrLifecycleAdmittedSize").Device(tensorflow::DEVICE_CPU),

@@ -1,6 +1,7 @@
 #include "ops/cc/lifecycle/feature_table.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -244,9 +245,7 @@ void FeatureTable::Shard::ForgetChanges(Reader reader) {
   for (size_t i = 0; i < keys.size(); ++i) {
     if (i + kIndexAhead < keys.size()) PrefetchIndex(Mix64(keys[i + kIndexAhead]));
     if (i + kFeatureAhead < keys.size()) PrefetchFeature(Mix64(keys[i + kFeatureAhead]));
-    const int64_t found = Find(keys[i], Mix64(keys[i]));
-    uint8_t& marks = IsCold(found) ? ColdAt(ColdOf(found))->marks : At(found)->marks;
-    marks &= ~ChangedMark(reader);
+    *MarksOf(Find(keys[i], Mix64(keys[i]))) &= ~ChangedMark(reader);
   }
   changes = Changes();
 }
@@ -786,9 +785,7 @@ Status FeatureTable::Commit(Kind kind, const int64_t* keys, int64_t n,
                      entry->written = std::numeric_limits<double>::quiet_NaN();
                      --shard.uncommitted_[static_cast<int>(kind)];
                      if (found == -1) return;
-                     uint8_t* const marks = Shard::IsCold(found)
-                                                ? &shard.ColdAt(Shard::ColdOf(found))->marks
-                                                : &shard.At(found)->marks;
+                     uint8_t* const marks = shard.MarksOf(found);
                      // Without the mark it was erased since then, and perhaps created anew.
                      if (!(*marks & mark)) return;
                      *marks &= ~mark;
@@ -839,17 +836,18 @@ int64_t FeatureTable::Bytes() const {
   return bytes;
 }
 
-int64_t FeatureTable::AdmittedSize() const {
-  int64_t size = 0;
-  for (const Shard& shard : shards_) {
-    std::lock_guard<std::mutex> lock(shard.mutex);
+int64_t FeatureTable::AdmittedSize(const ParallelFor& parallel_for) {
+  std::atomic<int64_t> total{0};
+  ForEachShard(parallel_for, [&](int64_t, Shard& shard) {
+    int64_t size = 0;
     shard.hot_.ForEach<Feature>(
         [&](int64_t, const Feature* feature) { size += feature->admitted != 0; });
     shard.cold_.ForEach<ColdFeature>([&](int64_t, const ColdFeature* cold) {
       size += (cold->flags & ColdFeature::kAdmitted) != 0;
     });
-  }
-  return size;
+    total += size;
+  });
+  return total;
 }
 
 // Export and import.
@@ -991,6 +989,8 @@ void FeatureTable::Clear(const ParallelFor& parallel_for) {
     std::vector<int64_t>().swap(shard.exported_);
     for (auto& selected : shard.selected_) std::vector<Shard::Selected>().swap(selected);
   });
+  std::lock_guard<std::mutex> lock(error_mutex_);
+  error_ = Status();
 }
 
 }  // namespace ctr

@@ -185,11 +185,9 @@ class FeatureTable {
     // Notes that a feature, or its payload, has another value than the readers have seen. Whoever
     // changes one calls it.
     void NoteChange(int64_t local) {
-      NoteChange(local, Reader::kCheckpoint);
-      NoteChange(local, Reader::kDelta);
-    }
-    void NoteChange(int64_t local, Reader reader) {
-      NoteChange(At(local)->key, &At(local)->marks, reader);
+      Feature* const feature = At(local);
+      NoteChange(feature->key, &feature->marks, Reader::kCheckpoint);
+      NoteChange(feature->key, &feature->marks, Reader::kDelta);
     }
 
     // Deletes a feature that exists; its id becomes free. Does not call on_erase.
@@ -224,6 +222,10 @@ class FeatureTable {
     };
 
     static constexpr uint8_t ChangedMark(Reader reader) { return 8 << static_cast<int>(reader); }
+    // The marks of a feature that Find has found.
+    uint8_t* MarksOf(int64_t found) const {
+      return IsCold(found) ? &ColdAt(ColdOf(found))->marks : &At(found)->marks;
+    }
     void NoteChange(int64_t key, uint8_t* marks, Reader reader) {
       Changes& changes = changes_[static_cast<int>(reader)];
       if (changes.unknown || *marks & ChangedMark(reader)) return;
@@ -308,8 +310,8 @@ class FeatureTable {
   void PassDays(const Shard& shard, Days written, Feature* feature) const;
   // Sets `cold->due`, and its flags but for kHasFactors.
   void Foresee(const Shard& shard, const Feature& feature, ColdFeature* cold) const;
-  // The first error of reading cold features in a verb that returns none; then use the table no
-  // more.
+  // The first error of reading cold features, also in a verb that returns none; then use the table
+  // no more, unless it is cleared.
   Status error() const;
 
   // Adds the show and click of one occurrence, or the sums over several, to a feature; call it with
@@ -371,7 +373,7 @@ class FeatureTable {
   void Erase(const int64_t* keys, int64_t n);
 
   int64_t Size() const;
-  int64_t AdmittedSize() const;
+  int64_t AdmittedSize(const ParallelFor& parallel_for);
   // How many bytes the table has allocated: for features, index and selections; and what of it is
   // for features that are not cold.
   int64_t Bytes() const;

@@ -132,7 +132,9 @@ Status RowStore::LimitMemory(int64_t limit, const std::string& dir) {
     return MakeHot(shard, refs);
   };
   table_->make_cold = [this](int shard) { return MakeCold(shard, share_); };
-  table_->on_erase_cold = [this](const ColdFeature& cold) { FileOf(cold)->Release(cold.place); };
+  table_->on_erase_cold = [this](const ColdFeature& cold) {
+    cold_[FileOf(cold)]->Release(cold.place);
+  };
   return Status();
 }
 
@@ -206,9 +208,9 @@ void RowStore::CompactRows(int s, bool all) {
   }
 }
 
-ColdFile* RowStore::FileOf(const ColdFeature& cold) const {
+size_t RowStore::FileOf(const ColdFeature& cold) const {
   const bool has_factors = cold.flags & ColdFeature::kHasFactors;
-  return cold_[has_factors ? layout_.TableOf(cold.key) : layout_.tables.size()].get();
+  return has_factors ? layout_.TableOf(cold.key) : layout_.tables.size();
 }
 
 Status RowStore::ReadCold(
@@ -221,9 +223,7 @@ Status RowStore::ReadCold(
   std::vector<std::vector<ColdFile::Row>> of_files(cold_.size());
   for (size_t i = 0; i < refs.size(); ++i) {
     const ColdFeature& cold = *shard.ColdAt(refs[i].cold);
-    const bool has_factors = cold.flags & ColdFeature::kHasFactors;
-    of_files[has_factors ? layout_.TableOf(cold.key) : layout_.tables.size()].push_back(
-        {cold.place, cold.key, static_cast<int64_t>(i)});
+    of_files[FileOf(cold)].push_back({cold.place, cold.key, static_cast<int64_t>(i)});
   }
   for (size_t f = 0; f < of_files.size(); ++f) {
     const int64_t row_bytes = f < row_bytes_.size() ? row_bytes_[f] : 0;
@@ -250,7 +250,7 @@ Status RowStore::MakeHot(int s, std::vector<ColdRef> refs) {
   return ReadCold(s, refs, [&](const ColdRef& ref, Feature* feature, const char* factors) {
     const int table = layout_.TableOf(feature->key);
     const ColdFeature cold = *shard.ColdAt(ref.cold);
-    FileOf(cold)->Release(cold.place);
+    cold_[FileOf(cold)]->Release(cold.place);
     const int64_t local = shard.MakeHot(ref.cold, reinterpret_cast<const char*>(feature));
     Head* const head = reinterpret_cast<Head*>(shard.Payload(local));
     head->factor_row = 0;
@@ -308,7 +308,7 @@ Status RowStore::MakeCold(int s, int64_t most) {
     const std::vector<bool> sparse = cold_[f]->SparseChunks();
     std::vector<ColdRef> moving;
     shard.cold().ForEach<ColdFeature>([&](int64_t cold, const ColdFeature* kept) {
-      if (FileOf(*kept) != cold_[f].get() || !sparse[cold_[f]->ChunkOf(kept->place)]) return;
+      if (FileOf(*kept) != f || !sparse[cold_[f]->ChunkOf(kept->place)]) return;
       moving.push_back({cold, n + static_cast<int64_t>(moving.size())});
     });
     std::vector<int64_t> keys(n + moving.size());

@@ -183,7 +183,7 @@ class RowStore {
   // rows together.
   void CompactRows(int shard, bool all);
   // The next four concern features on disk, and want the lock of the shard.
-  ColdFile* FileOf(const ColdFeature& cold) const;
+  size_t FileOf(const ColdFeature& cold) const;  // its index in cold_
   // Calls visit(ref, feature, factor row) for each, in the files' order. The feature, with its
   // payload, is as it would be had it been in memory since; the row is null if it has none.
   Status ReadCold(int shard, const std::vector<ColdRef>& refs,
