@@ -132,31 +132,33 @@ Status ColdFile::Write(const std::vector<int64_t>& keys, const char* rows,
   return Status();
 }
 
-Status ColdFile::Read(std::vector<Row> rows,
-                      const std::function<void(const Row&, const char*)>& visit) const {
+std::vector<size_t> ColdFile::Begin(std::vector<Row>* sorted) const {
+  std::vector<Row>& rows = *sorted;
   std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.place < b.place; });
-  std::vector<size_t> ends;  // of the rows that are read together
+  std::vector<size_t> ends;
   for (size_t begin = 0; begin < rows.size(); begin = ends.back()) {
+    const int64_t first = OffsetOf(rows[begin].place);
     size_t end = begin + 1;
     while (end < rows.size() &&
            OffsetOf(rows[end].place) - OffsetOf(rows[end - 1].place) <= kGapBytes + slot_bytes_ &&
-           OffsetOf(rows[end].place) - OffsetOf(rows[begin].place) <= kReadBytes)
+           OffsetOf(rows[end].place) - first <= kReadBytes)
       ++end;
     ends.push_back(end);
+    const int64_t bytes = OffsetOf(rows[end - 1].place) - first + slot_bytes_;
+    posix_fadvise(fd_, first, bytes, POSIX_FADV_WILLNEED);
   }
-  const auto bytes_of = [&](size_t begin, size_t end) {
-    return OffsetOf(rows[end - 1].place) - OffsetOf(rows[begin].place) + slot_bytes_;
-  };
-  // The disk works on all of them at the same time.
-  for (size_t i = 0; ends.size() > 1 && i < ends.size(); ++i) {
-    const size_t begin = i == 0 ? 0 : ends[i - 1];
-    posix_fadvise(fd_, OffsetOf(rows[begin].place), bytes_of(begin, ends[i]), POSIX_FADV_WILLNEED);
-  }
+  return ends;
+}
+
+void ColdFile::Announce(std::vector<Row> rows) const { Begin(&rows); }
+
+Status ColdFile::Read(std::vector<Row> rows,
+                      const std::function<void(const Row&, const char*)>& visit) const {
   std::vector<char> buffer;
   size_t begin = 0;
-  for (const size_t end : ends) {
-    buffer.resize(bytes_of(begin, end));
+  for (const size_t end : Begin(&rows)) {
     const int64_t offset = OffsetOf(rows[begin].place);
+    buffer.resize(OffsetOf(rows[end - 1].place) - offset + slot_bytes_);
     for (int64_t done = 0, bytes = buffer.size(); done < bytes;) {
       const ssize_t got = pread(fd_, &buffer[done], bytes - done, offset + done);
       if (got > 0) done += got;

@@ -213,6 +213,16 @@ size_t RowStore::FileOf(const ColdFeature& cold) const {
   return has_factors ? layout_.TableOf(cold.key) : layout_.tables.size();
 }
 
+std::vector<std::vector<ColdFile::Row>> RowStore::ByFile(int s,
+                                                         const std::vector<ColdRef>& refs) const {
+  std::vector<std::vector<ColdFile::Row>> of_files(cold_.size());
+  for (size_t i = 0; i < refs.size(); ++i) {
+    const ColdFeature& cold = *table_->shard(s).ColdAt(refs[i].cold);
+    of_files[FileOf(cold)].push_back({cold.place, cold.key, static_cast<int64_t>(i)});
+  }
+  return of_files;
+}
+
 Status RowStore::ReadCold(
     int s, const std::vector<ColdRef>& refs,
     const std::function<void(const ColdRef&, Feature*, const char*)>& visit) const {
@@ -220,11 +230,7 @@ Status RowStore::ReadCold(
   const int64_t feature_bytes = table_->feature_bytes();
   std::vector<double> copy(feature_bytes / sizeof(double));  // is aligned
   Feature* const feature = reinterpret_cast<Feature*>(copy.data());
-  std::vector<std::vector<ColdFile::Row>> of_files(cold_.size());
-  for (size_t i = 0; i < refs.size(); ++i) {
-    const ColdFeature& cold = *shard.ColdAt(refs[i].cold);
-    of_files[FileOf(cold)].push_back({cold.place, cold.key, static_cast<int64_t>(i)});
-  }
+  std::vector<std::vector<ColdFile::Row>> of_files = ByFile(s, refs);
   for (size_t f = 0; f < of_files.size(); ++f) {
     const int64_t row_bytes = f < row_bytes_.size() ? row_bytes_[f] : 0;
     const Status status =
@@ -438,23 +444,19 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           }
         }
       }
-      if (train && !refs.empty()) error.Note(MakeHot(s, refs));
       for (const ColdRef& ref : refs) {
         const int64_t i = ref.index;
-        if (train) {
-          look(i, shard.Find(keys[i], Mix64(keys[i])));
-          continue;
-        }
         const bool has_factors = shard.ColdAt(ref.cold)->flags & ColdFeature::kHasFactors;
-        ids[i] = -1;
         rows[i] = kOnDisk;
-        offsets[i + 1] = has_factors ? layout_.tables[layout_.TableOf(keys[i])].width : 0;
+        offsets[i + 1] =
+            has_factors || at_once ? layout_.tables[layout_.TableOf(keys[i])].width : 0;
       }
+      const std::vector<std::vector<ColdFile::Row>> of_files = ByFile(s, refs);
+      for (size_t f = 0; f < of_files.size(); ++f) cold_[f]->Announce(of_files[f]);
       changes[s] = shards_[s].changes;
     }
   });
   if (!right) return CheckKeysAndTables(keys, n);
-  if (limit_ != 0 && !error.status().ok()) return error.status();
   int64_t total = 0;
   offsets[0] = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -474,6 +476,29 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
       FeatureTable::Shard& shard = table_->shard(s);
       std::lock_guard<std::mutex> lock(shard.mutex);
       const bool intact = changes[s] == shards_[s].changes;
+      const auto copy = [&](int64_t i, const char* row) {  // null: it has none
+        const int width = offsets[i + 1] - offsets[i];
+        float* const to = factors + offsets[i];
+        if (row == nullptr) {
+          std::memset(to, 0, sizeof(float) * width);
+        } else if (layout_.tables[layout_.TableOf(keys[i])].bfloat16) {
+          Widen(reinterpret_cast<const uint16_t*>(row), width, to);
+        } else {
+          std::memcpy(to, row, sizeof(float) * width);
+        }
+      };
+      // For a feature that may have moved since the first pass over the keys.
+      const auto copy_found = [&](int64_t i, int64_t local) {
+        const Head* head = reinterpret_cast<Head*>(shard.Payload(local));
+        const int table = layout_.TableOf(keys[i]);
+        ids[i] = IdOf(s, local);
+        linear[i] = head->linear + 0.0f;
+        if (head->factor_row == 0 && at_once) {
+          InitialWeights(keys[i], table, factors + offsets[i]);
+        } else {
+          copy(i, head->factor_row == 0 ? nullptr : Row(s, table, head->factor_row - 1));
+        }
+      };
       std::vector<ColdRef> refs;
       for (int64_t at = begin; at < end; ++at) {
         if (at + kAhead < end) {
@@ -486,53 +511,42 @@ Status RowStore::Pull(const int64_t* keys, int64_t n, bool train, const Parallel
           }
         }
         const int64_t i = groups.At(at);
-        float* const to = factors + offsets[i];
         const int width = offsets[i + 1] - offsets[i];
         const bool was_on_disk = rows[i] == kOnDisk;
         if (width == 0 && !was_on_disk) continue;
         const int table = layout_.TableOf(keys[i]);
         if (rows[i] == -1) {
-          InitialWeights(keys[i], table, to);
+          InitialWeights(keys[i], table, factors + offsets[i]);
           continue;
         }
-        if (!intact || was_on_disk) {
-          // Between the two passes over the keys, the row may have moved, or an eviction may have
-          // deleted it: then the factors read 0.
-          const int64_t found = shard.Find(keys[i], Mix64(keys[i]));
-          if (FeatureTable::Shard::IsCold(found)) {
-            refs.push_back({FeatureTable::Shard::ColdOf(found), i});
-            continue;
-          }
-          const Head* head = found < 0 ? nullptr : reinterpret_cast<Head*>(shard.Payload(found));
-          rows[i] = head == nullptr ? -1 : head->factor_row - 1;
-          if (was_on_disk) {
-            linear[i] = head == nullptr ? -0.0f : head->linear + 0.0f;
-            ids[i] = head == nullptr ? -1 : IdOf(s, found);
-          }
+        if (intact && !was_on_disk) {
+          copy(i, Row(s, table, rows[i]));
+          continue;
         }
-        if (rows[i] < 0) {
-          std::memset(to, 0, sizeof(float) * width);
-        } else if (layout_.tables[table].bfloat16) {
-          Widen(Bits(Row(s, table, rows[i])), width, to);
-        } else {
-          std::memcpy(to, Row(s, table, rows[i]), sizeof(float) * width);
+        const int64_t found = shard.Find(keys[i], Mix64(keys[i]));
+        if (FeatureTable::Shard::IsCold(found)) {
+          refs.push_back({FeatureTable::Shard::ColdOf(found), i});
+        } else if (found >= 0) {
+          copy_found(i, found);
+        } else {  // an eviction has deleted it since the first pass
+          if (was_on_disk) ids[i] = -1, linear[i] = -0.0f;
+          copy(i, nullptr);
         }
       }
       if (refs.empty()) continue;
-      error.Note(ReadCold(s, refs, [&](const ColdRef& ref, Feature* feature, const char* row) {
-        const int64_t i = ref.index;
-        const int width = offsets[i + 1] - offsets[i];
-        float* const to = factors + offsets[i];
-        ids[i] = IdOf(s, ref.cold);  // of no place in memory; it says that the feature exists
-        linear[i] = HeadOf(feature)->linear + 0.0f;
-        if (row == nullptr) {
-          std::memset(to, 0, sizeof(float) * width);
-        } else if (layout_.tables[layout_.TableOf(keys[i])].bfloat16) {
-          Widen(reinterpret_cast<const uint16_t*>(row), width, to);
-        } else {
-          std::memcpy(to, row, sizeof(float) * width);
-        }
-      }));
+      if (!train) {
+        error.Note(ReadCold(s, refs, [&](const ColdRef& ref, Feature* feature, const char* row) {
+          ids[ref.index] = IdOf(s, ref.cold);  // of no place in memory; it says that it exists
+          linear[ref.index] = HeadOf(feature)->linear + 0.0f;
+          copy(ref.index, row);
+        }));
+        continue;
+      }
+      const Status hot = MakeHot(s, refs);
+      error.Note(hot);
+      if (!hot.ok()) continue;
+      for (const ColdRef& ref : refs)
+        copy_found(ref.index, shard.Find(keys[ref.index], Mix64(keys[ref.index])));
     }
   });
   return error.status();

@@ -182,8 +182,10 @@ class RowStore {
   // For each table: if that frees over a third of its chunks in the shard, or any with `all`, moves
   // rows together.
   void CompactRows(int shard, bool all);
-  // The next four concern features on disk, and want the lock of the shard.
+  // The next five concern features on disk, and want the lock of the shard.
   size_t FileOf(const ColdFeature& cold) const;  // its index in cold_
+  // Returns what to read of each file; the index of a row is that of its ref.
+  std::vector<std::vector<ColdFile::Row>> ByFile(int shard, const std::vector<ColdRef>& refs) const;
   // Calls visit(ref, feature, factor row) for each, in the files' order. The feature, with its
   // payload, is as it would be had it been in memory since; the row is null if it has none.
   Status ReadCold(int shard, const std::vector<ColdRef>& refs,
